@@ -71,7 +71,7 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         generation = FakeLoader(load)
         monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: generation)
-        session = Session(plan, **options)
+        session = Session(plan, **{"trust": True, **options})  # no manifest describes it
         opened.add(session)
         return session
 

@@ -199,7 +199,10 @@ def test_plans_of_another_generation(world: World, monkeypatch: pytest.MonkeyPat
     with pytest.raises(EngineMismatch) as caught:
         select("rtx").load(path.read_bytes(), str(path))
     has(str(caught.value), "old.engine was made by TensorRT 8.6.0.12", "this is TensorRT-RTX", "`backend='tensorrt'`")
-    message = world.refused("inspect", path)
+    described = world.run("inspect", path)
+    assert described.status == 0
+    has(described.out, "TensorRT 8.6.0.12", "--trust")
+    message = world.refused("inspect", path, "--trust")
     has(message, "old.engine was made by TensorRT 8.6.0.12", to_install("trt8"), "build the engine again")
 
 

@@ -12,10 +12,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import typer
 from typer.testing import CliRunner
+from world import World
 
 import trtopt
 from trtopt import cli
@@ -71,6 +73,25 @@ def test_names_and_defaults_are_those_of_the_api(name: str) -> None:
         if parameter == "output" and name == "calibrate":  # the API can keep the table in memory
             continue
         assert mine == other or {mine, other} <= required, parameter
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_an_empty_path_is_refused_by_name(name: str, world: World) -> None:
+    """Of every path that the command takes; nothing is written, as it were into this folder."""
+    command: Any = typer.main.get_command(cli.app)
+    for word in (words := TYPED.get(name, [name])):
+        command = command.commands[word]
+    kinds = {item.name: item.annotation.__origin__ for item in inspect.signature(COMMANDS[name]).parameters.values()}
+    for item in command.params:
+        kind = kinds.get(item.name)
+        if Path not in (kind, *get_args(kind)):
+            continue
+        typed: list[object] = []  # with what else the command can't do without, each an argument or an option
+        for other in command.params:
+            if other is item or other.required:
+                typed += [*[form for form in other.opts if form.startswith("--")], "" if other is item else world.model]
+        called = "/".join(item.opts) if item.opts[0].startswith("-") else item.metavar or item.name.upper()
+        assert world.refused(*words, *typed) == f"{called} is '': a path is needed", typed
 
 
 @pytest.mark.parametrize("name", ["run", "bench"])

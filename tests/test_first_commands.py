@@ -235,3 +235,33 @@ def test_what_the_command_line_names_and_is_not_there_is_a_usage_error(
     assert found.err.count("error: ") == 1
     assert "warning: " not in found.err  # said once
     world.refused(*typed)
+
+
+def test_fp16_is_not_suggested_where_build_refuses_it(world: World) -> None:
+    trees = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}
+    leaf = {"target_ids": [0], "target_nodeids": [0], "target_treeids": [0], "target_weights": [1.0], "n_targets": 1}
+    rest = {"nodes_values": [0.0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0]}
+    tree = node("TreeEnsembleRegressor", "x", "y", "trees", domain="ai.onnx.ml", **trees, **leaf, **rest)
+    proto = model([tree], inputs={"x": ["n", 4]}, outputs={"y": ["n", 1]})
+    proto.opset_import.add(domain="ai.onnx.ml", version=3)
+    onnx.save(proto, world.folder / "trees.onnx")
+    np.savez(world.folder / "rows.npz", x=values(16, 4))
+    said = world.refused("calibrate", world.folder / "trees.onnx", "--data", world.folder / "rows.npz", "-o", "t.json")
+    has(said, "nothing to quantize", "TensorRT takes TreeEnsembleRegressor of ai.onnx.ml with a plugin alone")
+    assert "--fp16" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "instead"), [("run", "--data", "--input"), ("verify", "--input", "--data")]
+)
+def test_a_flag_that_another_command_has_is_answered_by_this_ones(
+    world: World, command: str, flag: str, instead: str
+) -> None:
+    said = world.refused(command, world.model, flag, world.arrays)
+    has(said, f"No such option: {flag}", f"arrays are given as {instead} F.npz", f"try 'trtopt {command} -h'")
+
+
+def test_an_engine_without_its_graph_says_which_flag_keeps_it(world: World) -> None:
+    assert world.run("build", world.model, "--fp16", *FOR, "-o", world.output / "bare.engine").status == 0
+    said = world.refused("run", world.output / "bare.engine", "--input", world.arrays, "--backend", "onnxruntime")
+    has(said, "--backend onnxruntime runs the graph that was kept beside bare.engine", "build with --save-onnx")

@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hostile_values import DEEP, TERMINAL, mutants, toml_file
+from hostile_values import DEEP, TERMINAL, changed, impossible, mutants, toml_file
 from onnx import TensorProto
 from world import Outcome, World, net, samples
 
 from trtopt import workflow as stages
 from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
 from trtopt.builder import construction as engine
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.report import refuse, warnings
-from trtopt.calibration.table import Table
+from trtopt.calibration.table import Table, _Tensor
 from trtopt.calibration.text_cache import read_cache
-from trtopt.core.errors import BuildFailed, EngineError, TrtoptError
+from trtopt.core.errors import BuildFailed, CalibrationError, EngineError, TrtoptError, UsageError
+from trtopt.core.options import options
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.data.samples import load_crops
 from trtopt.engine.manifest import Manifest, load_manifest
@@ -35,10 +37,11 @@ from trtopt.evaluation.limits import Limits
 from trtopt.graph.io import load_model
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.joblist import load_jobs
+from trtopt.jobs.results import JobResult
 from trtopt.jobs.runner import run_jobs, show_jobs
 from trtopt.jobs.state import State
 from trtopt.recipes.classnames import load_classes
-from trtopt.recipes.loader import load_recipe
+from trtopt.recipes.loader import Recipe, load_recipe
 from trtopt.runtime.session import Session
 
 
@@ -122,8 +125,8 @@ def test_inspect_takes_any_manifest(world: World, described: dict[str, Any]) -> 
     for said, mutant in mutants(described, 30):
         path.write_text(json.dumps(mutant))
         before = world.contents()
-        for options in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
-            found = world.run("inspect", world.output / "m.engine", *options)
+        for flags in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
+            found = world.run("inspect", world.output / "m.engine", *flags)
             tame(found)
             statuses.add(found.status)
         assert world.contents() == before
@@ -206,6 +209,19 @@ def test_tables_of_anything(world: World) -> None:
     use(whole)
     survived(100, whole, use)
     tensor = next(iter(whole["tensors"]))
+    more = {"left_out": {"conv1": "noise"}, "in_fp8": ["conv1"], "ranges": {"a": 1e4}}
+    some = {"count": 9, "some": ["a"]}
+    quality |= {"preprocessing": {"warning": "w"}, "random": some, "tokens": some, "plain": some | {"seen": "b"}}
+    whole |= {"quality": quality, "groups": [[tensor]], **more}
+    path.write_text(json.dumps(whole))
+    assert Table.load(path).in_fp8 == ("conv1",)
+    header = impossible(whole, Table, but=("tensors", "repairs", "smoothed", "version"))
+    for place, value in (*header, *impossible(whole["tensors"], dict[str, _Tensor], ("tensors",))):
+        path.write_text(json.dumps(changed(whole, place, value)))
+        with pytest.raises(CalibrationError) as caught:
+            Table.load(path)
+        named = [str(key) for key in place if isinstance(key, str) and key != "tensors"]
+        assert all(key in str(caught.value) for key in ("t.calib.json", *named)), f"{place} = {value!r}: {caught.value}"
     changes: tuple[dict[str, Any], ...] = ({"amax": 10**400}, {"low": 1e300}, {"high": 10**400}, {"amax": 1e300})
     histogram = whole["tensors"][tensor]["histogram"]
     changes += ({"histogram": histogram | {"exponent": 5000}}, {"histogram": histogram | {"bins": 10**9}})
@@ -283,6 +299,11 @@ def test_recipes_of_anything(world: World) -> None:
 
     use(RECIPE)
     survived(150, RECIPE, use)
+    for place, value in impossible(RECIPE, Recipe, but=("name", "path", "onnx", "ranges")):
+        with pytest.raises(UsageError) as caught:
+            use(changed(RECIPE, place, value))
+        named = [str(key) for key in place if isinstance(key, str)]
+        assert all(key in str(caught.value) for key in ("r.toml", *named)), f"{place} = {value!r}: {caught.value}"
     for content in BEYOND:
         path.write_bytes(content)
         tame(found := world.run("pipeline", path, "-o", world.output / "p"))
@@ -364,6 +385,27 @@ def test_job_lists_of_anything(world: World) -> None:
         ],
     }
     whole["job"][0]["model"] = ["mod*.onnx"]  # type: ignore[index]
+    small = {name: said.least - 1 for name, (_, said) in options(BuildRequest).items() if said.least is not None}
+    assert small
+    wrong = {
+        "min_agreement": 7,
+        "max_drop": -0.5,
+        "budget": "soon",
+        "min_snr": "x",
+        "optimization_level": 9,
+        "workspace": -1,
+    }
+    for name, value in (
+        *small.items(),
+        *wrong.items(),
+        ("preprocess", []),
+        ("classes", 7),
+        ("report", ""),
+        ("device", -1),
+    ):
+        path.write_bytes(toml_file(changed(whole, ("job", 2, name), value)))
+        with pytest.raises(UsageError, match=rf"jobs\.toml: \[\[job\]\] 3: .*{name}"):
+            load_jobs(path)
 
     def use(mutant: dict[str, Any]) -> None:
         path.write_bytes(toml_file(mutant))
@@ -429,8 +471,8 @@ def test_records_of_anything(world: World, finished: Path) -> None:
     for said, mutant in mutants(whole, 20):
         path.write_text(json.dumps(mutant))
         before = world.contents()
-        for options in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
-            tame(found := world.run("jobs", "show", state, *options))
+        for flags in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
+            tame(found := world.run("jobs", "show", state, *flags))
             assert found.status == 0
         assert world.contents() == before
         State(state).prune({}, {})
@@ -443,6 +485,10 @@ def test_records_of_anything(world: World, finished: Path) -> None:
         assert all(map(str, found.jobs))
 
     assert not any(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17))
+    assert State(state).jobs()
+    for place, value in impossible(whole | {"targets": ["sm89"]}, JobResult, but=("output", "cached", "error")):
+        path.write_text(json.dumps(changed(whole | {"targets": ["sm89"]}, place, value)))
+        assert State(state).jobs() == [], f"{place} = {value!r}"  # and so it is done again
 
 
 def test_shards_of_anything(finished: Path, tmp_path: Path) -> None:

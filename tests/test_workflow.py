@@ -13,7 +13,7 @@ import pytest
 from world import World, has, samples
 
 from trtopt import build, run
-from trtopt.core.errors import UsageError
+from trtopt.core.errors import MissingDependency, UsageError
 from trtopt.data.samples import write_crops
 from trtopt.workflow import pipeline
 
@@ -138,6 +138,15 @@ def test_samples_may_be_given_and_precision_may_be_the_recipes(world: World) -> 
     assert pipeline(half, folder / "out", target="sm89").build.precision["fp16"] == 2
     with pytest.raises(UsageError, match=r"own\.toml: precision is 'int4'"):
         pipeline(_recipe(folder, world, 'precision = "int4"'), folder / "out")
+
+
+def test_photos_that_are_not_installed_are_missed_before_the_first_stage(world: World) -> None:
+    folder = world.model.parent
+    np.savez(folder / "own.npz", x=samples(16))
+    recipe = _recipe(folder, world, 'data = "own.npz"\nlabelled = "package:no_such_photos/*.png"')
+    with pytest.raises(MissingDependency, match="needs the package no_such_photos"):
+        pipeline(recipe, folder / "late", target="sm89")
+    assert not (folder / "late").exists()
 
 
 def test_unknown_recipes_and_precisions_are_refused(tmp_path: Path) -> None:

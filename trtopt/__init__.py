@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         sensitivity as sensitivity,
     )
     from trtopt.autotune.goal import TunedFigures as TunedFigures
-    from trtopt.autotune.tuning import TunedChoice as TunedChoice, Tuning as Tuning
+    from trtopt.autotune.search import TunedChoice as TunedChoice
+    from trtopt.autotune.tuning import Tuning as Tuning
     from trtopt.builder.construction import BuildResult as BuildResult
     from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
     from trtopt.calibration.exporting import ExportedCache as ExportedCache
@@ -147,7 +148,8 @@ _HOMES = {
     "autotune.building": ("build", "tune"),
     "autotune.sensitivity": ("NoiseSource", "Sensitivity", "sensitivity"),
     "autotune.goal": ("TunedFigures",),
-    "autotune.tuning": ("TunedChoice", "Tuning"),
+    "autotune.search": ("TunedChoice",),
+    "autotune.tuning": ("Tuning",),
     "builder.construction": ("BuildResult",),
     "calibration.calibrator": ("CalibrateResult", "calibrate"),
     "calibration.exporting": ("ExportedCache",),
@@ -251,10 +253,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         from trtopt.core.errors import without_graphs
 
-        told = without_graphs(error)
-        if told is None:
+        explanation = without_graphs(error)
+        if explanation is None:
             raise
-        raise told from error
+        raise explanation from error
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -117,17 +117,16 @@ class PipelineResult:
             f"size: {self.reference} {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
         ]
         if self.agreement is not None:
-            found = self.agreement
+            agreement = self.agreement
             limits = self.limits or Limits()
-            line = f"agreement with the {self.reference} on {found['samples']} {self.compared_on}: "
-            if found["top1_agreement"] is None:
-                line += (
-                    f"{float(found['snr_db']):.1f} dB (limit {MIN_SNR if limits.min_snr is None else limits.min_snr:g})"
-                )
+            line = f"agreement with the {self.reference} on {agreement['samples']} {self.compared_on}: "
+            if agreement["top1_agreement"] is None:
+                least = MIN_SNR if limits.min_snr is None else limits.min_snr
+                line += f"{float(agreement['snr_db']):.1f} dB (limit {least:g})"
             else:  # dB don't judge classes
-                line += f"same class for {found['top1_agreement']:.0%} (limit {limits.min_agreement:.0%}), "
-                line += f"{float(found['snr_db']):.1f} dB"
-            old, new = found["reference_accuracy"], found["candidate_accuracy"]
+                line += f"same class for {agreement['top1_agreement']:.0%} (limit {limits.min_agreement:.0%}), "
+                line += f"{float(agreement['snr_db']):.1f} dB"
+            old, new = agreement["reference_accuracy"], agreement["candidate_accuracy"]
             if old and new:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
@@ -156,17 +155,17 @@ class PipelineResult:
             line = shlex.join(["trtopt", "build", model, half, *self._data(), *other])
             return f"{line}  # keeps in FP32 what these samples show to be lost, and names it"
         if not self.ok and "calibration" in self.files and self.limits is not None:
-            table, tuned = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
-            words = [model, "-o", str(tuned), "--calib", str(table), *self._data()]
+            table, tuned_engine = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
+            words = [model, "-o", str(tuned_engine), "--calib", str(table), *self._data()]
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
-            asked = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            line = shlex.join(["trtopt", "tune", *words, *asked, *targets])
+            flags = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
+            line = shlex.join(["trtopt", "tune", *words, *flags, *targets])
             return f"{line}  # keeps the layers that lose most out of INT8"
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
-        given = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
-        return shlex.join(["trtopt", "run", str(engine), *given, *without_gpu])  # it knows how its images are prepared
+        inputs = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
+        return shlex.join(["trtopt", "run", str(engine), *inputs, *without_gpu])  # it knows how its images are prepared
 
     def _data(self) -> list[str]:
         """The samples as flags of `tune`."""
@@ -273,103 +272,142 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
     return replace(result, files={**result.files, "report": Path(request.report)})
 
 
-def _chained(request: PipelineRequest) -> PipelineResult:
-    reporter = request.reporter
-    every = [str(item) for item in Precision]
+@dataclass(frozen=True)
+class _Subject:
+    """A recipe, and what a request makes of it.
+
+    Attributes:
+        has_scales: the recipe's model is quantized already, and its scales are built as they are.
+        limits: the recipe's own; None: it has none.
+    """
+
+    recipe: Recipe
+    precision: Precision
+    has_scales: bool
+    limits: Limits | None
+
+    @property
+    def calibrates(self) -> bool:
+        return self.precision.quantized and not self.has_scales
+
+    @property
+    def reference(self) -> str:
+        return "quantized model" if self.has_scales else "FP32 model"
+
+    def compared_on(self, photos: Sequence[Path]) -> str:
+        """What the engine's graph is compared on, in words; empty: it isn't compared."""
+        if photos:
+            return "labelled photos"
+        if self.limits is None:
+            return ""
+        return "samples of those it was calibrated on" if self.calibrates else "samples"
+
+
+def _subject(request: PipelineRequest) -> _Subject:
+    """What a request names, refused before any stage runs where it can't be right."""
+    precisions = [str(item) for item in Precision]
     if request.precision is not None:
-        choice(request.precision, every, "`precision=`")
-    model = load_recipe(request.recipe)
-    chosen = Precision(
-        choice(request.precision or model.precision or "int8", every, f"the recipe {model.path}: precision")
+        choice(request.precision, precisions, "`precision=`")
+    recipe = load_recipe(request.recipe)
+    precision = Precision(
+        choice(request.precision or recipe.precision or "int8", precisions, f"the recipe {recipe.path}: precision")
     )
-    limits = Limits.of(model.min_agreement, model.min_snr)
+    limits = Limits.of(recipe.min_agreement, recipe.min_snr)
+    recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
-    scaled = model.onnx is not None and is_quantized(
-        load_model(existing_file(model.onnx, "the recipe's model"), lazy=True).proto
+    has_scales = recipe.onnx is not None and is_quantized(
+        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
     )
-    calibrating = chosen.quantized and not scaled  # the model's own scales are built as they are
-    if calibrating and not (request.images or request.data or model.images or model.data or model.calibration):
+    subject = _Subject(recipe, precision, has_scales, limits)
+    if subject.calibrates and not (
+        request.images or request.data or recipe.images or recipe.data or recipe.calibration
+    ):
         raise UsageError(
-            f"the recipe {model.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
+            f"the recipe {recipe.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
             "needs none, `precision='fp16'`"
         )
-    folder = made_folder(request.output)
+    return subject
+
+
+def _chained(request: PipelineRequest) -> PipelineResult:
+    """Run the stages one after another, each on what those before it made."""
+    subject, reporter = _subject(request), request.reporter
+    recipe, folder = subject.recipe, made_folder(request.output)
     if request.report is not None:
         check_writable(request.report)
     ledger, files = _Ledger(folder), dict[str, Path]()
-    original = _exported(model, folder, ledger, reporter)
-    clean = files["ONNX"] = folder / f"{model.name}.onnx"
+    original = _exported(recipe, folder, ledger, reporter)
+    clean = files["ONNX"] = folder / f"{recipe.name}.onnx"
     ledger.run(
         "check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, request.backend, reporter)
     )
-    samples = _samples(model, request, folder)
-    engine = files["engine"] = folder / f"{model.name}.{chosen}.engine"
-    graph = files["graph"] = folder / f"{model.name}.{chosen}.onnx"
-    wanted = BuildRequest(
-        clean,
-        engine,
-        fp16=chosen is Precision.FP16,
-        bf16=chosen is Precision.BF16,
-        int8=chosen is Precision.INT8,
-        fp8=chosen is Precision.FP8,
-        shapes=[dict(model.ranges)] if model.ranges else (),
+    samples = _samples(recipe, request, folder)
+    files["engine"] = folder / f"{recipe.name}.{subject.precision}.engine"
+    files["graph"] = folder / f"{recipe.name}.{subject.precision}.onnx"
+    result = construct(_build_request(subject, request, samples, files))
+    files["manifest"] = result.manifest
+    if result.cached:
+        ledger.skipped.append("build")
+    if (table := result.table) is not None:
+        table_file = files["calibration"] = folder / f"{recipe.name}.calib.json"
+        ledger.run("table", {"digest": table.digest}, [table_file], lambda: table.save(table_file))
+    photos = recipe.labelled_files()
+    real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
+    compared_on, agreement = subject.compared_on(photos), None
+    if compared_on and real_samples:
+        agreement = _agreement(subject, real_samples, bool(photos), files, ledger, reporter)
+    timing, not_run = _timed(real_samples, clean, files["engine"], request.backend)
+    return PipelineResult(
+        name=recipe.name,
+        files=files,
+        sizes={what: path.stat().st_size for what, path in files.items()},
+        build=result,
+        agreement=agreement,
+        timing=timing,
+        not_run=not_run,
+        skipped=tuple(ledger.skipped),
+        limits=subject.limits,
+        compared_on=compared_on if agreement is not None else "",
+        samples=samples,
+        reference=subject.reference,
+    )
+
+
+def _build_request(
+    subject: _Subject, request: PipelineRequest, samples: Mapping[str, Any], files: Mapping[str, Path]
+) -> BuildRequest:
+    recipe, precision = subject.recipe, subject.precision
+    build = BuildRequest(
+        files["ONNX"],
+        files["engine"],
+        fp16=precision is Precision.FP16,
+        bf16=precision is Precision.BF16,
+        int8=precision is Precision.INT8,
+        fp8=precision is Precision.FP8,
+        shapes=[dict(recipe.ranges)] if recipe.ranges else (),
         target=request.target,
         backend=request.backend,
-        save_onnx=graph,
-        classes=model.classes,
-        reporter=reporter,
+        save_onnx=files["graph"],
+        classes=recipe.classes,
+        reporter=request.reporter,
     )
-    if calibrating:
-        wanted = replace(wanted, **samples, method=request.method)
-    built = construct(wanted)
-    files["manifest"] = built.manifest
-    if built.cached:
-        ledger.skipped.append("build")
-    if built.table is not None:
-        table = files["calibration"] = folder / f"{model.name}.calib.json"
-        ledger.run("table", {"digest": built.table.digest}, [table], lambda: built.table.save(table))  # type: ignore[union-attr]
-    manifest = load_manifest(engine)
-    kinds = (manifest.output_kinds if manifest else None) or {}
-    photos = model.labelled_files()
-    given = "samples of those it was calibrated on" if calibrating else "samples"
-    compared_on = "labelled photos" if photos else given if limits else ""
-    real: dict[str, Any] = {"images": list(photos), "preprocess": model.preprocess} if photos else dict(samples)
-    reference = "quantized model" if scaled else "FP32 model"
-    agreement = None
-    if compared_on and real:
-        agreement = _agreement(real, bool(photos), clean, graph, kinds, ledger, reporter, reference)
-    timing, not_run = _timed(real, clean, engine, request.backend)
-    sizes = {what: path.stat().st_size for what, path in files.items()}
-    return PipelineResult(
-        model.name,
-        files,
-        sizes,
-        built,
-        agreement,
-        timing,
-        not_run,
-        tuple(ledger.skipped),
-        limits,
-        compared_on if agreement is not None else "",
-        samples,
-        reference=reference,
-    )
+    return replace(build, **samples, method=request.method) if subject.calibrates else build
 
 
-def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
-    if model.onnx is not None:
-        return existing_file(model.onnx, "the recipe's model")
-    path = folder / f"{model.name}.exported.onnx"
+def _exported(recipe: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
+    if recipe.onnx is not None:
+        return existing_file(recipe.onnx, "the recipe's model")
+    path = folder / f"{recipe.name}.exported.onnx"
     key = {
-        "recipe": sha256_file(model.path),
-        "weights": sha256_file(model.weights) if model.weights else None,
+        "recipe": sha256_file(recipe.path),
+        "weights": sha256_file(recipe.weights) if recipe.weights else None,
         "torch": package_version("torch"),  # where it isn't, export itself says what to install
     }
-    code = model.path.parent / model.source.rpartition(":")[0]
+    code = recipe.path.parent / recipe.source.rpartition(":")[0]
     if code.suffix == ".py":  # the user's own file
         key["code"] = sha256_file(existing_file(code, "the recipe's Python file"))
-    ledger.run("export", key, [path], lambda: export(str(model.path), path, reporter=reporter).to_json())
+    ledger.run("export", key, [path], lambda: export(str(recipe.path), path, reporter=reporter).to_json())
     return path
 
 
@@ -384,30 +422,32 @@ def _checked(original: Path, clean: Path, backend: str, reporter: Reporter) -> A
     return report.to_json()
 
 
-def _samples(model: Recipe, request: PipelineRequest, folder: Path) -> dict[str, Any]:
+def _samples(recipe: Recipe, request: PipelineRequest, folder: Path) -> dict[str, Any]:
     """What to calibrate on, as options of `build`; empty: nothing is known."""
-    data = request.data or (model.data if request.images is None else None)
+    data = request.data or (recipe.data if request.images is None else None)
     if data is not None:
         return {"data": Path(data)}
-    images = request.images or model.images
-    if images is None and model.calibration is not None:
+    images = request.images or recipe.images
+    if images is None and recipe.calibration is not None:
         images = folder / CALIBRATION
-        write_crops(model.calibration, images)
-    return {} if images is None else {"images": Path(images), "preprocess": model.preprocess}
+        write_crops(recipe.calibration, images)
+    return {} if images is None else {"images": Path(images), "preprocess": recipe.preprocess}
 
 
 def _agreement(
+    subject: _Subject,
     samples: Mapping[str, Any],
     labelled: bool,
-    clean: Path,
-    graph: Path,
-    kinds: Mapping[str, str],
+    files: Mapping[str, Path],
     ledger: _Ledger,
     reporter: Reporter,
-    reference: str,
 ) -> Mapping[str, Any]:
+    """How the graph that the engine was built of agrees with the model."""
+    clean, graph, manifest = files["ONNX"], files["graph"], load_manifest(files["engine"])
+    kinds = (manifest.output_kinds if manifest else None) or {}
+
     def work() -> Any:
-        with reporter.phase(f"compare with the {reference}"):
+        with reporter.phase(f"compare with the {subject.reference}"):
             most = None if labelled else COMPARED
             batches = open_data(load_model(clean).inputs, **samples, batch=4, limit=most)
             labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
@@ -419,8 +459,8 @@ def _agreement(
         "photos": [path.name for path in samples["images"]] if labelled else _digest(samples),
         "kinds": dict(kinds),
     }
-    found = ledger.run("verify", key, [], work, _Agreement)
-    return dict(found)
+    agreement = ledger.run("verify", key, [], work, _Agreement)
+    return dict(agreement)
 
 
 def _digest(samples: Mapping[str, Any]) -> dict[str, Any]:

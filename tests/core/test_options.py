@@ -99,6 +99,7 @@ FLAGS = {
     "compare": "--compare/--no-compare",
     "int8": "--int8",
     "target": "--target",
+    "model": "MODEL.onnx",  # an argument
 }
 
 
@@ -121,6 +122,8 @@ FLAGS = {
         ("`int8=True` and `min_snr=`", "--int8 and --min-snr"),
         ("torch says: pass `strict=False`", "torch says: pass `strict=False`"),
         ("run `trtopt check m.onnx`", "run `trtopt check m.onnx`"),
+        ("`model=` is gone", "MODEL.onnx is gone"),
+        ("give `model='m.onnx'`", "give m.onnx"),
     ],
 )
 def test_options_are_told_as_flags(text: str, said: str) -> None:

@@ -49,7 +49,7 @@ def test_times(text: str | float, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["2", "2m", "-1ms", "ms", "1e3s", "", -0.1, float("inf"), float("nan"), True, None])
 def test_times_refused(text: object) -> None:
-    with pytest.raises(UsageError, match=r"max_delay is .*write '2ms'"):
+    with pytest.raises(UsageError, match=r"max_delay is .*such as 2ms"):
         parse_seconds(text, "max_delay")  # type: ignore[arg-type]
 
 

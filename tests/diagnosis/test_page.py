@@ -573,7 +573,6 @@ def test_large_figures_are_written_out(tmp_path: Path) -> None:
 
 def test_names_can_not_become_more_than_text(tmp_path: Path) -> None:
     layers = [{**item, "name": item["name"] + HOSTILE, "nodes": [HOSTILE, *item["nodes"]]} for item in INNER]
-    layers.append({"name": "", "kind": HOSTILE, "precision": HOSTILE, "nodes": []})
     kept = [{"node": HOSTILE, "op": HOSTILE, "precision": "fp16", "reason": HOSTILE}]
     text = {"warnings": [HOSTILE], "precision_summary": HOSTILE, "kept": kept, "key": HOSTILE}
     engine = made(tmp_path / "<script>.engine", layers, **text)

@@ -37,7 +37,7 @@ def _made(path: Path, layers: list[dict[str, Any]], **changes: Any) -> Path:
         inputs=[{"name": "x", "dtype": "float32", "shape": ["n", 3, 8, 8]}],
         outputs=[{"name": "y", "dtype": "float16", "shape": ["n", 10]}],
         profiles=[{"x": "1x3x8x8,2x3x8x8,4x3x8x8"}],
-        source={"path": None, "sha256": "5"},
+        source={"path": None, "sha256": "5" * 64},
         plan={"sha256": digest, "bytes": size},
         key="",
         seconds=1.0,

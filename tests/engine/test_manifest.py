@@ -69,7 +69,7 @@ def _manifest(engine: Path, digest: str) -> Manifest:
         inputs=[],
         outputs=[],
         profiles=[],
-        source={"path": None, "sha256": ""},
+        source={"path": None, "sha256": "5" * 64},
         plan={"sha256": digest, "bytes": engine.stat().st_size},
         key="",
         seconds=0.0,
@@ -114,7 +114,19 @@ def test_a_plan_of_a_generation_that_is_not_here_says_who_made_it(tmp_path: Path
     plan[24:28] = bytes([10, 16, 1, 11])
     (tmp_path / "net.engine").write_bytes(plan)
     with pytest.raises(EngineMismatch, match=r"made by TensorRT 10\.16\.1\.11.*pip install 'tensorrt<11"):
-        inspect(tmp_path / "net.engine")
+        inspect(tmp_path / "net.engine", trust=True)
+
+
+def test_a_plan_that_nobody_vouches_for_is_described_without_loading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = bytearray(b"ftrt" + bytes(200))
+    plan[24:28] = bytes([8, 6, 1, 6])
+    (tmp_path / "net.engine").write_bytes(plan)
+    monkeypatch.setattr("trtopt.engine.inspection.plan_loader", lambda *_: pytest.fail("it was loaded"))
+    report = inspect(tmp_path / "net.engine")
+    assert report.maker == "TensorRT 8.6.1.6" and not report.layers
+    assert "no manifest" in report.notes[0] and "`trust=True`" in report.notes[1]
 
 
 def test_where_the_arithmetic_runs_is_said_where_it_differs() -> None:

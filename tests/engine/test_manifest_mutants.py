@@ -17,7 +17,7 @@ import onnx
 import pytest
 from fake_cuda import FakeCuda
 from fake_session import adding_engine
-from hostile_values import changed
+from hostile_values import changed, impossible
 from world import net, samples
 
 from trtopt.autotune.building import build
@@ -31,7 +31,7 @@ from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine import manifest as manifests
 from trtopt.engine.inspection import inspect
-from trtopt.engine.manifest import load_manifest, manifest_path
+from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.runtime.session import Session
 from trtopt.trt.compatibility import unread
@@ -230,9 +230,30 @@ def test_a_build_over_any_of_them_builds_again(built: Built, monkeypatch: pytest
         assert made.compute_capabilities == [89] and made.built_for == (89,)
 
 
+def test_an_impossible_value_is_refused_by_name(built: Built) -> None:
+    """Made from the schema, so that a field that is added there is looked at, too."""
+    whole = built.content | {"safety": {"base": "fp16", "samples": 4, "in_fp32": {"conv1": "beyond"}}}
+    whole["embedded"] = {"input": "x", "preprocess": whole["preprocess"]}
+    layer = whole["layers"][0]
+    whole["layers"] = [layer | {"reads": ["Int8"], "writes": ["Int8"], "tactic": "t", "follows": ["n"], "nodes": ["n"]}]
+    whole |= {name: [{"batch_axis": 0} | whole[name][0]] for name in ("inputs", "outputs")}
+    built.write(whole)
+    assert load_manifest(built.engine) is not None
+    count = 0
+    for path, value in impossible(whole, Manifest):
+        built.write(changed(whole, path, value))
+        with pytest.raises(EngineError, match="build the engine again") as caught:
+            load_manifest(built.engine)
+        assert named(path) in str(caught.value), f"{named(path)} = {value!r}: {caught.value}"
+        count += 1
+    assert count > 200
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
+        (("inputs", 0, "batch_axis"), 4, r"inputs\[0\] is .*; a batch_axis within the shape is needed"),
+        (("embedded",), {"input": "y", "preprocess": {}}, r"embedded\.input is 'y'; inputs has x"),
         (("seconds",), float("nan"), "seconds is the number nan"),
         (("layers", 0, "name"), 2**70, r"layers\[0\]\.name is a whole number that doesn't fit in 64 bits"),
         (("generation", "version"), float("inf"), r"generation\.version is the number inf"),

@@ -32,7 +32,15 @@ class FakeSession:
     made: ClassVar[list[FakeSession]] = []
 
     def __init__(
-        self, engine: Path, *, device: int, backend: str, contexts: int, trust_host_code: bool, trusted_keys: object
+        self,
+        engine: Path,
+        *,
+        device: int,
+        backend: str,
+        contexts: int,
+        trust: bool,
+        trust_host_code: bool,
+        trusted_keys: object,
     ) -> None:
         self.contexts, self.backend, self.closed = contexts, "tensorrt8", False
         self.notes: list[str] = []

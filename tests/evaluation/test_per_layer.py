@@ -307,7 +307,7 @@ class _Engine:
     fault: Any = None
     built: list[Any]
 
-    def __init__(self, path: Path, contexts: int) -> None:
+    def __init__(self, path: Path, contexts: int, trust: bool = False) -> None:
         from trtopt.ort.runner import OnnxRunner
 
         graph = path.with_name("outputs.onnx") if path.name == "outputs.engine" else path.with_name("net.onnx")

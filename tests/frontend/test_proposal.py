@@ -148,6 +148,17 @@ def test_what_cannot_be_is_refused(here: Path) -> None:
         init("own.py:Digits", "d.yaml")
     with pytest.raises(UsageError, match=r"absent\.onnx"):
         init("absent.onnx")
+    for options, words in (
+        (
+            {"inputs": {"x": ("batch", 3, 8, 8)}},
+            r"`inputs=` is for PyTorch models.*trtopt check .* --set NAME:SHAPE --fix",
+        ),
+        ({"factory_arg": {"depth": 3}}, r"`factory_arg=` is for the factory of a PyTorch model"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            init("absent.onnx", **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="`images=` and `data=` both say"):
+        init("own.py:Digits", images="none", data="none.npz")
     with pytest.raises(UsageError, match="none doesn't exist"):
         init("own.py:Digits", images="none")
     with pytest.raises(OutputError):

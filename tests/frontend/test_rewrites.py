@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch  # noqa: TID251
 
+from trtopt.core.errors import ModelError
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
@@ -116,3 +117,84 @@ def test_attention_with_more_or_fewer_axes_than_four(shape: str, mask: tuple[int
     )
     assert max(item.relative for item in result.comparisons) < 1e-5
     assert torch.nn.functional.scaled_dot_product_attention is before
+
+
+class Applied(torch.nn.Module):
+    """A layer with weights, then a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.function = torch.nn.Linear(12, 12), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.layer(x))
+
+
+FOLDS = {"non": (4, 1, 0, 4), "over": (3, 1, 1, 2), "wide": (3, 2, 2, 1)}
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
+def test_distances_of_all_pairs(p: float, tmp_path: Path) -> None:
+    module = Applied(lambda x: torch.cdist(x.view(-1, 3, 4), x.view(-1, 4, 3).mT + 1, p))
+    assert export(module, tmp_path / "m.onnx", inputs="x:batch,12").comparisons
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("window", [torch.hamming_window, torch.blackman_window])
+def test_windows(window: Any, periodic: bool, tmp_path: Path) -> None:
+    name = window.__name__
+    module = Applied(lambda x: x * getattr(torch, name)(12, periodic))
+    assert export(module, tmp_path / "m.onnx", inputs="x:batch,12").comparisons
+    assert getattr(torch, name) is window  # as it was
+
+
+@pytest.mark.parametrize("pads", [(3, 2, 0, 1), (1, 0, 2, 2)])
+def test_padding_that_goes_around(pads: tuple[int, ...], tmp_path: Path) -> None:
+    module = Applied(lambda x: torch.nn.functional.pad(x.view(-1, 1, 3, 4), pads, mode="circular"))
+    assert export(module, tmp_path / "m.onnx", inputs="x:batch,12").comparisons
+
+
+def test_the_opset_that_is_suggested_is_one_that_has_it(tmp_path: Path) -> None:
+    module = Applied(lambda x: torch.zeros(x.shape[0], 3).scatter_reduce(1, x.argsort(1) % 3, x, "amax"))
+    with pytest.raises(ModelError, match=r"came with opset 18\ngive `opset=18`"):
+        export(module, tmp_path / "m.onnx", inputs="x:batch,12")
+    assert export(module, tmp_path / "m.onnx", inputs="x:batch,12", opset=18).comparisons
+
+
+def test_a_random_relu_is_its_mean(tmp_path: Path) -> None:
+    assert export(Applied(torch.nn.RReLU()), tmp_path / "m.onnx", inputs="x:batch,12").comparisons
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_blocks_are_put_together(name: str, tmp_path: Path) -> None:
+    size, dilation, padding, stride = FOLDS[name]
+    cut = torch.nn.Unfold(size, dilation, padding, stride)
+    count = cut(torch.zeros(1, 3, 12, 12)).shape[-1]
+    together = torch.nn.Fold((12, 12), size, dilation, padding, stride)
+
+    class Blocks(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return together(torch.tanh(x))
+
+    made = export(Blocks(), tmp_path / "m.onnx", inputs=f"x:batch,{3 * size * size},{count}")
+    assert made.comparisons
+    operators = {node.op_type for node in load_model(tmp_path / "m.onnx").proto.graph.node}
+    assert "ConvTranspose" in operators and "Col2Im" not in operators
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.median(1).values,
+        lambda x: torch.median(x.view(-1, 3, 4), dim=1, keepdim=True)[0],
+        lambda x: x.kthvalue(3, 1)[0],
+        lambda x: torch.kthvalue(x, 2, keepdim=True).indices,
+        lambda x: torch.hypot(x, x + 1),
+        lambda x: torch.bucketize(x, torch.linspace(-1, 1, 6)),
+        lambda x: torch.searchsorted(torch.linspace(-1, 1, 6), x, right=True),
+        lambda x: torch.searchsorted(x.sort(1)[0], x[:, :3], side="right"),
+    ],
+)
+def test_what_the_exporter_has_no_form_for(function: Any, tmp_path: Path) -> None:
+    assert export(Applied(function), tmp_path / "m.onnx", inputs="x:batch,12").comparisons

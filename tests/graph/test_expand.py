@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs import model, node, values
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Issue
@@ -52,3 +52,47 @@ def test_a_definition_that_computes_something_else_is_refused(monkeypatch: pytes
         expand(gelu(), ("Gelu",))
     assert written_out(gelu(), [Issue("g", "Gelu", "no Gelu")]) is None
     assert np.isfinite(values(1)).all()
+
+
+def scattered(op: str, axis: int = 0, *, same: bool = True) -> ModelProto:
+    """Messages (edges × 3, or 3 × edges) that are added to the nodes where they end."""
+    data, messages = (["nodes", 3], ["edges", 3]) if axis == 0 else ([3, "nodes"], [3, "edges"])
+    weights = {"last": np.array([1 - axis])}
+    if op == "ScatterND":
+        nodes = [node("Unsqueeze", "ends last", "places", "u")]
+    elif same:
+        nodes = [
+            node("Unsqueeze", "ends last", "column", "u"), node("Shape", "messages", "form", "s"),
+            node("Expand", "column form", "places", "e"),
+        ]  # fmt: skip
+    else:
+        nodes = [node("Cast", "messages", "places", "c", to=TensorProto.INT64)]
+    options = {} if op == "ScatterND" else {"axis": axis}
+    last = node(op, "x places messages", "y", "scatter", reduction="add", **options)
+    made = model(
+        [*nodes, last],
+        inputs={"x": data, "messages": messages, "ends": ["edges"]},
+        outputs={"y": data},
+        weights=weights,
+        opset=18,
+    )
+    made.graph.input[2].type.tensor_type.elem_type = TensorProto.INT64
+    return made
+
+
+@pytest.mark.parametrize(("op", "axis"), [("ScatterND", 0), ("ScatterElements", 0), ("ScatterElements", 1)])
+def test_a_refused_sum_by_scatter_becomes_a_product(op: str, axis: int) -> None:
+    proto = load_model(scattered(op, axis)).proto
+    made = written_out(proto, [Issue("scatter", op, "no reduction")])
+    assert made is not None and op not in {item.op_type for item in made.graph.node}
+    x, messages, ends = values(5, 3), values(7, 3, seed=1), np.array([0, 4, 4, 2, -1, 0, -5])
+    feed = {"x": x.T if axis else x, "messages": messages.T if axis else messages, "ends": ends}
+    wanted = x.copy()
+    np.add.at(wanted, ends, messages)
+    (found,) = OnnxSession(made)({name: np.ascontiguousarray(array) for name, array in feed.items()}).values()
+    np.testing.assert_allclose(found, wanted.T if axis else wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scatter_to_places_of_each_entry_stays() -> None:
+    proto = load_model(scattered("ScatterElements", same=False)).proto
+    assert written_out(proto, [Issue("scatter", "ScatterElements", "no reduction")]) is None

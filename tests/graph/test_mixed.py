@@ -125,3 +125,17 @@ def test_what_is_not_known_says_nothing() -> None:
 def test_images_of_open_sizes_are_not_looked_at() -> None:
     proto = net([node("ReduceMean", "x", "y", axes=[0])], x=["n", 3, "h", "w"])
     assert axes(proto) == {"x": 0}
+
+
+def test_a_graph_networks_arrays_are_one_graph_each() -> None:
+    """Nodes × values and 2 × edges: nodes are gathered and added by number, so neither axis holds samples."""
+    nodes = [
+        node("Gather", "edges first", "from"), node("Gather", "edges one", "to"), node("MatMul", "x w", "h"),
+        node("Unsqueeze", "from axis1", "f"), node("GatherND", "h f", "sent"), node("Unsqueeze", "to axis1", "t"),
+        node("ScatterND", "h t sent", "y", reduction="add"),
+    ]  # fmt: skip
+    proto = net(nodes, opset=18, x=["nodes", WIDTH], edges=[2, "edges"])
+    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    inputs = network_inputs(proto)
+    assert kept_apart(proto, inputs) == {"x": [], "edges": []}
+    assert [info.batch_axis for info in inputs.values()] == [None, None]

@@ -151,7 +151,10 @@ def test_quantized_convolutions_name_their_kernel() -> None:
 def test_a_missing_or_impossible_amax_is_named() -> None:
     proto = conv_relu()
     points = points_of(proto, overrides=FORCE)
-    with pytest.raises(CalibrationError, match=r"no scale for 1 of 1 tensors \(x\).*trtopt calibrate"):
+    with pytest.raises(
+        CalibrationError,
+        match=r"no scale for 1 of 1 tensors \(x\).*give those that calibrate was given, or run trtopt calibrate",
+    ):
         quantized(proto, points, {"other": 1.0})
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(CalibrationError, match="positive and finite"):

@@ -530,15 +530,20 @@ def test_outputs_that_are_not_of_the_batch_are_an_error(
 def test_arguments_that_cannot_be_right(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(Engine(cuda).engine) as session:
         for options, message in (
-            ({"max_delay": "2 minutes"}, "max_delay is '2 minutes'"),
-            ({"max_delay": -1}, "max_delay is -1"),
-            ({"max_delay": float("nan")}, "max_delay is nan"),
+            ({"max_delay": "2 minutes"}, "`max_delay=` is '2 minutes'"),
+            ({"max_delay": -1}, "`max_delay=` is -1"),
+            ({"max_delay": float("nan")}, "`max_delay=` is nan"),
             ({"max_delay": None}, "`max_delay=` is NoneType; a text or a number is needed"),
             ({"max_batch": 33}, "at most 32"),
             ({"max_batch": 1.5}, "`max_batch=` is 1.5; a whole number is needed"),
             ({"max_batch": 0}, "max_batch is 0"),
             ({"max_queue": 0}, "max_queue is 0"),
             ({"slots": -1}, "slots is -1"),
+            (
+                {"slots": 10**6},
+                r"slots is 1000000; the session runs \d+ calls at the same time, and more are of no use",
+            ),
+            ({"max_delay": "5"}, "`max_delay=` is '5', .* a number with its unit, such as 2ms"),
         ):
             with pytest.raises(UsageError, match=message):
                 Batcher(session, **options)  # type: ignore[arg-type]

@@ -381,7 +381,7 @@ def test_a_service_runs_without_a_place_for_kernels(
     open_session(engine).close()  # for its patches
     monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: rtx)
     for graphs in (0, 4):
-        session = Session(tmp_path / "net.engine", graphs=graphs)
+        session = Session(tmp_path / "net.engine", graphs=graphs, trust=True)
         check_run(session, inputs_of(2))
         with monkeypatch.context() as patch:
             if trouble == "full":
@@ -410,13 +410,13 @@ def test_only_closing_keeps_what_was_compiled(
     rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
     open_session(engine).close()  # for its patches
     monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: rtx)
-    session = Session(tmp_path / "net.engine")
+    session = Session(tmp_path / "net.engine", trust=True)
     check_run(session, inputs_of(2))
     del session
     gc.collect()
     assert cuda.live == 0
     assert list(cache.rglob("*.cache")) == [], "a finalizer wrote a file"
-    with Session(tmp_path / "net.engine") as session:
+    with Session(tmp_path / "net.engine", trust=True) as session:
         check_run(session, inputs_of(2))
     assert [path.read_bytes() for path in cache.rglob("*.cache")] == [b"kernels"]
 
@@ -467,6 +467,14 @@ def test_code_that_a_plan_carries_runs_only_by_request(
     with Session(path, trust_host_code=True) as session:
         check_run(session, inputs_of(2))
     assert allowed == ([True] if refused else [False, True])
+
+
+def test_a_plan_without_a_manifest_is_loaded_only_if_trusted(cuda: FakeCuda, open_session: Open) -> None:
+    engine = adding_engine(cuda)
+    with pytest.raises(UsageError, match=r"net\.engine has no manifest \(net\.engine\.json\).*`trust=True`"):
+        open_session(engine, trust=False)
+    for trusted in ({"trust": True}, {"trust": False, "trust_host_code": True}):
+        check_run(open_session(engine, **trusted), inputs_of(2))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

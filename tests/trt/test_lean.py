@@ -245,7 +245,7 @@ def test_inspect_and_version_say_what_runs_where(stand_in: Install, lean: Lean, 
     path = tmp_path / "m.engine"
     path.write_bytes(plan_of("8.6.0", stand_in, tmp_path, version_compatible=True))
     lean("lean-10.16.1")
-    report = trtopt.inspect(path)
+    report = trtopt.inspect(path, trust=True)
     assert isinstance(report, EngineReport)
     assert report.runs_on.startswith("TensorRT 8.6.0.0, later 8.x and 10.x (not 11), full or lean")
     assert any("layers can't be read" in note for note in report.notes)

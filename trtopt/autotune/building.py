@@ -218,16 +218,16 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
         tuning = tuned(request, goal, lambda *_: None)
         tell(request, tuning)
         samples = ("images", "data") if request.embed_preprocess else ("images", "data", "preprocess")
-        built = engine.construct(replace(without(plain, *samples), calib=tuning.table))
-        return replace(built, tuning=tuning, not_measured=not_measured)
+        result = engine.construct(replace(without(plain, *samples), calib=tuning.table))
+        return replace(result, tuning=tuning, not_measured=not_measured)
     with folder_beside(Path(request.output)) as folder:
         engines = Engines(plain, gpu, folder)
         tuning = engines.fastest(tuned(request, goal, engines.times))
         tell(request, tuning)
         # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
         limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
-        built = _Best(replace(plain, calib=tuning.table), limits, engines.made).build()
-    return replace(built, tuning=tuning)
+        result = _Best(replace(plain, calib=tuning.table), limits, engines.made).build()
+    return replace(result, tuning=tuning)
 
 
 def tell(request: BuildRequest, tuning: Tuning) -> None:
@@ -259,23 +259,23 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         try:
             with folder_beside(result.engine) as folder:
                 reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
-                stored = load_manifest(result.engine) if request.embed_preprocess else None
-                preprocess = stored.model_preprocess if stored else request.preprocess
+                manifest = load_manifest(result.engine) if request.embed_preprocess else None
+                preprocess = manifest.model_preprocess if manifest else request.preprocess
                 other = build_candidate(floating(request, base, preprocess), base, folder)
                 samples = None
                 model = load_model(request.model)
                 if request.images is not None or request.data is not None:
                     samples = real_samples(model, request)
                 kinds = _kinds(request, model)
-                made = {quantized: result, base: other}
-                comparison = measured(gpu, made, {}, samples, reporter, reference=base, kinds=kinds)
+                engines = {quantized: result, base: other}
+                comparison = measured(gpu, engines, {}, samples, reporter, reference=base, kinds=kinds)
         except BuildCancelled:
             raise
         except TrtoptError as error:
             reporter.warn(f"not measured against {base.upper()}: {error}")
             return replace(result, not_measured=str(error))
-        described = None if samples is None else f"the {base.upper()} engine"
-        comparison = replace(comparison, reference=described).asked_for(str(quantized))
+        reference = None if samples is None else f"the {base.upper()} engine"
+        comparison = replace(comparison, reference=reference).asked_for(str(quantized))
         _store(result.engine, comparison)
     if comparison.speedup is not None and comparison.speedup <= 1 + EQUAL:
         longer = f"takes {1 / comparison.speedup:.2f} times as long as"
@@ -283,9 +283,9 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         instead = f"use `best=True` or `{base}=True`"
         reporter.warn(f"{quantized.upper()} {how} {base.upper()} on {comparison.gpu}: {instead}")
     _warn_of_slower(comparison, reporter)
-    if lost := comparison.lost(str(quantized)):
+    if loss := comparison.lost(str(quantized)):
         reporter.warn(
-            f"the results of this {quantized.upper()} engine have little to do with the model's ({lost}): use `{base}=True`, "
+            f"the results of this {quantized.upper()} engine have little to do with the model's ({loss}): use `{base}=True`, "
             "or `min_snr=` to keep out of it what loses most; `trtopt verify MODEL.onnx ENGINE --per-layer` says where"
         )
     return replace(result, comparison=comparison.describe())
@@ -317,10 +317,10 @@ class _Best:
     """
 
     def __init__(
-        self, request: BuildRequest, limits: Limits, built: Mapping[Precision, BuildResult] | None = None
+        self, request: BuildRequest, limits: Limits, engines: Mapping[Precision, BuildResult] | None = None
     ) -> None:
         self.started, self.limits, self.reporter = time.monotonic(), limits, request.reporter
-        self.built = built or {}
+        self.built = engines or {}
         self.request = request = request if request.int8 or request.fp8 else replace(request, int8=True)
         self.output, self.spec = Path(request.output), spec_of(request)
         self.quantized, self.base = self.spec.precision, self.spec.base
@@ -341,43 +341,45 @@ class _Best:
         self.key = self._key()
 
     def build(self) -> BuildResult:
-        if not self.request.force and (done := self._up_to_date()):
-            return done
+        if not self.request.force and (result := self._up_to_date()):
+            return result
         if (count := self.samples.samples) < FEW:
             self.reporter.warn(
                 f"only {count} samples judge the accuracy, so one decides over {1 / count:.0%}: give at least {FEW}"
             )
         with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
-            made, comparison = self._selected(folder, stack)
-            best = made[Precision(comparison.kept)]
-            self._install(best, made.get(self.quantized), comparison)
+            engines, comparison = self._selected(folder, stack)
+            best = engines[Precision(comparison.kept)]
+            self._install(best, engines.get(self.quantized), comparison)
         self.reporter.note(comparison.why)
         _warn_of_slower(comparison, self.reporter)
         return self._result(best, comparison, seconds=time.monotonic() - self.started)
 
     def _selected(self, folder: Path, stack: contextlib.ExitStack) -> tuple[dict[Precision, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
-        made: dict[Precision, BuildResult] = {}
-        failed: dict[Precision, str] = {}
+        engines: dict[Precision, BuildResult] = {}
+        failures: dict[Precision, str] = {}
         reference: tuple[Runner, str] | None = None
         for precision in (self.quantized, self.base, Precision.FP32):  # the last only where none of the others will do
-            stored = load_manifest(made[self.quantized].engine) if self.quantized in made else None
+            manifest = load_manifest(engines[self.quantized].engine) if self.quantized in engines else None
             try:
-                chosen = self._chosen(precision, stored.model_preprocess if stored else self.request.preprocess)
-                made[precision] = self.built.get(precision) or build_candidate(chosen, precision, folder)
+                request = self._chosen(precision, manifest.model_preprocess if manifest else self.request.preprocess)
+                engines[precision] = self.built.get(precision) or build_candidate(request, precision, folder)
             except (BuildFailed, PrecisionLost) as error:
                 self.reporter.warn(f"no {precision.upper()} engine: {error}")
-                failed[precision] = str(error)
-            if precision is self.quantized or not made:
+                failures[precision] = str(error)
+            if precision is self.quantized or not engines:
                 continue
             run, description = reference = reference or self._reference(folder, stack)
-            comparison = measured(self.gpu, made, failed, self.samples, self.reporter, reference=run, kinds=self.kinds)
+            comparison = measured(
+                self.gpu, engines, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
+            )
             try:
-                return made, replace(comparison, reference=description, key=self.key).judged(self.limits)
+                return engines, replace(comparison, reference=description, key=self.key).judged(self.limits)
             except AccuracyLost:
                 if precision is Precision.FP32:
                     raise
-        raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failed.items()))
+        raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failures.items()))
 
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
         """What the builder is asked for one candidate."""
@@ -396,11 +398,11 @@ class _Best:
             return run, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
         except (MissingDependency, ModelError) as error:
             self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
-        plain = floating(self.request, Precision.FP32, None)
-        plain = replace(plain, tf32=False, save_onnx=None, classes=None, embed_preprocess=False)
-        made = build_candidate(plain, Precision.FP32, folder / "reference")
+        fp32_request = floating(self.request, Precision.FP32, None)
+        fp32_request = replace(fp32_request, tf32=False, save_onnx=None, classes=None, embed_preprocess=False)
+        result = build_candidate(fp32_request, Precision.FP32, folder / "reference")
         session = stack.enter_context(
-            Session(made.engine, device=self.request.device, contexts=1, trust_host_code=True)
+            Session(result.engine, device=self.request.device, contexts=1, trust_host_code=True)
         )
         return session_runner(session), "an FP32 engine without TF32"
 
@@ -412,18 +414,18 @@ class _Best:
         engine.tell_cut_off(self.request)
         graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=comparison.describe(), graph_file=graph_file)
-        with writing_together(self.output, manifest_path(self.output)) as (plan, described):
+        with writing_together(self.output, manifest_path(self.output)) as (plan, manifest_file):
             os.replace(best.engine, plan)
-            described.write_bytes(json_bytes(asdict(manifest)))
+            manifest_file.write_bytes(json_bytes(asdict(manifest)))
             if graph:
                 save_model(load_model(str(best.onnx)).proto, graph)
             if cache and quantized is not None:
                 write_bytes(cache, quantized.engine.with_name(NATIVE_CACHE).read_bytes())
 
-    def _result(self, built: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
+    def _result(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
         graph = self.request.save_onnx
         return replace(
-            built,
+            result,
             engine=self.output,
             manifest=manifest_path(self.output),
             onnx=Path(graph) if graph else None,
@@ -433,25 +435,25 @@ class _Best:
 
     def _up_to_date(self) -> BuildResult | None:
         """What is at the output, if a selection now would have the same candidates and, by these limits, keep the same one."""
-        stored, cache = stored_comparison(self.output), self.request.save_cache
-        if stored is None or stored.key != self.key or (cache and not Path(cache).is_file()):
+        earlier, cache = stored_comparison(self.output), self.request.save_cache
+        if earlier is None or earlier.key != self.key or (cache and not Path(cache).is_file()):
             return None
         try:
-            comparison = stored.judged(self.limits)
+            comparison = earlier.judged(self.limits)
         except AccuracyLost:
             return None  # FP32 hasn't been tried
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return None  # figures that nobody measured: compare again
         manifest = load_manifest(self.output)
-        if comparison.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
+        if comparison.kept != earlier.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
-        chosen = self._chosen(Precision(comparison.kept), manifest.model_preprocess)
-        result = engine.construct(replace(chosen, store="none"))
+        request = self._chosen(Precision(comparison.kept), manifest.model_preprocess)
+        result = engine.construct(replace(request, store="none"))
         if not result.cached:
             return None
         self.reporter.note(f"{self.output} is up to date: {comparison.why}")
         _warn_of_slower(comparison, self.reporter)
-        if comparison != stored:  # other limits
+        if comparison != earlier:  # other limits
             _store(self.output, comparison)
         return self._result(result, comparison, seconds=result.seconds)
 

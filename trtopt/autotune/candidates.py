@@ -34,15 +34,15 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
         UsageError: engines of both precisions can't be made of the model and run.
     """
     generation, spec = select(request.backend), spec_of(request)
-    here, targets = generation.device(spec), generation.targets(spec)
-    if here is None:
+    gpu, targets = generation.device(spec), generation.targets(spec)
+    if gpu is None:
         raise DeviceError(f"there is no GPU here: {generation.gpu().reason}")
-    if targets and here.compute_capability not in targets:
-        said = ", ".join(f"sm{target}" for target in targets)
+    if targets and gpu.compute_capability not in targets:
+        names = ", ".join(f"sm{target}" for target in targets)
         raise DeviceError(
-            f"the engine is for {said}; the GPU here is {here}: add `target='sm{here.compute_capability}'`"
+            f"the engine is for {names}; the GPU here is {gpu}: add `target='sm{gpu.compute_capability}'`"
         )
-    device = Device(here.ordinal)
+    device = Device(gpu.ordinal)
     if request.strip:
         raise UsageError("an engine without its weights (`strip=True`) can't run")
     if is_quantized(load_model(request.model, lazy=True).proto):
@@ -54,12 +54,14 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
 
 def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
     """The request for the same engine without quantization."""
-    allowed = (Precision.FP32, precision)
+    precisions = (Precision.FP32, precision)
     return replace(
         without(request, *CALIBRATION),
         fp16=precision is Precision.FP16,
         bf16=precision is Precision.BF16,
-        precision_override=[text for text in request.precision_override if Override.parse(text).precision in allowed],
+        precision_override=[
+            text for text in request.precision_override if Override.parse(text).precision in precisions
+        ],
         preprocess=preprocess,
         reporter=_Prefixed(request.reporter, precision),
     )
@@ -67,10 +69,10 @@ def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> Bu
 
 def floating_within(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
     """`floating`, with the samples: they say what of it has to stay in FP32 to be within the limits."""
-    plain = floating(request, precision, preprocess)
+    floating_request = floating(request, precision, preprocess)
     if precision is Precision.FP32:
-        return plain
-    return replace(plain, **{name: getattr(request, name) for name in ("images", "data", "limit", "batch")})
+        return floating_request
+    return replace(floating_request, **{name: getattr(request, name) for name in ("images", "data", "limit", "batch")})
 
 
 def build_candidate(request: BuildRequest, precision: Precision, folder: Path) -> BuildResult:

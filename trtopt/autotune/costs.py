@@ -62,10 +62,10 @@ class Costs:
         self.sources: dict[str, frozenset[str]] = {}  # tensor → the nearest layers that it comes from
         self._read: dict[str, frozenset[str]] = {}  # other nodes → the nearest layers behind what they read
         for node in proto.graph.node:
-            found = [self.sources.get(name, frozenset()) for name in node.input]
-            made = frozenset([node.name]) if node.name in self.nodes else frozenset().union(*found)
-            self._read[node.name] = made
-            self.sources |= dict.fromkeys(node.output, made)
+            sources = [self.sources.get(name, frozenset()) for name in node.input]
+            layers = frozenset([node.name]) if node.name in self.nodes else frozenset().union(*sources)
+            self._read[node.name] = layers
+            self.sources |= dict.fromkeys(node.output, layers)
         self.floating: Mapping[str, float] = {
             name: self.work.get(name, 0) + MOVED * (self._elements(node.input[0]) + self._elements(node.output[0]))
             for name, node in self.nodes.items()
@@ -80,8 +80,8 @@ class Costs:
                 self.unit += f" ({CONVERTED} and {QUANTIZED} times as many for each converted from and to INT8)"
             self.unit += ": an estimate"
         else:
-            estimated = sum(self.floating[name] for name in measured.floating if name in self.floating)
-            self.scale = sum(measured.floating.values()) / (estimated or 1.0)
+            estimate = sum(self.floating[name] for name in measured.floating if name in self.floating)
+            self.scale = sum(measured.floating.values()) / (estimate or 1.0)
             self.floating = {name: measured.floating.get(name, 0.0) for name in self.nodes}
             self.in_int8, self.in_fp8, self.shortest = measured.quantized, measured.fp8, measured.shortest
             self.least, self.equal = 1e-4, 0.01
@@ -136,18 +136,18 @@ class Costs:
         networkx = require("networkx", "ort", "tuning")
         network = networkx.DiGraph()
         network.add_nodes_from(("int8", "float"))
-        inside, forced = set(whole.quantized), set(outside)
+        inside, floating = set(whole.quantized), set(outside)
 
         def edge(left: object, right: object, capacity: float | None = None) -> None:
             """Paid where `left` is in INT8 and `right` isn't; None: that may not be."""
             if capacity is None:
                 network.add_edge(left, right)  # networkx takes a missing capacity for an infinite one
             elif capacity > 0:
-                known = network.get_edge_data(left, right, {"capacity": 0.0})
-                network.add_edge(left, right, capacity=known["capacity"] + capacity)
+                edge_data = network.get_edge_data(left, right, {"capacity": 0.0})
+                network.add_edge(left, right, capacity=edge_data["capacity"] + capacity)
 
         for name in self.nodes:
-            if name in forced or name not in inside:
+            if name in floating or name not in inside:
                 edge(name, "float")
             elif name not in free:
                 edge("int8", name)
@@ -171,5 +171,5 @@ class Costs:
         try:
             _, (_, cut) = networkx.minimum_cut(network, "int8", "float")
         except networkx.NetworkXUnbounded:  # what the user has in INT8 goes with what has to stay out
-            cut = forced
+            cut = floating
         return tuple(sorted(name for name in free if name in cut))

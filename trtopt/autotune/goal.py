@@ -71,7 +71,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
         UsageError: it can't be right.
     """
     limits = Limits.of(request.min_agreement, request.min_snr)
-    drop, metric, labels = _drop(request.max_drop), None, None
+    drop, metric, labels = drop_of(request.max_drop), None, None
     if request.labels is not None:
         labels = _labels(request.labels)
     if drop is not None and labels is None:
@@ -94,7 +94,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
     return Goal(limits, drop, labels, metric, request.min or 0.0, name)
 
 
-def _drop(text: str | float | None) -> float | None:
+def drop_of(text: str | float | None) -> float | None:
     if text is None:
         return None
     value = read_share(text)
@@ -103,15 +103,15 @@ def _drop(text: str | float | None) -> float | None:
     return value
 
 
-def _labels(given: Any) -> tuple[int, ...]:
-    if not isinstance(given, (str, os.PathLike)):
+def _labels(labels: Any) -> tuple[int, ...]:
+    if not isinstance(labels, (str, os.PathLike)):
         try:
-            return tuple(map(operator.index, given))
+            return tuple(map(operator.index, labels))
         except TypeError as error:
             raise UsageError(
                 f"`labels=` takes the number of a class for each sample, or a file of them: {error}"
             ) from error
-    path = existing_file(given, "the labels")
+    path = existing_file(labels, "the labels")
     words = path.read_text(encoding="utf-8", errors="replace").split()
     if wrong := next((word for word in words if not word.isdecimal()), None):
         raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
@@ -124,9 +124,9 @@ def _function(text: str) -> Metric:
     here, path = str(Path.cwd()), list(sys.path)
     try:
         sys.path.append(here)
-        found: Any = importlib.import_module(module)
+        function: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except Exception as error:  # a module of the user's own may raise anything
         raise UsageError(
             f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module that is "
@@ -134,9 +134,9 @@ def _function(text: str) -> Metric:
         ) from error
     finally:
         sys.path[:] = path
-    if not callable(found):
+    if not callable(function):
         raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 # Judging a choice --------------------------------------------------------------------------------------------------------
@@ -223,35 +223,35 @@ class Judge:
 
     def __call__(self, proto: ModelProto) -> Judged:
         goal, run = self.goal, self._runner(proto, optimize=False)
-        found: dict[int, Arrays] = {}
+        results_by_run: dict[int, Arrays] = {}
         missed: list[str] = []
         for end in self.rounds:
-            part = self.order[len(found) : end]
-            found |= zip(part, run(part))
+            part = self.order[len(results_by_run) : end]
+            results_by_run |= zip(part, run(part))
             if goal.limits is not None and end < len(self.order):
-                best = [found.get(number, arrays) for number, arrays in enumerate(self.expected)]
+                best = [results_by_run.get(number, arrays) for number, arrays in enumerate(self.expected)]
                 if missed := goal.limits.missed(self._agreement(range(len(best)), best).describe()):
                     break
-        ran = sorted(found)
-        results, whole = [found[number] for number in ran], len(found) == len(self.order)
+        run_numbers = sorted(results_by_run)
+        results, whole = [results_by_run[number] for number in run_numbers], len(results_by_run) == len(self.order)
         labels = goal.labels if goal.max_drop is not None and whole else None
-        agreement = self._agreement(ran, results, labels)
-        described = agreement.describe()
-        error = self._error(ran, results)
+        agreement = self._agreement(run_numbers, results, labels)
+        description = agreement.describe()
+        error = self._error(run_numbers, results)
         if goal.limits is not None:
-            missed = (self._missed(described, error) if whole else goal.limits.missed(described)) or missed
+            missed = (self._missed(description, error) if whole else goal.limits.missed(description)) or missed
         samples = agreement.samples
-        figures = [text for output in described["outputs"].values() if (text := measure(output, samples))]
-        numbers = TunedFigures(*(_least(described, name) for name in ("agreement", "cosine_min")))
+        figures = [text for output in description["outputs"].values() if (text := measure(output, samples))]
+        measures = TunedFigures(*(_least(description, name) for name in ("agreement", "cosine_min")))
         if agreement.reference_accuracy and agreement.candidate_accuracy and goal.max_drop is not None:
             before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
-            numbers = replace(numbers, reference_top1=before, top1=after)
+            measures = replace(measures, reference_top1=before, top1=after)
             figures.append(f"top-1 {before:.1%} → {after:.1%}")
             if before - after > goal.max_drop + 1e-12:
                 missed.append(f"top-1 falls by {before - after:.2%}, at most {goal.max_drop:.2%} is allowed")
         if goal.metric is not None and whole:
             value = self._scored(results)
-            numbers = replace(numbers, metric=value)
+            measures = replace(measures, metric=value)
             figures.append(f"{goal.name} {value:.6g}")
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
@@ -259,23 +259,23 @@ class Judge:
         if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
             boxes = any(item.kind is Kind.BOXES for item in agreement.outputs)
             room = None if boxes else snr - goal.limits.min_snr - error
-        return Judged(snr, "; ".join(figures), tuple(missed), numbers, samples, room)
+        return Judged(snr, "; ".join(figures), tuple(missed), measures, samples, room)
 
     def _agreement(
-        self, numbers: Sequence[int], found: Sequence[Arrays], labels: Sequence[int] | None = None
+        self, numbers: Sequence[int], results: Sequence[Arrays], labels: Sequence[int] | None = None
     ) -> Agreement:
         """Of these runs with floating point."""
-        old, new = (iter(arrays) for arrays in ([self.expected[number] for number in numbers], found))
+        old, new = (iter(arrays) for arrays in ([self.expected[number] for number in numbers], results))
         feeds = [self.runs[number].samples for number in numbers]
         return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
 
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
-        same = self._agreement(range(len(self.runs)), self.expected, self.goal.labels)
-        scored = [item.name for item in same.outputs if item.kind is Kind.CLASSES]
-        if same.reference_accuracy is None or not scored:
+        agreement = self._agreement(range(len(self.runs)), self.expected, self.goal.labels)
+        classifiers = [item.name for item in agreement.outputs if item.kind is Kind.CLASSES]
+        if agreement.reference_accuracy is None or not classifiers:
             return ""
-        right, chance = same.reference_accuracy.top1, 1 / max(1, self.expected[0][scored[0]][0].size)
+        right, chance = agreement.reference_accuracy.top1, 1 / max(1, self.expected[0][classifiers[0]][0].size)
         if right > chance + 2 * math.sqrt(chance * (1 - chance) / self.samples):
             return ""
         return (
@@ -283,51 +283,51 @@ class Judge:
             "another order or numbered otherwise, or other preprocessing; a limit on what is lost says nothing then"
         )
 
-    def _missed(self, described: Mapping[str, Any], error: float) -> list[str]:
+    def _missed(self, description: Mapping[str, Any], error: float) -> list[str]:
         """Of the limits. Those in dB have to hold less a standard error over the samples, so that others will be within too."""
         limits = self.goal.limits
         assert limits is not None
-        missed = limits.missed(described)
+        missed = limits.missed(description)
         if missed or limits.min_snr is None:
             return missed
-        if not replace(limits, min_snr=limits.min_snr + error).missed(described):
+        if not replace(limits, min_snr=limits.min_snr + error).missed(description):
             return []
         return [
             f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.1f} dB over them"
         ]
 
-    def _error(self, numbers: Sequence[int], found: Sequence[Arrays]) -> float:
+    def _error(self, numbers: Sequence[int], results: Sequence[Arrays]) -> float:
         """Standard error over all samples, in dB, of the ratio of their summed noise and signal, as these runs show it: that of
         the output where it is largest."""
         largest, count = 0.0, len(numbers)
         for name in self.outputs:
             old = [np.asarray(self.expected[number][name], np.float64) for number in numbers]
-            new = [np.asarray(arrays[name], np.float64) for arrays in found]
+            new = [np.asarray(arrays[name], np.float64) for arrays in results]
             signal = np.array([np.square(item).sum() for item in old])
             noise = np.array([np.square(one - other).sum() for one, other in zip(old, new)])
             if count < 2 or not 0 < noise.sum() < math.inf or not signal.sum() > 0:
                 continue
             ratio = noise.sum() / signal.sum()
-            spread = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
-            spread *= math.sqrt(count / len(self.runs))
-            largest = max(largest, 10 * math.log10(1 + spread / ratio))
+            deviation = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
+            deviation *= math.sqrt(count / len(self.runs))
+            largest = max(largest, 10 * math.log10(1 + deviation / ratio))
         return largest
 
     def _scored(self, arrays: Sequence[Arrays]) -> float:
         goal = self.goal
         assert goal.metric is not None
-        given: list[Any] = [_of_all(arrays)]
-        named = {REFERENCE: self.reference} if REFERENCE in _arguments(goal.metric) else {}
+        arguments: list[Any] = [_of_all(arrays)]
+        keywords = {REFERENCE: self.reference} if REFERENCE in _arguments(goal.metric) else {}
         if _takes_labels(goal.metric):
             if goal.labels is None:
                 raise UsageError(f"`metric='{goal.name}'` takes labels as well: add `labels='FILE'`")
-            given.append(np.array(goal.labels))
+            arguments.append(np.array(goal.labels))
         try:
-            return float(goal.metric(*given, **named))
+            return float(goal.metric(*arguments, **keywords))
         except Exception as error:  # the user's own function may raise anything
             shapes = ", ".join(
                 f"{name} {f'list of {len(item)}' if isinstance(item, list) else item.shape}"
-                for name, item in given[0].items()
+                for name, item in arguments[0].items()
             )
             raise UsageError(
                 f"`metric='{goal.name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}"
@@ -341,8 +341,8 @@ class Judge:
         def run(number: int) -> Arrays:
             part = self.runs[number]
             try:
-                found = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, part.feed))))
-                return samples_first(part.cut(found), self.infos)
+                outputs = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, part.feed))))
+                return samples_first(part.cut(outputs), self.infos)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
 
@@ -356,10 +356,10 @@ class Judge:
 def _arguments(metric: Metric) -> set[str]:
     """The names of those that it needs, and `REFERENCE` wherever it takes that."""
     try:
-        taken = inspect.signature(metric).parameters.values()
+        parameters = inspect.signature(metric).parameters.values()
     except (TypeError, ValueError):  # in C, without a signature
         return set()
-    return {item.name for item in taken if item.default is item.empty or item.name == REFERENCE}
+    return {item.name for item in parameters if item.default is item.empty or item.name == REFERENCE}
 
 
 def _takes_labels(metric: Metric) -> bool:
@@ -368,19 +368,19 @@ def _takes_labels(metric: Metric) -> bool:
 
 def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
     """The outputs of all samples: arrays, or lists with one for each sample where these differ in shape."""
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for name in arrays[0]:
         parts = [np.atleast_1d(item[name]) for item in arrays]
         alike = len({part.shape[1:] for part in parts}) == 1
-        found[name] = np.concatenate(parts) if alike else [sample for part in parts for sample in part]
-    return found
+        outputs[name] = np.concatenate(parts) if alike else [sample for part in parts for sample in part]
+    return outputs
 
 
-def _least(described: Mapping[str, Any], name: str) -> float | None:
+def _least(description: Mapping[str, Any], name: str) -> float | None:
     """Over the outputs that have it."""
-    return min((float(item[name]) for item in described["outputs"].values() if item[name] is not None), default=None)
+    return min((float(item[name]) for item in description["outputs"].values() if item[name] is not None), default=None)
 
 
 def _worst(agreement: Agreement) -> float:
-    floating = [item.snr_db for item in agreement.outputs if not item.integers]
-    return min(floating, default=math.inf)
+    ratios = [item.snr_db for item in agreement.outputs if not item.integers]
+    return min(ratios, default=math.inf)

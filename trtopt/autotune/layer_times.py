@@ -33,7 +33,7 @@ from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread
 from trtopt.trt import select
 
-Kept = TypeVar("Kept")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Engines:
 
     def times(self, table: Table, work: Work) -> Measured | None:
         """Of the layers, in an engine with this table and in a floating one; as an earlier call measured them."""
-        kept, reporter = self._kept(table, "times"), self.request.reporter
-        if kept is not None and (stored := _stored(kept, Measured)) is not None:
-            return stored
+        file, reporter = self._kept(table, "times"), self.request.reporter
+        if file is not None and (earlier := _stored(file, Measured)) is not None:
+            return earlier
         others = " and FP8" if self.request.fp8 else ""
         reporter.note(
             f"building in {self.quantized.upper()} and {self.base.upper()}{others}, to time the layers of each"
@@ -73,15 +73,15 @@ class Engines:
             ours, other = self.both(table)
             eighth = self._eighth(table)
             with reporter.phase("timing the layers"):
-                found = layer_times(self.gpu, ours.engine, other.engine, self.samples, work, eighth)
+                times = layer_times(self.gpu, ours.engine, other.engine, self.samples, work, eighth)
         except BuildCancelled:
             raise
         except TrtoptError as error:
             reporter.warn(f"the layers' times aren't known, so costs are estimated: {error}")
             return None
-        if kept is not None:
-            write_json(kept, plain(found))
-        return found
+        if file is not None:
+            write_json(file, plain(times))
+        return times
 
     def fastest(self, tuning: Tuning) -> Tuning:
         """The choice, or another within the limits where that is faster: its rival, or INT8 everywhere."""
@@ -99,19 +99,19 @@ class Engines:
         first = next(iter(choices))
         if len(choices) == 1:
             return first
-        kept = self._kept(choices[first].table, "fastest")
-        stored = None if kept is None else _stored(kept, _Fastest)
-        if stored is None and (stored := self._timed(choices)) is not None and kept is not None:
-            write_json(kept, plain(stored))
-        return first if stored is None or stored.name not in choices else stored.name
+        file = self._kept(choices[first].table, "fastest")
+        fastest = None if file is None else _stored(file, _Fastest)
+        if fastest is None and (fastest := self._timed(choices)) is not None and file is not None:
+            write_json(file, plain(fastest))
+        return first if fastest is None or fastest.name not in choices else fastest.name
 
     def _timed(self, choices: Mapping[str, Tuning]) -> _Fastest | None:
         """None: none of them can be built."""
-        tried = {name: self._tried(choice.table) for name, choice in choices.items()}
-        made = {name: result for name, result in tried.items() if result is not None}
-        if len(made) < 2:
-            return next(map(_Fastest, made), None)
-        first, *others = measured(self.gpu, made, {}, self.samples, self.request.reporter).candidates
+        results = {name: self._tried(choice.table) for name, choice in choices.items()}
+        engines = {name: result for name, result in results.items() if result is not None}
+        if len(engines) < 2:
+            return next(map(_Fastest, engines), None)
+        first, *others = measured(self.gpu, engines, {}, self.samples, self.request.reporter).candidates
         best = first
         for other in others:  # of equals the first: as the costs say, or as more samples judged
             if other.relative_time(best) < 1 / (1 + EQUAL):
@@ -132,8 +132,8 @@ class Engines:
         return quantized, self._floating(quantized)
 
     def _named(self, table: Table) -> dict[Precision, BuildResult]:
-        built = self._built.get(table.digest)
-        return {} if built is None else {self.quantized: built}
+        result = self._built.get(table.digest)
+        return {} if result is None else {self.quantized: result}
 
     def _kept(self, table: Table, what: str) -> Path | None:
         try:
@@ -143,20 +143,22 @@ class Engines:
 
     def _quantized(self, table: Table) -> BuildResult:
         if table.digest not in self._built:
-            asked = replace(self.request, calib=table, images=None, data=None)
+            request = replace(self.request, calib=table, images=None, data=None)
             folder = self.folder / f"engine-{len(self._built)}"
-            self._built[table.digest] = build_candidate(asked, self.quantized, folder)
+            self._built[table.digest] = build_candidate(request, self.quantized, folder)
         return self._built[table.digest]
 
     def _eighth(self, table: Table) -> Path | None:
         """An engine in FP8, where that is a choice and can be built."""
         if not self.request.fp8:
             return None
-        plain = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
-        others = [text for text in self.request.precision_override if not Override.parse(text).precision.quantized]
-        asked = replace(self.request, int8=False, calib=plain, images=None, data=None, precision_override=others)
+        bare_table = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
+        overrides = [text for text in self.request.precision_override if not Override.parse(text).precision.quantized]
+        request = replace(
+            self.request, int8=False, calib=bare_table, images=None, data=None, precision_override=overrides
+        )
         try:
-            return build_candidate(asked, Precision.FP8, self.folder).engine
+            return build_candidate(request, Precision.FP8, self.folder).engine
         except (BuildFailed, PrecisionLost) as error:
             self.request.reporter.warn(f"no layer is tried in FP8, as it can't be built in that: {error}")
             return None
@@ -164,14 +166,14 @@ class Engines:
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.made:
             manifest = load_manifest(quantized.engine)
-            asked = floating_within(
+            request = floating_within(
                 self.request, self.base, manifest.model_preprocess if manifest else self.request.preprocess
             )
-            self.made[self.base] = build_candidate(asked, self.base, self.folder)
+            self.made[self.base] = build_candidate(request, self.base, self.folder)
         return self.made[self.base]
 
 
-def _stored(path: Path, kind: type[Kept]) -> Kept | None:
+def _stored(path: Path, kind: type[Content]) -> Content | None:
     """What an earlier call measured."""
     try:
         return converted(read_json(path), kind) if path.is_file() else None
@@ -222,43 +224,43 @@ def layer_times(
 def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
     """Milliseconds of each node with products. The nodes of a layer share its time by their work, and those that no layer
     names share that of the layers with products, or whole regions, that name none."""
-    found = dict.fromkeys(work, 0.0)
-    hidden = 0.0
-    named: set[str] = set()
+    milliseconds = dict.fromkeys(work, 0.0)
+    hidden_ms = 0.0
+    named_nodes: set[str] = set()
     for layer in times.layers:
         nodes = [node for node in layer.nodes if work.get(node)]
-        named |= set(nodes)
+        named_nodes |= set(nodes)
         if nodes:
             total = sum(work[node] for node in nodes)
             for node in nodes:
-                found[node] += layer.ms * work[node] / total
+                milliseconds[node] += layer.ms * work[node] / total
         elif layer.kind != "other" or REGION in layer.name:
-            hidden += layer.ms
-    others = {node: work[node] for node in work if node not in named}
-    for node, count in others.items():
-        found[node] += hidden * count / sum(others.values())
-    return found
+            hidden_ms += layer.ms
+    unnamed_nodes = {node: work[node] for node in work if node not in named_nodes}
+    for node, count in unnamed_nodes.items():
+        milliseconds[node] += hidden_ms * count / sum(unnamed_nodes.values())
+    return milliseconds
 
 
-def profiled_by_node(found: Profiled, work: Mapping[str, int]) -> tuple[dict[str, float], str]:
+def profiled_by_node(profile: Profiled, work: Mapping[str, int]) -> tuple[dict[str, float], str]:
     """`by_node` of the largest batch that `profile` timed, and in words what was timed.
 
     Raises:
         UsageError: none of its layers has one of these nodes.
     """
-    largest = max(found["batches"], key=lambda item: item["batch"], default=None)
+    largest = max(profile["batches"], key=lambda item: item["batch"], default=None)
     layers = [] if largest is None else largest["layers"]
     if largest is None or not any(node in work for layer in layers for node in layer["nodes"]):
         raise UsageError(
-            f"the profile of {found['engine']} names none of the model's layers: it is of another model, or of an engine whose "
-            "manifest was lost, so that the nodes of its layers aren't known"
+            f"the profile of {profile['engine']} names none of the model's layers: it is of another model, or of an engine "
+            "whose manifest was lost, so that the nodes of its layers aren't known"
         )
     times = tuple(
         LayerTime(layer["name"], layer["ms"], layer["ms"], layer["ms"], layer["kind"], None, tuple(layer["nodes"]))
         for layer in layers
     )
-    said = f"{Path(found['engine']).name} at batch {largest['batch']} on {found['gpu']}"
-    return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), said
+    description = f"{Path(profile['engine']).name} at batch {largest['batch']} on {profile['gpu']}"
+    return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), description
 
 
 def _shortest(times: LayerTimes) -> float:

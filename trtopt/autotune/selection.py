@@ -112,18 +112,18 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        timed = {item.precision in ("int8", "fp8"): item for item in reversed(self.candidates) if item.times}
-        return timed[False].relative_time(timed[True]) if len(timed) == 2 else None
+        candidates = {item.precision in ("int8", "fp8"): item for item in reversed(self.candidates) if item.times}
+        return candidates[False].relative_time(candidates[True]) if len(candidates) == 2 else None
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {**plain(self), "speedup": self.speedup}
 
     @classmethod
-    def load(cls, described: Mapping[str, Any]) -> Comparison | None:
+    def load(cls, description: Mapping[str, Any]) -> Comparison | None:
         """What `describe` gave; None where it can't be read, as from another version."""
         try:
-            comparison = converted(dict(described), cls)
+            comparison = converted(dict(description), cls)
         except (Damaged, UsageError):  # UsageError: limits beyond theirs
             return None
         times = [item.gpu_ms for candidate in comparison.candidates for item in candidate.times]
@@ -133,24 +133,24 @@ class Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""
         mine = next(item for item in self.candidates if item.precision == precision)
         other = next(item for item in self.candidates if item.precision != precision)
-        said = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
-        return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(said)}")
+        parts = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
+        return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(parts)}")
 
     def slower(self) -> str:
         """At which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
         profiles; empty: at none."""
-        kept = next(item for item in self.candidates if item.precision == self.kept)
+        candidate = next(item for item in self.candidates if item.precision == self.kept)
         for other in self.candidates:
             outside = self.limits is not None and other.accuracy is not None and self.limits.missed(other.accuracy)
-            if other is kept or not other.times or outside or kept.relative_time(other) > 1 + EQUAL:
+            if other is candidate or not other.times or outside or candidate.relative_time(other) > 1 + EQUAL:
                 continue
-            pairs = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(kept.times, other.times)]
+            pairs = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(candidate.times, other.times)]
             if places := [
                 f"{_shapes(mine)} ({ratio:.2f} times its time)" for mine, ratio in pairs if ratio > 1 + EQUAL
             ]:
                 return (
-                    f"{kept.name} takes longer than {other.name} at {', '.join(places)}: for what runs there alone, build an "
-                    "engine of its own with that in `shapes=`"
+                    f"{candidate.name} takes longer than {other.name} at {', '.join(places)}: for what runs there alone, build "
+                    "an engine of its own with that in `shapes=`"
                 )
         return ""
 
@@ -171,18 +171,18 @@ class Comparison:
         for item in self.candidates:
             if item.accuracy is not None:
                 outside[item.precision] = "; ".join(limits.missed(item.accuracy))
-        fitting = [item for item in self.candidates if not outside[item.precision]]
-        if not fitting:
-            said = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.candidates)
+        fitting_candidates = [item for item in self.candidates if not outside[item.precision]]
+        if not fitting_candidates:
+            failures = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.candidates)
             raise AccuracyLost(
-                f"no precision stays within the accuracy limit ({said}): lower `min_agreement=` or `min_snr=`, calibrate on "
-                "more or other data, or keep sensitive layers in FP32 with `precision_override=`"
+                f"no precision stays within the accuracy limit ({failures}): lower `min_agreement=` or `min_snr=`, calibrate "
+                "on more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
-        first = fitting[0]
-        fastest = min(item.relative_time(first) for item in fitting)
-        equal = [item for item in fitting if item.relative_time(first) <= fastest * (1 + EQUAL)]
-        kept = min(equal, key=lambda item: _ORDER.index(item.precision))
-        reasons = [_compared(kept, item) for item in fitting if item is not kept]
+        first = fitting_candidates[0]
+        fastest = min(item.relative_time(first) for item in fitting_candidates)
+        equals = [item for item in fitting_candidates if item.relative_time(first) <= fastest * (1 + EQUAL)]
+        best = min(equals, key=lambda item: _ORDER.index(item.precision))
+        reasons = [_compared(best, item) for item in fitting_candidates if item is not best]
         reasons += [
             f"no {item.name} engine: {item.failed}"
             if item.failed
@@ -190,8 +190,8 @@ class Comparison:
             for item in self.candidates
             if outside[item.precision]
         ]
-        why = f"{kept.name} kept: {'; '.join([*reasons, _accuracy(kept, 'FP32')])}"
-        return replace(self, best=True, limits=limits, kept=kept.precision, why=why)
+        why = f"{best.name} kept: {'; '.join([*reasons, _accuracy(best, 'FP32')])}"
+        return replace(self, best=True, limits=limits, kept=best.precision, why=why)
 
 
 def _shapes(times: Times) -> str:
@@ -226,8 +226,8 @@ def _accuracy(candidate: Candidate, reference: str) -> str:
 
 def measured(
     gpu: DeviceInfo,
-    made: Mapping[Name, BuildResult],
-    failed: Mapping[Name, str],
+    results: Mapping[Name, BuildResult],
+    failures: Mapping[Name, str],
     samples: Batches | None,
     reporter: Reporter,
     *,
@@ -236,32 +236,32 @@ def measured(
 ) -> Comparison:
     """Time the engines that could be made, by precision or another name, and judge them against `reference`, where there is
     one, such as one of them, by the outputs' `kinds`."""
-    names = ", ".join(item.upper() for item in made)
+    names = ", ".join(item.upper() for item in results)
     with contextlib.ExitStack() as stack:
         sessions = {
             str(item): stack.enter_context(
                 Session(result.engine, device=gpu.ordinal, contexts=1, trust_host_code=True)  # built just now
             )
-            for item, result in made.items()
+            for item, result in results.items()
         }
         with reporter.phase(f"timing {names} in turns"):
             times, inputs = time_in_turns(sessions, samples or ())
         accuracy: Mapping[str, Any] = {}
         if reference is not None and samples is not None:
-            judged = {name: session for name, session in sessions.items() if name != reference}
+            judged_sessions = {name: session for name, session in sessions.items() if name != reference}
             run = session_runner(sessions[reference]) if isinstance(reference, str) else reference
-            others = ", ".join(name.upper() for name in judged)
+            names_of_judged = ", ".join(name.upper() for name in judged_sessions)
             with reporter.phase(
-                f"comparing {others} with {reference.upper() if isinstance(reference, str) else 'FP32'}"
+                f"comparing {names_of_judged} with {reference.upper() if isinstance(reference, str) else 'FP32'}"
             ):
-                accuracy = judge(run, judged, samples, kinds)
+                accuracy = judge(run, judged_sessions, samples, kinds)
     candidates = [
         Candidate(
             str(item), result.precision_summary, round(result.seconds, 3), times[str(item)], accuracy.get(str(item))
         )
-        for item, result in made.items()
+        for item, result in results.items()
     ]
-    candidates += [Candidate(str(item), failed=why) for item, why in failed.items()]
+    candidates += [Candidate(str(item), failed=why) for item, why in failures.items()]
     return Comparison(str(gpu), inputs, None, tuple(candidates))
 
 
@@ -315,15 +315,17 @@ def at_opt(
     """One batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
     shapes: dict[str, tuple[int, ...]] = {}
     for info in inputs:
-        known = profile[info.name].opt if info.name in profile else info.shape
-        shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in known)
+        sizes = profile[info.name].opt if info.name in profile else info.shape
+        shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in sizes)
     if shapes and all(shapes.values()):
         empty = {name: np.broadcast_to(0, shape) for name, shape in shapes.items()}
-        wanted = {name: array.shape for name, array in samples_first(empty, inputs).items()}
-        fitting = (item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in wanted.items()))
-        batch = next(rebatched(fitting, max(1, *(shape[0] for shape in wanted.values()))), None)
+        batch_shapes = {name: array.shape for name, array in samples_first(empty, inputs).items()}
+        fitting_samples = (
+            item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in batch_shapes.items())
+        )
+        batch = next(rebatched(fitting_samples, max(1, *(shape[0] for shape in batch_shapes.values()))), None)
         if batch is not None:
-            whole = {name: filled({name: batch[name]}, size[0])[name] for name, size in wanted.items()}
+            whole = {name: filled({name: batch[name]}, size[0])[name] for name, size in batch_shapes.items()}
             return laid_out(whole, inputs), "real samples"
-    shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
-    return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"
+    infos = [replace(info, shape=shapes[info.name]) for info in inputs]
+    return synthetic_inputs(infos, {}), "made-up inputs, good for speed only"

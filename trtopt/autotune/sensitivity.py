@@ -193,7 +193,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
     refuse_quantized(model)
-    times = None if request.profile is None else _profiled(request.profile, reporter)
+    layer_times = None if request.profile is None else _profiled(request.profile, reporter)
     source: dict[str, Any] = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     batches = open_data(model.inputs, **source, limit=request.samples)
     if request.calib is None:
@@ -222,55 +222,57 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     ledger.read(batches)
     sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].of.feed.items()})
     work = macs(ledger.proto, sizes)
-    timed = None if times is None else profiled_by_node(times, work)
+    node_times = None if layer_times is None else profiled_by_node(layer_times, work)
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:
         noise = list(ledger.measured(table.repairs, phase.advance))
-    measured = ledger.of_whole(whole)
-    return _result(model.path.name if model.path else model.proto.graph.name, ledger, noise, measured, work, timed)
+    whole_noise = ledger.of_whole(whole)
+    return _result(
+        model.path.name if model.path else model.proto.graph.name, ledger, noise, whole_noise, work, node_times
+    )
 
 
-def _profiled(given: Any, reporter: Reporter) -> Profiled:
-    engine = engine_file(given)
-    return profiled(given if engine is None else profile(engine, reporter=reporter))
+def _profiled(source: Any, reporter: Reporter) -> Profiled:
+    engine = engine_file(source)
+    return profiled(source if engine is None else profile(engine, reporter=reporter))
 
 
 def _result(
     model: str,
     ledger: NoiseLedger,
     noise: Sequence[Measured],
-    measured: dict[str, float],
+    whole_noise: dict[str, float],
     counts: Mapping[str, int],
-    timed: tuple[Mapping[str, float], str] | None,
+    node_times: tuple[Mapping[str, float], str] | None,
 ) -> Sensitivity:
     points = ledger.points
     if any(weight.node not in counts for weight in points.weights):
         counts = {}
     total = sum(counts.values()) or 1
     left_out = ledger.left_out
-    measured = {name: value for name, value in measured.items() if name not in left_out}
-    if not measured:
+    whole_noise = {name: value for name, value in whole_noise.items() if name not in left_out}
+    if not whole_noise:
         raise ModelError(
             "noise has no measure at any output: " + "; ".join(f"{key} {why}" for key, why in left_out.items())
         )
-    output = max(measured, key=lambda name: measured[name])
+    output = max(whole_noise, key=lambda name: whole_noise[name])
     readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}
     sizes = {tensor.name: tensor_size(tensor) for tensor in ledger.proto.graph.initializer}
     sources = []
-    for place, found, others in noise:
+    for place, noise_here, others in noise:
         nodes = readers[place] if isinstance(place, str) else (place.node,)
         share = sum(counts.get(node, 0) for node in nodes) / total
-        kept = {name: value for name, value in found.items() if name not in left_out}
-        ms = None if timed is None else sum(timed[0].get(node, 0.0) for node in nodes)
+        measurable = {name: value for name, value in noise_here.items() if name not in left_out}
+        ms = None if node_times is None else sum(node_times[0].get(node, 0.0) for node in nodes)
         if isinstance(place, str):
-            scale = _judged(found[output], {factor: made[output] for factor, made in others.items()})
-            sources.append(NoiseSource("activation", place, nodes, kept, share, ms=ms, scale=scale))
+            scale = _judged(noise_here[output], {factor: other[output] for factor, other in others.items()})
+            sources.append(NoiseSource("activation", place, nodes, measurable, share, ms=ms, scale=scale))
         else:
-            sources.append(NoiseSource("weight", place.name, nodes, kept, share, sizes.get(place.name, 0), ms))
+            sources.append(NoiseSource("weight", place.name, nodes, measurable, share, sizes.get(place.name, 0), ms))
     sources.sort(key=lambda source: -source.noise[output])
-    predicted = {name: sum(source.noise[name] for source in sources) for name in measured}
+    predicted = {name: sum(source.noise[name] for source in sources) for name in whole_noise}
     count = sum(sample.of.real for sample in ledger.samples)
-    said = "" if timed is None else timed[1]
-    return Sensitivity(model, count, output, tuple(sources), predicted, measured, dict(left_out), said)
+    timed = "" if node_times is None else node_times[1]
+    return Sensitivity(model, count, output, tuple(sources), predicted, whole_noise, dict(left_out), timed)
 
 
 def _judged(noise: float, others: Mapping[float, float]) -> str:

@@ -34,17 +34,25 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
     overrides = tuple(map(Override.parse, request.precision_override))
     for override in overrides:
-        wanted = override.precision
-        if wanted not in ((precision,) if wanted.quantized else (Precision.FP32, base)):
+        node_precision = override.precision
+        if node_precision not in ((precision,) if node_precision.quantized else (Precision.FP32, base)):
             others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
-            here = f"the build is {precision}" if wanted.quantized else f"beside {precision} this build has {others}"
-            if wanted is Precision.FP8 and request.fp8:
+            here = (
+                f"the build is {precision}"
+                if node_precision.quantized
+                else f"beside {precision} this build has {others}"
+            )
+            if node_precision is Precision.FP8 and request.fp8:
                 here = "beside INT8 it is for layers that a table names"
-                raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` isn't taken here: {here}")
-            raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` needs `{wanted}=True`: {here}")
-    same = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
+                raise UsageError(
+                    f"`precision_override=['{override.pattern}={node_precision}']` isn't taken here: {here}"
+                )
+            raise UsageError(
+                f"`precision_override=['{override.pattern}={node_precision}']` needs `{node_precision}=True`: {here}"
+            )
+    names = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
     return BuildSpec(
-        **{name: getattr(request, name) for name in same - {"workspace", "timing_cache"}},
+        **{name: getattr(request, name) for name in names - {"workspace", "timing_cache"}},
         precision=precision,
         remainder=base if precision.quantized else Precision.FP16,
         fp8_layers=request.int8 and request.fp8,
@@ -58,7 +66,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
 
 
 def with_profiles(
-    spec: BuildSpec, inputs: Sequence[TensorInfo], prepared: Preprocess | None, reporter: Reporter
+    spec: BuildSpec, inputs: Sequence[TensorInfo], preprocess: Preprocess | None, reporter: Reporter
 ) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
     the size of the images, which their preparation says."""
@@ -68,12 +76,12 @@ def with_profiles(
             validate_profiles(inputs, spec.profiles)
         except UsageError as error:
             raise UsageError(f"{error}{_OWN_SHAPES if spec.embed_preprocess else ''}") from None
-        if prepared is not None:
-            prepared.check_profiles(inputs, spec.profiles)
+        if preprocess is not None:
+            preprocess.check_profiles(inputs, spec.profiles)
         return spec
-    known = inputs if prepared is None else prepared.known(inputs)
-    dynamic = [item for item in known if item.open_axes]
-    if not batch_alone(dynamic or known):
+    sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
+    dynamic = [item for item in sized_inputs if item.open_axes]
+    if not batch_alone(dynamic or sized_inputs):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
     profile = {
         item.name: ShapeRange(
@@ -82,7 +90,7 @@ def with_profiles(
                 for size in DEFAULT_BATCH
             )
         )
-        for item in dynamic or known
+        for item in dynamic or sized_inputs
     }
     what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)
     if not dynamic:
@@ -99,15 +107,15 @@ def check_outputs(request: BuildRequest) -> None:
             "a cache with trtopt calibrate --export-cache"
         )
     timings = None if is_none(request.timing_cache) else request.timing_cache
-    read = (request.model, request.data, request.calib, request.preprocess, timings)
+    sources = (request.model, request.data, request.calib, request.preprocess, timings)
     check_writable(request.output)  # a folder has no manifest's name
     others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
-    written = (request.output, manifest_path(request.output), *others)
-    for index, path in enumerate(written):
+    files = (request.output, manifest_path(request.output), *others)
+    for index, path in enumerate(files):
         if path is not None:
-            check_writable(path, *read, *written[:index])
+            check_writable(path, *sources, *files[:index])
 
 
-def is_none(given: Any) -> bool:
+def is_none(value: Any) -> bool:
     """Whether an option says "none"."""
-    return isinstance(given, (str, os.PathLike)) and os.fspath(given) == "none"
+    return isinstance(value, (str, os.PathLike)) and os.fspath(value) == "none"

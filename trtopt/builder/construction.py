@@ -131,10 +131,10 @@ class BuildResult:
     durations: Sequence[Duration] = ()
 
     def to_json(self) -> dict[str, Any]:
-        described = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))
-        del described["table"]
+        description = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))
+        del description["table"]
         tuning = None if self.tuning is None else self.tuning.to_json()
-        return {**described, "calibration": _summary(self.table), "tuning": tuning}
+        return {**description, "calibration": _summary(self.table), "tuning": tuning}
 
 
 def construct(request: BuildRequest) -> BuildResult:
@@ -142,24 +142,24 @@ def construct(request: BuildRequest) -> BuildResult:
 
     This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
-    started = time.monotonic()
+    start = time.monotonic()
     work = _Build(request)
     reporter = request.reporter
     if not request.force and (manifest := work.up_to_date()):
         reporter.note(f"{work.output} is up to date")
-        return work.result(work.described(manifest), time.monotonic() - started, cached=True)
+        return work.result(work.described(manifest), time.monotonic() - start, cached=True)
     where = named_store(request.store)
     if where is not None and request.save_cache:
         reporter.note("`save_cache=` needs TensorRT's own calibration, so the store isn't asked")
     elif where is not None:
         manifest, cached = work.through(Store(where), lambda: _made(work))
-        return work.result(manifest, time.monotonic() - started, cached=cached)
-    return work.result(_made(work), time.monotonic() - started, cached=False)
+        return work.result(manifest, time.monotonic() - start, cached=cached)
+    return work.result(_made(work), time.monotonic() - start, cached=False)
 
 
 def _made(work: _Build) -> Manifest:
     """Build the engine and write it."""
-    request, reporter, started = work.request, work.request.reporter, time.monotonic()
+    request, reporter, start = work.request, work.request.reporter, time.monotonic()
     folded, folding = fold(work.model.proto, reporter=reporter)
     if folding.problem:
         reporter.warn(folding.warning)
@@ -169,16 +169,16 @@ def _made(work: _Build) -> Manifest:
     if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     work.measure(folded)
-    lowered, built, report = work.construct(folded)
+    lowered, engine, report = work.construct(folded)
     tell_cut_off(request)
     if count := len(lowered.merged):
         reporter.note(
             f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, which "
             "is faster on this GPU"
         )
-    for warning in [*built.warnings, *_hazards(folded, work.spec, lowered)]:
+    for warning in [*engine.warnings, *_hazards(folded, work.spec, lowered)]:
         reporter.warn(warning)
-    return work.write(lowered, built, report, time.monotonic() - started)
+    return work.write(lowered, engine, report, time.monotonic() - start)
 
 
 build = taking(BuildRequest)(construct)  # by keywords
@@ -198,11 +198,11 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
     """What `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
     if spec.base is not Precision.FP16:
         return []
-    kept = {item.node for item in lowered.kept if item.precision is Precision.FP32}
-    found = [item for item in fp16_hazards(folded) if item.node not in kept]
-    if not found:
+    in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
+    findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
+    if not findings:
         return []
-    first, others = found[0], f" ({len(found)} such nodes)" if len(found) > 1 else ""
+    first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
     what = f"{first.message}; {first.hint}"
     if lowered.typed:
         what = (
@@ -238,18 +238,18 @@ class _Build:
         self.generation.refuse(spec)
         if not spec.targets and (targets := self.generation.targets(spec)):
             reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
-        prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
-        self.spec = spec = with_profiles(spec, model.inputs, prepared, reporter)
-        if prepared is not None:
-            sized = prepared.at_opt(model.inputs, spec.profiles)
-            if sized.size is not None and prepared.size is None:
+        preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
+        self.spec = spec = with_profiles(spec, model.inputs, preprocess, reporter)
+        if preprocess is not None:
+            sized_preprocess = preprocess.at_opt(model.inputs, spec.profiles)
+            if sized_preprocess.size is not None and preprocess.size is None:
                 reporter.note(
-                    f"images are prepared in {x(sized.size)}, the opt size of `shapes=` (`size=` gives another)"
+                    f"images are prepared in {x(sized_preprocess.size)}, the opt size of `shapes=` (`size=` gives another)"
                 )
-            scales = replace(scales, preprocess=sized)
+            scales = replace(scales, preprocess=sized_preprocess)
         if spec.embed_preprocess:
-            if prepared is not None or scales.calib is None:  # else the table knows
-                Embedded.of(prepared, model.inputs)
+            if preprocess is not None or scales.calib is None:  # else the table knows
+                Embedded.of(preprocess, model.inputs)
             if scales.data is not None:  # is used as it is
                 scales = replace(scales, preprocess=None)
         self.table = scales.table(model, spec, quantized, reporter)
@@ -262,7 +262,7 @@ class _Build:
         self.native, self.cache = scales.native(model, spec), scales.native_cache(spec)
         self.native_batch = scales.native_batch(model)
         self.preprocessing = scales.preprocessing(self.table, self.native)
-        self.embedded = self._embedded(prepared) if spec.embed_preprocess else None
+        self.embedded = self._embedded(preprocess) if spec.embed_preprocess else None
         self.safety: Safety | None = None
         self.samples: Batches | None = None
         if not spec.precision.quantized and (request.images is not None or request.data is not None):
@@ -270,11 +270,11 @@ class _Build:
         elif not spec.precision.quantized and request.min_snr is not None and not request.best:
             raise UsageError("`min_snr=` is judged on real samples: add `images=DIR` or `data='F.npz'`")
 
-    def _embedded(self, given: Preprocess | None) -> Embedded:
+    def _embedded(self, preprocess: Preprocess | None) -> Embedded:
         """What the engine is to do of the preprocessing itself."""
-        known = given if self.preprocessing is None else Preprocess.load(self.preprocessing)
-        embedded = Embedded.of(known, self.model.inputs)
-        if given is not None and (other := embedded.unlike(given)):
+        calibration_preprocess = preprocess if self.preprocessing is None else Preprocess.load(self.preprocessing)
+        embedded = Embedded.of(calibration_preprocess, self.model.inputs)
+        if preprocess is not None and (other := embedded.unlike(preprocess)):
             raise UsageError(
                 f"`preprocess=` says another {other} than the calibration was made with ({embedded}): drop it, or calibrate "
                 "again"
@@ -340,21 +340,21 @@ class _Build:
         shapes = _opt_shapes(self.model.inputs, spec.profiles)[0]
         sizes = sizes_in(folded, shapes)
         with scratch() as folder:
-            lowered, built = self._planned(folded, {}, folder)
-            asked, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
-            report = judge(built, lowered, spec, arithmetic, asked)
+            lowered, engine = self._planned(folded, {}, folder)
+            asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
+            report = judge(engine, lowered, spec, arithmetic, asked_nodes)
             lost = report.lost
             operators = {node.name: node.op_type for node in folded.graph.node}
             named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
             repairable = bool(lost) and report.share >= LEAST_SHARE and not named
             if repairable and self.table is not None and not spec.allow_precision_fallback:
                 reporter.note(
-                    f"{generation} runs {len(lost)} of {len(asked)} quantized layers in floating point ({first_of(lost)}): "
-                    f"building again with these in {spec.base.upper()}"
+                    f"{generation} runs {len(lost)} of {len(asked_nodes)} quantized layers in floating point "
+                    f"({first_of(lost)}): building again with these in {spec.base.upper()}"
                 )
                 reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
-                lowered, built = self._planned(folded, reasons, folder)
-                report = judge(built, lowered, spec, arithmetic, asked)
+                lowered, engine = self._planned(folded, reasons, folder)
+                report = judge(engine, lowered, spec, arithmetic, asked_nodes)
         for what, advice in self._deviations(report, named):
             if advice and not spec.allow_precision_fallback:
                 raise PrecisionLost(
@@ -363,7 +363,7 @@ class _Build:
             reporter.warn(what)
         if spec.precision is not Precision.FP32 and report.coverage and not report.coverage.get(spec.precision):
             reporter.warn(self._other(report, lowered, is_quantized(folded)))
-        return lowered, built, report
+        return lowered, engine, report
 
     def _deviations(self, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
         """In what the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
@@ -400,8 +400,8 @@ class _Build:
         """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
         spec, generation, path = self.spec, self.generation, folder / "model.onnx"
         if spec.timing_cache is None and generation.capabilities.timing_cache:
-            kept = None if is_none(self.request.timing_cache) else kept_timing(generation, generation.device(spec))
-            spec = replace(spec, timing_cache=kept or folder / "timing.cache")  # a second build is then much faster
+            cache = None if is_none(self.request.timing_cache) else kept_timing(generation, generation.device(spec))
+            spec = replace(spec, timing_cache=cache or folder / "timing.cache")  # a second build is then much faster
         try:
             if issues := generation.limits(graph):
                 raise refusal(self.name, issues)
@@ -415,7 +415,7 @@ class _Build:
                 embedded=self.embedded,
             )
             save_model(lowered.proto, path)
-            built = generation.build(
+            engine = generation.build(
                 path,
                 replace(spec, profiles=self._engine()[1]),
                 quantized=lowered.quantized,
@@ -428,15 +428,15 @@ class _Build:
                 reporter=self.request.reporter,
             )
             shapes = _opt_shapes(*self._engine())
-            return lowered, seen_through(built, lowered, spec, shapes, self.request.reporter)
+            return lowered, seen_through(engine, lowered, spec, shapes, self.request.reporter)
         except UnsupportedOperator as error:
             parts = written_out(graph, error.issues, self.request.reporter)
-            reading = {} if self.table is None or error.issues else self._reading(str(error), graph)
-            if parts is None and not reading.keys() <= unquantized.keys():
+            readers = {} if self.table is None or error.issues else self._reading(str(error), graph)
+            if parts is None and not readers.keys() <= unquantized.keys():
                 self.request.reporter.warn(
-                    f"building again with {first_of(reading)} in {spec.base.upper()}, for {error}"
+                    f"building again with {first_of(readers)} in {spec.base.upper()}, for {error}"
                 )
-                return self._planned(graph, {**unquantized, **reading}, folder)
+                return self._planned(graph, {**unquantized, **readers}, folder)
             if parts is None:
                 origins = Origins(self.model.proto, graph)
                 if not error.issues:
@@ -452,22 +452,25 @@ class _Build:
         """Of what reads a node without an implementation, the layers in INT8 or FP8, each with why it can't be: TensorRT moves
         the QuantizeLinear in front of them to the node's own input, and then the node has to compute on codes (8.6, a Resize
         whose result is joined with others: docs/results/zoo.md)."""
-        found: dict[str, str] = {}
-        made: set[str] = set()
-        named = ""
+        reasons: dict[str, str] = {}
+        tensors: set[str] = set()
+        refused_node = ""
         for node in graph.graph.node:
             if node.op_type not in WEIGHTED and node.name and re.search(rf"(?<!\S){re.escape(node.name)}(?!\S)", error):
-                named = named or node.name
-                made.update(node.output)
-            elif made.isdisjoint(node.input):
+                refused_node = refused_node or node.name
+                tensors.update(node.output)
+            elif tensors.isdisjoint(node.input):
                 continue
             elif node.op_type not in WEIGHTED:
-                made.update(node.output)
+                tensors.update(node.output)
             elif (
-                not made.isdisjoint(node.input[:1]) and overriding(self.spec.overrides, node.name, node.op_type) is None
+                not tensors.isdisjoint(node.input[:1])
+                and overriding(self.spec.overrides, node.name, node.op_type) is None
             ):
-                found[node.name] = f"{self.generation} has no implementation of {named} in front of it when quantized"
-        return found
+                reasons[node.name] = (
+                    f"{self.generation} has no implementation of {refused_node} in front of it when quantized"
+                )
+        return reasons
 
     # Engines that are there
 
@@ -513,9 +516,9 @@ class _Build:
         if not request.force and (entry := store.find(parts)):
             store.share(entry, reporter)
             return entry, None
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as lock:
             try:
-                held.enter_context(store.building(digest_of(parts), reporter))
+                lock.enter_context(store.building(digest_of(parts), reporter))
             except OutputError as error:  # such as a folder that others write, and that we may read
                 if must_store:
                     raise
@@ -575,22 +578,22 @@ class _Build:
         graph, source = self.request.save_onnx, self.model.path
         try:
             entry.check(*(name for name in entry.files if name != PLAN))
-            stored = load_manifest(entry.plan)
+            entry_manifest = load_manifest(entry.plan)
         except TrtoptError as error:
             raise Damaged(str(error)) from None
-        if stored is None:
+        if entry_manifest is None:
             raise Damaged("it has no manifest")
         tell_cut_off(self.request)
         manifest = replace(
-            stored,
-            source={**stored.source, "path": str(source) if source else None},
+            entry_manifest,
+            source={**entry_manifest.source, "path": str(source) if source else None},
             graph_file=beside(self.output, graph) if graph else None,
             classes=self.classes,
             output_kinds=self._kinds(self.classes),
         )
-        with writing_together(self.output, manifest_path(self.output)) as (plan, described):
+        with writing_together(self.output, manifest_path(self.output)) as (plan, manifest_file):
             entry.copy(PLAN, plan)
-            described.write_bytes(json_bytes(asdict(manifest)))
+            manifest_file.write_bytes(json_bytes(asdict(manifest)))
             if graph:
                 save_model(load_model(entry.folder / GRAPH).proto, graph)
         return manifest
@@ -604,8 +607,8 @@ class _Build:
             manifest = load_manifest(self.output)
             if manifest is None or manifest.key != self._key() or sha256_file(self.output) != manifest.plan["sha256"]:
                 return None
-            kept = not graph or (Path(graph).is_file() and load_model(graph).fingerprint == manifest.graph)
-            return manifest if kept else None
+            graph_kept = not graph or (Path(graph).is_file() and load_model(graph).fingerprint == manifest.graph)
+            return manifest if graph_kept else None
         except TrtoptError:
             return None  # unreadable: build again
 
@@ -613,66 +616,66 @@ class _Build:
         """The manifest with the class names given now, if they are, and the kinds of the outputs: no plan depends on them."""
         classes = manifest.classes if self.classes is None else list(self.classes)
         reporter = self.request.reporter
-        changed = replace(manifest, classes=classes, output_kinds=self._kinds(classes))
-        if changed == manifest:
+        new_manifest = replace(manifest, classes=classes, output_kinds=self._kinds(classes))
+        if new_manifest == manifest:
             return manifest
-        path = changed.save(self.output)
-        if changed.classes != manifest.classes:
+        path = new_manifest.save(self.output)
+        if new_manifest.classes != manifest.classes:
             reporter.note(f"{path} has {len(classes or ())} class names now")
-        if changed.output_kinds != manifest.output_kinds:
-            changes = ", ".join(f"{name}={kind}" for name, kind in (changed.output_kinds or {}).items())
+        if new_manifest.output_kinds != manifest.output_kinds:
+            changes = ", ".join(f"{name}={kind}" for name, kind in (new_manifest.output_kinds or {}).items())
             reporter.note(f"{path} has kinds of outputs now: {changes}")
-        return changed
+        return new_manifest
 
     def _kinds(self, classes: Sequence[str] | None) -> dict[str, str]:
         """Output name → what it holds."""
         kinds = resolve(self.model.proto, self.model.outputs, self.stated, classes)
         return {name: str(kind) for name, kind in kinds.items()}
 
-    def write(self, lowered: Lowered, built: BuiltPlan, report: PrecisionReport, seconds: float) -> Manifest:
+    def write(self, lowered: Lowered, engine: BuiltPlan, report: PrecisionReport, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         graph, cache = self.request.save_onnx, self.request.save_cache
-        told = [replace(item, reason=MEASURED) if item.node in self._unsafe else item for item in lowered.kept]
-        counts, summary = precision_summary(built.layers, told, built.layers_unknown or built.unseen)
-        generation, device, asked = self.generation, self.generation.device(self.spec), self.spec.describe()
+        kept_nodes = [replace(item, reason=MEASURED) if item.node in self._unsafe else item for item in lowered.kept]
+        counts, summary = precision_summary(engine.layers, kept_nodes, engine.layers_unknown or engine.unseen)
+        generation, device, spec = self.generation, self.generation.device(self.spec), self.spec.describe()
         embedded, (inputs, profiles) = self.embedded, self._engine()
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
-            partial.write_bytes(built.plan)
+            partial.write_bytes(engine.plan)
             manifest = Manifest(
                 generation={name: getattr(generation, name) for name in ("family", "product", "version")}
                 | {"gpu": str(device) if device else None},
-                targets=[f"sm{target}" for target in built.targets],
-                spec=asked,
+                targets=[f"sm{target}" for target in engine.targets],
+                spec=spec,
                 precision=counts,
                 precision_summary=summary,
                 coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
-                layers=plain(built.layers),
+                layers=plain(engine.layers),
                 kept=plain(lowered.kept),
                 inputs=list(map(_tensor, inputs)),
                 outputs=list(map(_tensor, self.model.outputs)),
                 profiles=replace(self.spec, profiles=profiles).describe()["profiles"],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
-                plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
+                plan={"sha256": hashlib.sha256(engine.plan).hexdigest(), "bytes": memoryview(engine.plan).nbytes},
                 key=self._key(),
                 seconds=round(seconds, 3),
                 trtopt=__version__,
                 preprocess=self.preprocessing if embedded is None else embedded.outside.describe(),
                 embedded=None if embedded is None else embedded.describe(),
                 calibration=_summary(self.table),
-                warnings=list(built.warnings),
+                warnings=list(engine.warnings),
                 graph=fingerprint(lowered.proto) if graph else None,
                 graph_file=beside(self.output, graph) if graph else None,
                 classes=self.classes,
                 output_kinds=self._kinds(self.classes),
                 safety=None if self.safety is None else self.safety.describe(),
-                scratch=built.scratch,
-                compute_capabilities=list(built.targets) or ([device.compute_capability] if device else []),
+                scratch=engine.scratch,
+                compute_capabilities=list(engine.targets) or ([device.compute_capability] if device else []),
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
             if graph:
                 save_model(lowered.proto, graph)
-            if cache and built.native_cache is not None:
-                write_bytes(cache, built.native_cache)
+            if cache and engine.native_cache is not None:
+                write_bytes(cache, engine.native_cache)
             # Everything is on the disk when the first file takes its name: a full disk leaves what was there before.
         return manifest
 
@@ -719,14 +722,14 @@ def _opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> li
 
 def tell_cut_off(request: BuildRequest) -> None:
     """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
-    output, saved = Path(request.output), request.save_onnx
-    if saved is None and (graph := kept_graph(output)) is not None:
+    output, graph_file = Path(request.output), request.save_onnx
+    if graph_file is None and (graph := kept_graph(output)) is not None:
         request.reporter.warn(
             f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add `save_onnx='{graph}'`"
         )
-    if saved is not None and beside(output, saved) is None:
+    if graph_file is not None and beside(output, graph_file) is None:
         request.reporter.warn(
-            f"{os.fspath(saved)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
+            f"{os.fspath(graph_file)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
             "`backend='onnxruntime'` won't find it"
         )
 
@@ -737,7 +740,7 @@ def _summary(table: Table | None) -> dict[str, Any] | None:
 
 def _tensor(info: TensorInfo) -> dict[str, Any]:
     """As the manifest has it: where samples lie stands there if they don't lie first."""
-    described: dict[str, Any] = plain(info)
+    description: dict[str, Any] = plain(info)
     if info.batch_axis != 0:
-        return described
-    return {name: value for name, value in described.items() if name != "batch_axis"}
+        return description
+    return {name: value for name, value in description.items() if name != "batch_axis"}

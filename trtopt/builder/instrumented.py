@@ -52,20 +52,20 @@ def build_with_outputs(
             "scales, without `calibrator='native'`, to compare tensors"
         )
     wider = whole_copy(graph)
-    known = {value.name: value for value in infer_shapes(graph).graph.value_info}
+    values = {value.name: value for value in infer_shapes(graph).graph.value_info}
     own = {value.name for value in graph.graph.output}
-    wider.graph.output.extend(known[name] for name in tensors if name in known and name not in own)
+    wider.graph.output.extend(values[name] for name in tensors if name in values and name not in own)
     path, plan = folder / "outputs.onnx", folder / "outputs.engine"
     save_model(wider, path)
-    fixed, preferred = ({}, {}) if generation.typed(spec) else _precisions(manifest, spec, graph)
+    layer_precision, preferred = ({}, {}) if generation.typed(spec) else _precisions(manifest, spec, graph)
     if generation.capabilities.timing_cache:  # in which it finds what the engine's own build has timed
         spec = replace(spec, timing_cache=kept_timing(generation, generation.device(spec)))
     try:
-        built = generation.build(
+        engine = generation.build(
             path,
             spec,
             quantized=is_quantized(graph),
-            layer_precision=fixed,
+            layer_precision=layer_precision,
             preferred=preferred,
             name="the engine with tensors inside it as outputs",
             reporter=reporter,
@@ -74,7 +74,7 @@ def build_with_outputs(
         raise type(error)(
             f"{error}; compare the tensors of its graph instead, which build keeps by `save_onnx=`"
         ) from error
-    write_bytes(plan, built.plan)
+    write_bytes(plan, engine.plan)
     return plan
 
 
@@ -90,17 +90,25 @@ def _precisions(
     """What nodes run in where the graph doesn't say it: what they must, and what the engine was seen to run them in."""
     nodes = {node.name: node for node in graph.graph.node}
     overrides = tuple(map(Override.parse, manifest.spec.get("overrides", ())))
-    named = {name: overriding(overrides, name, node.op_type) for name, node in nodes.items()}
-    fixed = {name: wanted for name, wanted in named.items() if wanted is not None and not wanted.quantized}
-    kept = (item["node"] for item in manifest.kept if item["precision"] == Precision.FP32)
-    fixed |= {name: Precision.FP32 for name in kept if name in nodes}
-    fixed |= dict.fromkeys(embed.arithmetic(graph), Precision.FP32)
+    overrides_by_node = {name: overriding(overrides, name, node.op_type) for name, node in nodes.items()}
+    layer_precision = {
+        name: override
+        for name, override in overrides_by_node.items()
+        if override is not None and not override.quantized
+    }
+    in_fp32 = (item["node"] for item in manifest.kept if item["precision"] == Precision.FP32)
+    layer_precision |= {name: Precision.FP32 for name in in_fp32 if name in nodes}
+    layer_precision |= dict.fromkeys(embed.arithmetic(graph), Precision.FP32)
     if spec.base is Precision.FP32:
         return {}, {}
-    seen = {
+    engine_precision = {
         name: Precision(layer["precision"])
         for layer in manifest.layers
         for name in layer["nodes"]
         if name in nodes and nodes[name].op_type in HEAVY_OPS
     }
-    return fixed, {name: found for name, found in seen.items() if not found.quantized and name not in fixed}
+    return layer_precision, {
+        name: precision
+        for name, precision in engine_precision.items()
+        if not precision.quantized and name not in layer_precision
+    }

@@ -53,7 +53,7 @@ _NAMED = (  # the first that matches: cuBLAS's, cuDNN's, and those of TensorRT's
 
 
 def seen_through(
-    built: BuiltPlan,
+    engine: BuiltPlan,
     lowered: Lowered,
     spec: BuildSpec,
     shapes: Sequence[Mapping[str, Sequence[int]]],
@@ -64,37 +64,37 @@ def seen_through(
     Args:
         shapes: of the engine's inputs, what each profile is tuned for.
     """
-    regions = [layer.name for layer in built.layers if REGION in layer.name]
+    regions = [layer.name for layer in engine.layers if REGION in layer.name]
     if not regions or spec.precision is Precision.FP32:
-        return built
-    named = {node for layer in built.layers for node in layer.nodes} | lowered.merged.keys()
+        return engine
+    named_nodes = {node for layer in engine.layers for node in layer.nodes} | lowered.merged.keys()
     graph = lowered.proto.graph
     nodes = {
         node.name: (node, kind)
         for node in graph.node
-        if (kind := HEAVY_OPS.get(node.op_type)) and node.name not in named
+        if (kind := HEAVY_OPS.get(node.op_type)) and node.name not in named_nodes
     }
     if lowered.asked:
-        asked = {name: lowered.asked[name] for name in nodes if name in lowered.asked}
+        asked_nodes = {name: lowered.asked[name] for name in nodes if name in lowered.asked}
     else:  # TensorRT chose between FP32 and this
         weights = {item.name for item in graph.initializer}
-        weighted = [name for name, (node, _) in nodes.items() if weights.intersection(node.input)]
-        asked = {name: lowered.layer_precision.get(name, spec.precision) for name in weighted}
-    if not asked:
-        return built
+        weighted_nodes = [name for name, (node, _) in nodes.items() if weights.intersection(node.input)]
+        asked_nodes = {name: lowered.layer_precision.get(name, spec.precision) for name in weighted_nodes}
+    if not asked_nodes:
+        return engine
     unseen = f"of what is in {first_of(regions, 2)} TensorRT says nothing"
-    if len(set(asked.values())) > 1:
-        return replace(built, unseen=unseen)
-    hidden = {name: nodes[name][1] for name in asked}
-    wanted = next(iter(asked.values()))
+    if len(set(asked_nodes.values())) > 1:
+        return replace(engine, unseen=unseen)
+    hidden_nodes = {name: nodes[name][1] for name in asked_nodes}
+    precision = next(iter(asked_nodes.values()))
     # What may run in floating point there beside quantized nodes.
-    others = len(nodes) - len(hidden) if wanted.quantized else 0
+    others = len(nodes) - len(hidden_nodes) if precision.quantized else 0
     with reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
         try:
-            runs = launched(built.plan, shapes, spec.device)
-            return replace(built, layers=with_hidden(built.layers, hidden, others, wanted, runs))
+            runs = launched(engine.plan, shapes, spec.device)
+            return replace(engine, layers=with_hidden(engine.layers, hidden_nodes, others, precision, runs))
         except EngineError as error:
-            return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
+            return replace(engine, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
 
 
 def launched(
@@ -119,8 +119,8 @@ def launched(
         try:
             answer = json.loads((folder / "answer.json").read_text())
         except (OSError, ValueError):
-            said = run.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise EngineError(": ".join([f"its process ended with status {run.returncode}", *said])) from None
+            last_lines = run.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise EngineError(": ".join([f"its process ended with status {run.returncode}", *last_lines])) from None
     if "problem" in answer:
         raise EngineError(answer["problem"])
     return tuple(tuple(names) for names in answer["kernels"])
@@ -144,35 +144,38 @@ def multiplies_in(kernel: str) -> Precision | None:
 
 def with_hidden(
     layers: Sequence[LayerInfo],
-    hidden: Mapping[str, str],
+    nodes: Mapping[str, str],
     others: int,
-    wanted: Precision,
+    precision: Precision,
     runs: Sequence[Sequence[str]],
 ) -> tuple[LayerInfo, ...]:
-    """The layers, and one more for each node of a region, where the kernels leave no doubt that all of them run as wanted.
+    """The layers, and one more for each node of a region, where the kernels leave no doubt that all of them run in
+    `precision`.
 
     Each profile's run is counted by itself. Either it launches no kernel in another precision than those of the layers that
-    TensorRT tells of, or there are kernels enough in the wanted one for all nodes, and no more others than there may be.
+    TensorRT tells of, or there are kernels enough in this one for all nodes, and no more others than there may be.
 
     Args:
         layers: what TensorRT tells; those of the second profile on have it at the end of their names.
-        hidden: node that must run in `wanted` → its layer's kind.
+        nodes: of the regions, those that must run in `precision` → their layers' kinds.
         others: nodes with products that no layer names and that needn't (attention).
         runs: kernels by profile.
     """
-    found = list(layers)
+    all_layers = list(layers)
     for number, kernels in enumerate(runs):
         end = f" [profile {number}]" if number else ""
         own = [layer for layer in layers if profile_suffix(layer.name) == end]
-        told = Counter(layer.precision for layer in own if layer.kind in HEAVY)
-        counts = Counter(filter(None, map(multiplies_in, kernels)))
-        left = sum(count for item, count in (counts - told).items() if item is not wanted)
-        enough = counts[wanted] - told[wanted] >= len(hidden) and left <= others
-        if not counts[wanted] - told[wanted] or (left and not enough):
-            said = ", ".join(f"{count} {item.upper()}" for item, count in counts.items()) or "none"
+        layer_counts = Counter(layer.precision for layer in own if layer.kind in HEAVY)
+        kernel_counts = Counter(filter(None, map(multiplies_in, kernels)))
+        surplus = sum(count for item, count in (kernel_counts - layer_counts).items() if item is not precision)
+        enough = kernel_counts[precision] - layer_counts[precision] >= len(nodes) and surplus <= others
+        if not kernel_counts[precision] - layer_counts[precision] or (surplus and not enough):
+            summary = ", ".join(f"{count} {item.upper()}" for item, count in kernel_counts.items()) or "none"
             raise EngineError(
-                f"an inference launches these kernels with products: {said}; {len(hidden)} nodes there should run in "
-                f"{wanted.upper()}"
+                f"an inference launches these kernels with products: {summary}; {len(nodes)} nodes there should run in "
+                f"{precision.upper()}"
             )
-        found += [LayerInfo(f"{node}, by its kernels{end}", kind, wanted, (node,)) for node, kind in hidden.items()]
-    return tuple(found)
+        all_layers += [
+            LayerInfo(f"{node}, by its kernels{end}", kind, precision, (node,)) for node, kind in nodes.items()
+        ]
+    return tuple(all_layers)

@@ -24,6 +24,7 @@ from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
 from trtopt.graph.passes.quantize import insert_qdq, is_quantized
 from trtopt.graph.passes.rearrange import rearrange
 from trtopt.graph.passes.repair import repair_weights
+from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import forget_placeholders
@@ -64,6 +65,38 @@ class Lowered:
     source: onnx.ModelProto | None = None
 
 
+@dataclass(frozen=True)
+class _Nodes:
+    """The nodes of a model whose precision something decides before it is quantized.
+
+    Attributes:
+        heavy: convolutions and matrix products with weights, in the graph's order.
+        integer: that read what the model itself has in 8 bits.
+        overrides: node → the precision that the user named for it.
+        unsafe: node → why it must stay in FP32.
+    """
+
+    heavy: Sequence[str]
+    integer: Collection[str]
+    overrides: Mapping[str, Precision]
+    unsafe: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """Where Q/DQ pairs stand in a graph.
+
+    Attributes:
+        points: in the build's own precision.
+        fp8: in layers that run in FP8 beside INT8.
+        merged: as in `Lowered`.
+    """
+
+    points: Points
+    fp8: Points
+    merged: Mapping[str, str]
+
+
 def lower(
     folded: onnx.ModelProto,
     spec: BuildSpec,
@@ -87,87 +120,168 @@ def lower(
         ModelError: the model can't be written in an opset that this generation reads, or not in the types asked for.
     """
     check_overrides(spec.overrides, folded.graph.node)
-    islands: dict[str, str] = {}
-    if table is not None and has_half(folded):  # scales are of the model in FP32 types, whatever its own
-        own = typed_already(to_ir(folded))
-        folded, islands = fp32_typed(folded)
-        islands = islands if own is not None else {}
-    typed, can = generation.typed(spec), generation.capabilities
-    quantized = table is not None or is_quantized(folded)
-    in_fp8 = table.in_fp8 if table is not None and spec.fp8_layers else ()
-    needed = quantize.OPSET.get(Precision.FP8 if in_fp8 else spec.precision, 1)
-    opset = max(needed, typed_opset(spec.base, quantized) if typed else 1)
-    opset = opset if embedded is None else max(opset, embed.OPSET)
-    model = to_ir_at(folded, opset)
-    unsafe = {**islands, **(measured or {})}
+    typed, capabilities = generation.typed(spec), generation.capabilities
+    unsafe = dict(measured or {})
+    if table is not None and has_half(folded):
+        folded, islands = _in_fp32_types(folded)
+        unsafe = {**islands, **unsafe}
+    model = to_ir_at(folded, _opset(folded, spec, table, embedded, typed=typed))
     if table is not None and spec.base is Precision.FP16:
         unsafe |= overflowing(model, table.beyond_fp16)
-    passes = [readable(model, can.max_opset)]
+    passes = [readable(model, capabilities.max_opset)]
     source = as_read(folded, passes[0])
-    heavy = [str(node.name) for node in model.graph if node.op_type in WEIGHTED]
-    codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
-    integer = {str(reader.name) for node in codes for reader in node.successors()}  # quantized in the model
-    named = {
-        str(node.name): wanted
-        for node in model.graph
-        if (wanted := overriding(spec.overrides, str(node.name), node.op_type)) is not None
-    }
-    points, merged = Points({}), dict[str, str]()
-    eighths = Points({}, precision=Precision.FP8)
-    if table is not None and table.smoothed and spec.precision is Precision.INT8:
-        passes.append(smooth(model, table.smoothed))
+    nodes, placement = _nodes(model, spec, unsafe), _Placement(Points({}), Points({}), {})
     if table is not None:
-        decided = table.left_out if spec.precision is Precision.INT8 else {}
-        decided = {**decided, **unsafe}
-        reasons = {**dict.fromkeys(without_scales(table), NO_SCALE), **decided, **(unquantized or {})}
-        points = find_points(
-            model,
-            spec.precision,
-            base=spec.base,
-            overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
-            excluded=can.float_only,
-            conv_borders=can.conv_borders if spec.precision is Precision.INT8 else "",
-        )
-        if in_fp8:
-            others = [node for node in heavy if node not in in_fp8 or node in named or node in unsafe]
-            others += unquantized or {}
-            eighths = fp8_points(model, others, spec.base, can)
-        told = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
-        told = (replace(item, precision=Precision.FP8) if item.node in eighths.quantized else item for item in told)
-        points = replace(points, kept=tuple(told))
-        if spec.precision is Precision.INT8:
-            found, points = repair_weights(model, points, table.repairs)
-            passes.append(found)
-        passes.append(insert_qdq(model, points, table.amax, base=spec.base if typed else Precision.FP32))
-        passes.append(insert_qdq(model, eighths, table.largest, base=spec.base))
-        if generation.rearranges(spec):
-            passes.append(rearrange(model, fixed=named))
-            merged = {node: other for node, other in passes[-1].changes.items() if node != other}
+        placement = _quantize(model, spec, generation, table, nodes, unquantized or {}, passes)
     layer_precision: dict[str, Precision] = {}
-    reduced: Collection[str] = ()
     if typed:
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
         in_fp32, reduced = passes[-1].kept, passes[-1].changes
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
+        reduced = {}
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
-        layer_precision |= {node: wanted for node, wanted in named.items() if not wanted.quantized}
-    asked = {name: spec.precision for name in points.quantized if name not in merged}
-    if typed and not spec.precision.quantized:
-        asked = {name: spec.base for name in heavy if name in reduced and name not in integer}
-    asked |= dict.fromkeys(eighths.quantized, Precision.FP8) | named
+        layer_precision |= {node: precision for node, precision in nodes.overrides.items() if not precision.quantized}
+    asked = _asked(spec, nodes, placement, reduced, typed=typed)
     preferred: dict[str, Precision] = {}
     if table is not None and not typed and spec.base is not Precision.FP32:
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
-        left = set(heavy) - asked.keys()
-        preferred = dict.fromkeys(sorted((left | _beside(model, left)) - layer_precision.keys()), spec.base)
-    if not can.stored_codes:
+        free = set(nodes.heavy) - asked.keys()
+        preferred = dict.fromkeys(sorted((free | _beside(model, free)) - layer_precision.keys()), spec.base)
+    if not capabilities.stored_codes:
         passes.append(with_float_weights(model))
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
         if not typed and spec.base is not Precision.FP32:
-            new = [node for node in model.graph if node.name in passes[-1].changes]
-            layer_precision |= {str(node.name): Precision.FP32 for node in new if node.op_type in embed.ARITHMETIC}
+            new_nodes = [node for node in model.graph if node.name in passes[-1].changes]
+            layer_precision |= {
+                str(node.name): Precision.FP32 for node in new_nodes if node.op_type in embed.ARITHMETIC
+            }
+    proto = _written(model, spec, passes, folded)
+    kept_layers = (*(item for item in placement.points.kept if item.node not in unsafe), *in_fp32)
+    return Lowered(
+        proto, asked, kept_layers, is_quantized(proto), layer_precision, placement.merged, preferred, typed, source
+    )
+
+
+def _in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """A model with FP16 or BF16 types in FP32's, which are those that scales are of; and node → why it must stay in FP32, of
+    those that a model in these types computes so itself."""
+    own = typed_already(to_ir(folded))
+    fp32_model, islands = fp32_typed(folded)
+    return fp32_model, islands if own is not None else {}
+
+
+def _in_fp8(spec: BuildSpec, table: Table | None) -> Collection[str]:
+    """Layers that run in FP8 beside INT8."""
+    return table.in_fp8 if table is not None and spec.fp8_layers else ()
+
+
+def _opset(
+    folded: onnx.ModelProto, spec: BuildSpec, table: Table | None, embedded: Embedded | None, *, typed: bool
+) -> int:
+    """The oldest opset that has all that will be written into the graph."""
+    opset = quantize.OPSET.get(Precision.FP8 if _in_fp8(spec, table) else spec.precision, 1)
+    if typed:
+        opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
+    return opset if embedded is None else max(opset, embed.OPSET)
+
+
+def _nodes(model: ir.Model, spec: BuildSpec, unsafe: Mapping[str, str]) -> _Nodes:
+    codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
+    return _Nodes(
+        heavy=[str(node.name) for node in model.graph if node.op_type in WEIGHTED],
+        integer={str(reader.name) for node in codes for reader in node.successors()},
+        overrides={
+            str(node.name): precision
+            for node in model.graph
+            if (precision := overriding(spec.overrides, str(node.name), node.op_type)) is not None
+        },
+        unsafe=unsafe,
+    )
+
+
+def _quantize(
+    model: ir.Model,
+    spec: BuildSpec,
+    generation: Generation,
+    table: Table,
+    nodes: _Nodes,
+    unquantized: Mapping[str, str],
+    passes: list[PassResult],
+) -> _Placement:
+    """Smooth and repair the weights and insert Q/DQ, as the table says; each step's result comes to `passes`."""
+    int8 = spec.precision is Precision.INT8
+    if table.smoothed and int8:
+        passes.append(smooth(model, table.smoothed))
+    points, fp8 = _points(model, spec, generation.capabilities, table, nodes, unquantized)
+    if int8:
+        repairs, points = repair_weights(model, points, table.repairs)
+        passes.append(repairs)
+    passes.append(insert_qdq(model, points, table.amax, base=spec.base if generation.typed(spec) else Precision.FP32))
+    passes.append(insert_qdq(model, fp8, table.largest, base=spec.base))
+    if not generation.rearranges(spec):
+        return _Placement(points, fp8, {})
+    passes.append(rearrange(model, fixed=nodes.overrides))
+    return _Placement(points, fp8, {node: other for node, other in passes[-1].changes.items() if node != other})
+
+
+def _points(
+    model: ir.Model,
+    spec: BuildSpec,
+    capabilities: Capabilities,
+    table: Table,
+    nodes: _Nodes,
+    unquantized: Mapping[str, str],
+) -> tuple[Points, Points]:
+    """Where the build's own 8 bits go, with the reason for each layer that stays out, and where FP8 goes beside INT8."""
+    int8 = spec.precision is Precision.INT8
+    reasons = {
+        **dict.fromkeys(without_scales(table), NO_SCALE),
+        **(table.left_out if int8 else {}),
+        **nodes.unsafe,
+        **unquantized,
+    }
+    points = find_points(
+        model,
+        spec.precision,
+        base=spec.base,
+        overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
+        excluded=capabilities.float_only,
+        conv_borders=capabilities.conv_borders if int8 else "",
+    )
+    fp8 = Points({}, precision=Precision.FP8)
+    if in_fp8 := _in_fp8(spec, table):
+        other_layers = [
+            node for node in nodes.heavy if node not in in_fp8 or node in nodes.overrides or node in nodes.unsafe
+        ]
+        fp8 = fp8_points(model, [*other_layers, *unquantized], spec.base, capabilities)
+    kept_layers = [replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept]
+    kept_layers = [
+        replace(item, precision=Precision.FP8) if item.node in fp8.quantized else item for item in kept_layers
+    ]
+    return replace(points, kept=tuple(kept_layers)), fp8
+
+
+def _asked(
+    spec: BuildSpec, nodes: _Nodes, placement: _Placement, reduced: Collection[str], *, typed: bool
+) -> dict[str, Precision]:
+    """Node → the precision that its layer must be found in.
+
+    Args:
+        reduced: nodes that a typed graph computes in the base precision.
+    """
+    if typed and not spec.precision.quantized:
+        asked = {name: spec.base for name in nodes.heavy if name in reduced and name not in nodes.integer}
+    else:
+        asked = {name: spec.precision for name in placement.points.quantized if name not in placement.merged}
+    return {**asked, **dict.fromkeys(placement.fp8.quantized, Precision.FP8), **nodes.overrides}
+
+
+def _written(
+    model: ir.Model, spec: BuildSpec, passes: Sequence[PassResult], folded: onnx.ModelProto
+) -> onnx.ModelProto:
+    """The graph as a valid message; `folded` where no pass changed it."""
     changed = any(item.changed for item in passes)
     proto = to_proto(model) if changed else folded
     forget_placeholders(proto)
@@ -175,13 +289,14 @@ def lower(
         raise ModelError(
             f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
         )
-    kept = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
-    return Lowered(proto, asked, kept, is_quantized(proto), layer_precision, merged, preferred, typed, source)
+    return proto
 
 
-def fp8_points(model: ir.Model, others: Iterable[str], base: Precision, can: Capabilities) -> Points:
+def fp8_points(model: ir.Model, others: Iterable[str], base: Precision, capabilities: Capabilities) -> Points:
     """Where FP8 goes that runs beside INT8: into all layers but `others`."""
-    return find_points(model, Precision.FP8, base=base, overrides=kept_out(others, base), excluded=can.float_only)
+    return find_points(
+        model, Precision.FP8, base=base, overrides=kept_out(others, base), excluded=capabilities.float_only
+    )
 
 
 def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
@@ -217,31 +332,33 @@ class PrecisionReport:
 
 
 def judge(
-    built: BuiltPlan, lowered: Lowered, spec: BuildSpec, work: Mapping[str, int], asked: Collection[str]
+    engine: BuiltPlan, lowered: Lowered, spec: BuildSpec, work: Mapping[str, int], asked_nodes: Collection[str]
 ) -> PrecisionReport:
     """Compare what the engine runs with what was asked for.
 
     Args:
         work: multiply-accumulates by node.
-        asked: nodes that were asked for at first, before a repair left some out.
+        asked_nodes: those that were asked for at first, before a repair left some out.
     """
-    lost = lost_precision(built.layers, lowered.asked)
-    named = {node for layer in built.layers for node in layer.nodes}
-    unseen = [node for node in lowered.asked if node not in named]
-    heavy = [layer for layer in built.layers if layer.kind in HEAVY]
+    lost = lost_precision(engine.layers, lowered.asked)
+    named_nodes = {node for layer in engine.layers for node in layer.nodes}
+    unnamed_nodes = [node for node in lowered.asked if node not in named_nodes]
+    heavy = [layer for layer in engine.layers if layer.kind in HEAVY]
     # Where the work of a node isn't known, all count the same.
-    weight = work if work.keys() >= {*asked, *lowered.asked} else dict.fromkeys((*asked, *lowered.asked), 1)
-    total = sum(weight[node] for node in asked)
-    unknown = built.layers_unknown if not built.layers or unseen else ""
-    if not unknown and built.layers and 2 * sum(weight[node] for node in unseen) > total:
-        unknown = f"its layers name {len(lowered.asked) - len(unseen)} of the {len(lowered.asked)} nodes asked for"
-        if built.unseen:
-            unknown += f"; {built.unseen}"
-    kept = sum(weight[node] for node in lowered.asked if node not in lost)
-    share = min(1.0, kept / total) if total else 1.0
+    weight = work if work.keys() >= {*asked_nodes, *lowered.asked} else dict.fromkeys((*asked_nodes, *lowered.asked), 1)
+    total = sum(weight[node] for node in asked_nodes)
+    unknown = engine.layers_unknown if not engine.layers or unnamed_nodes else ""
+    if not unknown and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:
+        unknown = (
+            f"its layers name {len(lowered.asked) - len(unnamed_nodes)} of the {len(lowered.asked)} nodes asked for"
+        )
+        if engine.unseen:
+            unknown += f"; {engine.unseen}"
+    kept_work = sum(weight[node] for node in lowered.asked if node not in lost)
+    share = min(1.0, kept_work / total) if total else 1.0
     problem = ""
     if lost:
-        some = first_of((f"{node} ({lowered.asked[node]} → {found})" for node, found in lost.items()), 5)
+        some = first_of((f"{node} ({lowered.asked[node]} → {precision})" for node, precision in lost.items()), 5)
         problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}"
     elif not lowered.typed and not lowered.asked and heavy and spec.precision not in {item.precision for item in heavy}:
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
@@ -256,8 +373,12 @@ def _coverage(
     """Shares of the work, or nothing where that of more than a tenth of the layers isn't known."""
     if 10 * sum(not work.keys() & set(layer.nodes) for layer in layers) > len(layers):
         return {}
-    precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
-    precision |= {node: precision[into] for node, into in merged.items() if into in precision and node in work}
+    node_precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
+    node_precision |= {
+        node: node_precision[into] for node, into in merged.items() if into in node_precision and node in work
+    }
     total = sum(work.values())
-    shares = {item: sum(work[node] for node, found in precision.items() if found is item) for item in Precision}
-    return {item: done / total for item, done in shares.items() if done}
+    shares = {
+        item: sum(work[node] for node, precision in node_precision.items() if precision is item) for item in Precision
+    }
+    return {item: count / total for item, count in shares.items() if count}

@@ -51,9 +51,9 @@ def movement(
     sets: dict[tuple[str, ...], float] = {}
     moved: dict[str, float] = {}
     slow = [name for name, entry in entries.items() if entry.method in ("entropy", "mse")]
-    asked = set(entries).difference(slow) | set(slow[:: -(-len(slow) // SEARCHED) or 1])
+    sample = set(entries).difference(slow) | set(slow[:: -(-len(slow) // SEARCHED) or 1])
     for name, entry in entries.items():
-        if name not in asked:
+        if name not in sample:
             continue
         members = shared.get(name, (name,))
         if members not in sets:

@@ -64,9 +64,9 @@ def statistics(proto: ModelProto) -> Expected | None:
 
 def record(proto: ModelProto, expected: Expected) -> None:
     """Write it into the model's metadata, which folding keeps."""
-    kept = [item for item in proto.metadata_props if item.key != KEY]
+    others = [item for item in proto.metadata_props if item.key != KEY]
     del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
+    proto.metadata_props.extend(others)
     text = json.dumps(
         {
             "tensor": expected.tensor,
@@ -83,16 +83,16 @@ def producer_of(proto: ModelProto, feed: Mapping[str, NDArray[Any]], values: NDA
     names = [str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"][:4]
     scale = float(np.abs(values).max()) or 1.0
     for name in names:
-        found = next(_run(proto, name, [feed]))
-        if found.shape == values.shape and float(np.abs(found - values).max()) < 1e-3 * scale:
+        output = next(_run(proto, name, [feed]))
+        if output.shape == values.shape and float(np.abs(output - values).max()) < 1e-3 * scale:
             return name
     return None
 
 
 def first_layers(proto: ModelProto) -> ModelProto:
     """All that `examine` needs of a model, so that the rest with its weights needn't be kept until then."""
-    known = statistics(proto)
-    tensor = known.tensor if known else _first_convolution(proto)
+    recorded = statistics(proto)
+    tensor = recorded.tensor if recorded else _first_convolution(proto)
     norms = (node for node in proto.graph.node if node.op_type == "BatchNormalization" and node.input[0] == tensor)
     norm = next(norms, None)
     part = ModelProto() if tensor is None else _upstream(proto, tensor if norm is None else str(norm.output[0]))
@@ -112,36 +112,39 @@ def examine(proto: ModelProto, samples: Sequence[Mapping[str, NDArray[Any]]]) ->
     """
     if not samples:
         return {"checked": False, "reason": "no input looks like an image"}
-    known = statistics(proto)
-    tensor = known.tensor if known else _first_convolution(proto)
+    recorded = statistics(proto)
+    tensor = recorded.tensor if recorded else _first_convolution(proto)
     if tensor is None:
         return {"checked": False, "reason": "the model has no BatchNormalization, no record of one and no convolution"}
     try:
         mean, std = _moments(_run(proto, tensor, samples))
     except (TrtoptError, ValueError) as error:
         return {"checked": False, "reason": f"the model's first layers can't be run alone: {str(error)[:200]}"}
-    if known is None:
+    if recorded is None:
         return _raw_pixels(samples, tensor, std)
-    if mean.shape != known.mean.shape:
-        return {"checked": False, "reason": f"{tensor} has {mean.size} channels, {known.source} {known.mean.size}"}
-    used = known.std > 1e-3 * known.std.max()  # dead channels say nothing
-    shift = float(np.median(np.abs(mean - known.mean)[used] / known.std[used]))
-    spread = float(np.median(np.log(np.maximum(std[used], 1e-12) / known.std[used])))
-    result = {"checked": True, "by": known.source, "tensor": tensor, "shift": shift, "spread": math.exp(spread)}
+    if mean.shape != recorded.mean.shape:
+        return {
+            "checked": False,
+            "reason": f"{tensor} has {mean.size} channels, {recorded.source} {recorded.mean.size}",
+        }
+    alive = recorded.std > 1e-3 * recorded.std.max()  # dead channels say nothing
+    shift = float(np.median(np.abs(mean - recorded.mean)[alive] / recorded.std[alive]))
+    spread = float(np.median(np.log(np.maximum(std[alive], 1e-12) / recorded.std[alive])))
+    result = {"checked": True, "by": recorded.source, "tensor": tensor, "shift": shift, "spread": math.exp(spread)}
     result = {key: float(f"{item:.4g}") if isinstance(item, float) else item for key, item in result.items()}
     if abs(spread) > SPREAD or shift > SHIFT:
-        result["warning"] = _sentence(shift, spread, known.source)
+        result["warning"] = _sentence(shift, spread, recorded.source)
     return result
 
 
 def _sentence(shift: float, spread: float, source: str) -> str:
     where = f"at the model's first normalization ({source})"
     if spread > SPREAD:
-        seen = f"{where} values spread {math.exp(spread):.3g} times as far as in training"
+        finding = f"{where} values spread {math.exp(spread):.3g} times as far as in training"
     elif spread < -SPREAD:
-        seen = f"{where} values spread only {math.exp(spread):.2g} times as far as in training"
+        finding = f"{where} values spread only {math.exp(spread):.2g} times as far as in training"
     else:
-        seen = f"{where} values lie {shift:.2g} standard deviations from where they lay in training"
+        finding = f"{where} values lie {shift:.2g} standard deviations from where they lay in training"
     if spread > CERTAIN:
         cause = "pixels seem to arrive as 0..255 where the model wants them normalised"
     elif spread > -SPREAD:
@@ -151,7 +154,7 @@ def _sentence(shift: float, spread: float, source: str) -> str:
             "the preprocessing (0..1 where the model wants mean and std taken off too? normalised twice?) doesn't seem to be "
             "the one the model was trained with, or the images are much darker or flatter"
         )
-    return f"{seen}: {cause}; check `preprocess=`, or the arrays in `data=`"
+    return f"{finding}: {cause}; check `preprocess=`, or the arrays in `data=`"
 
 
 def _raw_pixels(samples: Iterable[Mapping[str, NDArray[Any]]], tensor: str, std: Floats) -> dict[str, Any]:
@@ -181,11 +184,11 @@ def _recorded(proto: ModelProto) -> Expected | None:
     try:
         content = parsed_json(text)
         mean, std = (np.asarray(content[key], np.float64) for key in ("mean", "std"))
-        found = Expected(str(content["tensor"]), mean, std, str(content["source"]))
+        expected = Expected(str(content["tensor"]), mean, std, str(content["source"]))
     except (Damaged, ValueError, KeyError, TypeError):
         return None
-    there = any(found.tensor in node.output for node in proto.graph.node)
-    return found if there and mean.ndim == 1 and mean.shape == std.shape and bool((std >= 0).all()) else None
+    there = any(expected.tensor in node.output for node in proto.graph.node)
+    return expected if there and mean.ndim == 1 and mean.shape == std.shape and bool((std >= 0).all()) else None
 
 
 def _first_convolution(proto: ModelProto) -> str | None:
@@ -193,11 +196,11 @@ def _first_convolution(proto: ModelProto) -> str | None:
 
 
 def _constants(proto: ModelProto) -> dict[str, TensorProto]:
-    found = {tensor.name: tensor for tensor in proto.graph.initializer}
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         if node.op_type == "Constant":
-            found.update((str(node.output[0]), item.t) for item in node.attribute if item.name == "value")
-    return found
+            constants.update((str(node.output[0]), item.t) for item in node.attribute if item.name == "value")
+    return constants
 
 
 def _run(proto: ModelProto, tensor: str, feeds: Iterable[Mapping[str, NDArray[Any]]]) -> Iterator[NDArray[Any]]:
@@ -215,16 +218,16 @@ def _run(proto: ModelProto, tensor: str, feeds: Iterable[Mapping[str, NDArray[An
 def _upstream(proto: ModelProto, tensor: str) -> ModelProto:
     """The model up to one tensor, without what that doesn't need: a large model isn't loaded for its first layer."""
     producers = {name: index for index, node in enumerate(proto.graph.node) for name in node.output}
-    wanted, needed, names = [tensor], set[int](), set[str]()
-    while wanted:
-        name = wanted.pop()
+    pending, needed, names = [tensor], set[int](), set[str]()
+    while pending:
+        name = pending.pop()
         if name in names:
             continue
         names.add(name)
         index = producers.get(name)
         if index is not None and index not in needed:
             needed.add(index)
-            wanted += [item for item in proto.graph.node[index].input if item]
+            pending += [item for item in proto.graph.node[index].input if item]
     part = ModelProto(ir_version=proto.ir_version)
     part.opset_import.extend(proto.opset_import)
     part.functions.extend(proto.functions)

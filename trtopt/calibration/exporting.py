@@ -70,25 +70,27 @@ def export(
         CalibrationError: a tensor isn't finite on these samples.
         OutputError: the file can't be written.
     """
-    wanted = floating(folded)
+    names = floating(folded)
     scales = {**(amax or {}), **table.amax}
-    known = propagate(to_ir(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
-    rest = [name for name in wanted if name not in known]
+    propagated = propagate(to_ir(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
+    rest = [name for name in names if name not in propagated]
     if batches is not None and rest:
-        seen = observe(folded, rest, batches, total=batches.samples, threads=threads, shard=True, reporter=reporter)
-        known |= {
+        observation = observe(
+            folded, rest, batches, total=batches.samples, threads=threads, shard=True, reporter=reporter
+        )
+        propagated |= {
             name: Known(choose(histogram, table.method).amax, (name,))
-            for name, histogram in seen.histograms.items()
+            for name, histogram in observation.histograms.items()
             if histogram.absmax > 0  # nothing but zeros fits every scale, and gives none
         }
-    entries = {name: known[name].amax for name in wanted if name in known}
-    known = propagate(to_ir(original), known)
-    others = {name: known[name].amax for name in floating(original) if name in known and name not in entries}
+    entries = {name: propagated[name].amax for name in names if name in propagated}
+    propagated = propagate(to_ir(original), propagated)
+    others = {name: propagated[name].amax for name in floating(original) if name in propagated and name not in entries}
     write_cache(entries | others, path)
-    lacking = tuple(name for name in wanted if name not in entries)
+    lacking = tuple(name for name in names if name not in entries)
     if lacking:
         reporter.warn(
-            f"the exported cache has no scale for {len(lacking)} of the {len(wanted)} floating tensors ({first_of(lacking)}): "
+            f"the exported cache has no scale for {len(lacking)} of the {len(names)} floating tensors ({first_of(lacking)}): "
             "TensorRT will run layers beside them in floating point; calibrate on data to have them all"
         )
     return ExportedCache(Path(path), len(entries), len(others), lacking)

@@ -113,7 +113,7 @@ class Coverage:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know of a cache that was taken."""
-        kept = (
+        note = (
             f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "
             f"{first_of(self.unquantized)}"
         )
@@ -122,7 +122,7 @@ class Coverage:
             *([self.note] if self.note and self.missing else []),
             *([self.unusable_entries] if self.unusable else []),
             *([foreign] if self.foreign else []),
-            *([kept] if self.unquantized else []),
+            *([note] if self.unquantized else []),
         )
 
     @property
@@ -162,15 +162,15 @@ def import_table(
     exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
     ends = {value.name for value in (*folded.graph.input, *folded.graph.output)}
     numbered, note = _numbered(cache, theirs | ours, ends, networks or (lambda: _parsed(original, folded)))
-    known = {name: item for name, item in propagate(to_ir(original), numbered | exact).items() if name in ours}
-    left: dict[str, None] = {}
+    placed = {name: item for name, item in propagate(to_ir(original), numbered | exact).items() if name in ours}
+    unscaled: dict[str, None] = {}
     while True:
-        points = find_points(graph, overrides=(*overrides, *kept_out(left)))
-        scales = propagate(graph, known, points.groups)
+        points = find_points(graph, overrides=(*overrides, *kept_out(unscaled)))
+        scales = propagate(graph, placed, points.groups)
         readers = {node: None for name in points.activations if name not in scales for node, _ in points.reads[name]}
-        if missing == "error" or readers.keys() <= left.keys():
+        if missing == "error" or readers.keys() <= unscaled.keys():
             break
-        left |= readers
+        unscaled |= readers
     by: dict[str, list[str]] = {"exact": [], "numbering": [], "folding": [], "propagated": []}
     how: dict[str, str] = {}
     for name in filter(scales.__contains__, points.activations):
@@ -178,8 +178,8 @@ def import_table(
         found_by = ("exact", exact), ("numbering", numbered), ("folding" if outside else "propagated", scales)
         how[name] = next(way for way, names in found_by if name in names)
         by[how[name]].append(name)
-    used = {source for name in how for source in scales[name].sources}
-    spare = [name for name in cache.amax if name not in used]
+    sources = {source for name in how for source in scales[name].sources}
+    spare = [name for name in cache.amax if name not in sources]
     anywhere = exact.keys() | {source for item in numbered.values() for source in item.sources}
     strange = tuple(name for name in spare if name not in anywhere)
     coverage = Coverage(
@@ -187,7 +187,7 @@ def import_table(
         entries=len(cache.amax),
         **{way: tuple(names) for way, names in by.items()},
         missing=tuple(name for name in prepared.tensors if name not in scales),
-        unquantized=tuple(left),
+        unquantized=tuple(unscaled),
         spare=tuple(name for name in spare if name in anywhere),
         strange=strange,
         unusable=cache.unusable,
@@ -207,7 +207,13 @@ def import_table(
         tensors={name: TableEntry(value, how[name]) for name, value in amax.items()},
         groups=points.groups,
         model=prepared.identity,
-        data={"kind": "cache", "count": 0, "digest": cache.digest, "header": cache.header, "unquantized": list(left)},
+        data={
+            "kind": "cache",
+            "count": 0,
+            "digest": cache.digest,
+            "header": cache.header,
+            "unquantized": list(unscaled),
+        },
         method=f"imported from {cache.header}",
         samples=0,
         preprocess=None if preprocess is None else Preprocess.load(preprocess).describe(),
@@ -233,13 +239,13 @@ def _names(proto: ModelProto) -> set[str]:
 
 def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
     """Names such as `relu_1` or `123` are in many models: that some fit, even all that are needed, proves nothing."""
-    named = [name for name in cache.amax if not _UNNAMED.fullmatch(name)]
+    tensors = [name for name in cache.amax if not _UNNAMED.fullmatch(name)]
     unknown = [name for name in strange if not _UNNAMED.fullmatch(name)]
-    if 4 * len(unknown) <= len(named):
+    if 4 * len(unknown) <= len(tensors):
         return ""
     return (
-        f"the cache seems to be of another model: {len(unknown)} of the {len(named)} tensors that it names aren't in this one "
-        f"({first_of(unknown)})"
+        f"the cache seems to be of another model: {len(unknown)} of the {len(tensors)} tensors that it names aren't in this "
+        f"one ({first_of(unknown)})"
     )
 
 
@@ -251,14 +257,14 @@ def _lacking(coverage: Coverage, points: Points) -> str:
         f"{first_of(names)} (read by {first_of(readers)})"
     )
     strange = coverage.strange
-    told = (
+    hints = (
         coverage.unusable and coverage.unusable_entries,
         coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
         coverage.note,
     )
     node = glob.escape(readers[0]) if readers else "NODE"
     return (
-        f"{'; '.join([text, *map(str, filter(None, told))])}. Calibrate on real inputs instead (`images=DIR` and "
+        f"{'; '.join([text, *map(str, filter(None, hints))])}. Calibrate on real inputs instead (`images=DIR` and "
         "`preprocess=PRESET`, or `data='F.npz'`), leave what reads these tensors in floating point with "
         f"`missing='float'`, or name it: `precision_override=['{node}=fp16']`"
     )

@@ -44,12 +44,12 @@ def mixing(proto: ModelProto, probes: Sequence[Mapping[str, NDArray[Any]]]) -> s
         together = run(joined(item.samples for item in runs))
     except (ModelError, MissingDependency):
         return ""
-    for name, found in together.items():
+    for name, both in together.items():
         expected = [item[name] for item in alone]
-        if found.dtype.kind != "f" or any(item.shape[:1] != (1,) for item in expected) or found.shape[:1] != (2,):
+        if both.dtype.kind != "f" or any(item.shape[:1] != (1,) for item in expected) or both.shape[:1] != (2,):
             continue
         apart = np.concatenate(expected)
-        if apart.shape == found.shape and np.abs(apart - found).max(initial=0) > _MOST * np.abs(apart).max(initial=0):
+        if apart.shape == both.shape and np.abs(apart - both).max(initial=0) > _MOST * np.abs(apart).max(initial=0):
             first = next(info for info, is_open in zip(inputs.values(), open_) if is_open)
             sizes = [
                 "batch" if axis == 1 else "steps" if axis == 0 else str(size) for axis, size in enumerate(first.shape)

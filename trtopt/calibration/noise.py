@@ -109,9 +109,9 @@ class Parts:
 
         self.each(run)
         for name in self.outputs:
-            found = self.samples[0].expected[name]
-            if found.dtype.kind != "f":
-                self.left_out[name] = f"its type is {found.dtype}"
+            array = self.samples[0].expected[name]
+            if array.dtype.kind != "f":
+                self.left_out[name] = f"its type is {array.dtype}"
         if self.left_out.keys() >= set(self.outputs):
             raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
 
@@ -159,25 +159,25 @@ class Parts:
         names = [name for name in self.outputs if name not in self.left_out]
 
         def powers(sample: Sample) -> NDArray[np.float64]:
-            found = outputs(sample)
-            return np.array([self._powers(name, sample, found[name]) for name in names])
+            results = outputs(sample)
+            return np.array([self._powers(name, sample, results[name]) for name in names])
 
         sums = np.sum(self.each(powers, samples), axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(sums[:, 0] > 0, sums[:, 1] / sums[:, 0], np.where(sums[:, 1] > 0, np.inf, 0.0))
         return dict(zip(names, map(float, shares)))
 
-    def _powers(self, name: str, sample: Sample, found: NDArray[Any]) -> tuple[float, float]:
+    def _powers(self, name: str, sample: Sample, actual: NDArray[Any]) -> tuple[float, float]:
         """Of the signal and of the noise."""
         expected = sample.expected[name]
-        if expected.shape != found.shape:
+        if expected.shape != actual.shape:
             self.left_out[name] = "its shape depends on the values"
             return 0.0, 0.0
-        expected, found = (sample.of.cut({name: array})[name] for array in (expected, found))
+        expected, actual = (sample.of.cut({name: array})[name] for array in (expected, actual))
         counted = np.isfinite(expected)
         signal = expected[counted].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            noise = float(((found[counted] - signal) ** 2).sum())
+            noise = float(((actual[counted] - signal) ** 2).sum())
         return float((signal**2).sum()), noise if math.isfinite(noise) else math.inf
 
     def each(self, work: Callable[[Sample], Any], samples: Sequence[Sample] | None = None) -> list[Any]:
@@ -219,14 +219,14 @@ class NoiseLedger(Parts):
         for number, segment in enumerate(self.segments):
             for name in (name for name, start in self.starts.items() if start == number):
                 noise = self.of_activation(name)
-                sums = {output: sums.get(output, 0.0) + made for output, made in noise.items()}
-                loud = any(made and made >= LOUD * sums[output] for output, made in noise.items())
+                sums = {output: sums.get(output, 0.0) + power for output, power in noise.items()}
+                loud = any(power and power >= LOUD * sums[output] for output, power in noise.items())
                 factors = FACTORS if loud and name not in grouped else ()
                 yield name, noise, {factor: self.of_activation(name, factor=factor) for factor in factors}
                 advance()
             for weight in (weight for weight, holder in self.holders if holder == number):
                 noise = self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
-                sums = {output: sums.get(output, 0.0) + made for output, made in noise.items()}
+                sums = {output: sums.get(output, 0.0) + power for output, power in noise.items()}
                 yield weight, noise, {}
                 advance()
             self.step(number)

@@ -111,10 +111,10 @@ def observe(
         pool.shutdown(wait=True, cancel_futures=True)
     if not samples:
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
-    seen = Observation(runner.result(), samples)
+    observation = Observation(runner.result(), samples)
     if not shard:
-        _refuse_constant(seen, proto)
-    return seen
+        _refuse_constant(observation, proto)
+    return observation
 
 
 def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
@@ -124,9 +124,9 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
         CalibrationError: a tensor is constant in all of them.
     """
     blocks = zip_longest(*(item.blocks for item in shards), fillvalue=dict[str, Histogram]())
-    seen = Observation(tuple(map(_summed, blocks)), sum(item.samples for item in shards))
-    _refuse_constant(seen, proto)
-    return seen
+    observation = Observation(tuple(map(_summed, blocks)), sum(item.samples for item in shards))
+    _refuse_constant(observation, proto)
+    return observation
 
 
 def _summed(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
@@ -274,16 +274,16 @@ def _feeds(
 
 
 def _fitting(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]) -> Feed:
-    missing = [name for name in inputs if name not in batch]
-    if missing:
-        raise DataError(f"the data lacks the input {missing[0]!r}; it has {', '.join(batch) or 'nothing'}")
+    absent = [name for name in inputs if name not in batch]
+    if absent:
+        raise DataError(f"the data lacks the input {absent[0]!r}; it has {', '.join(batch) or 'nothing'}")
     arrays = {name: np.asarray(batch[name]) for name in inputs}
     samples_in(arrays)
     return {name: converted(arrays[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
 
 
-def _refuse_constant(seen: Observation, proto: ModelProto) -> None:
-    bad = {name: item for name, item in seen.histograms.items() if item.constant or item.absmax == 0}
+def _refuse_constant(observation: Observation, proto: ModelProto) -> None:
+    bad = {name: item for name, item in observation.histograms.items() if item.constant or item.absmax == 0}
     if not bad:
         return
     name, histogram = next(iter(bad.items()))
@@ -292,6 +292,6 @@ def _refuse_constant(seen: Observation, proto: ModelProto) -> None:
     readers = sorted({f"{node.name}=fp32" for node in proto.graph.node if not bad.keys().isdisjoint(node.input)})
     out = f"`precision_override={readers if len(readers) <= NAMED else ['NODE=fp32']}`"
     raise CalibrationError(
-        f"the tensor {name!r} ({_sources(proto)[name]}) {what} in {seen.samples} samples{more}, which gives no scale: "
+        f"the tensor {name!r} ({_sources(proto)[name]}) {what} in {observation.samples} samples{more}, which gives no scale: "
         f"calibrate on real, varied inputs, or keep what reads {'it' if len(bad) == 1 else 'them'} out with {out}"
     )

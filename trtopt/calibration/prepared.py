@@ -26,7 +26,7 @@ from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
-from trtopt.graph.proto import fingerprint
+from trtopt.graph.proto import STANDARD, fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.ort.sessions import version as ort_version
 
@@ -172,10 +172,18 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
             decide = how_to_decide(proto)
             reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
         kept = "; ".join(reasons)
+        foreign = sorted(
+            {f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD}
+        )
+        instead = "build it with `fp16=True`"
+        if foreign:  # which build refuses, too
+            instead = (
+                f"besides, TensorRT takes {first_of(foreign, 3)} with a plugin alone; `trtopt check` names such parts"
+            )
         raise CalibrationError(
             "there is nothing to quantize in the model: "
             + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")
-            + "; build it with `fp16=True`"
+            + f"; {instead}"
         )
     return Prepared(
         proto=proto,

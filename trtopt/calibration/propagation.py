@@ -54,11 +54,11 @@ class Known:
 def largest(items: Iterable[Known | None]) -> Known | None:
     """The largest of all; None where one of them isn't known."""
     parts = list(items)
-    known = [item for item in parts if item is not None]
-    if len(known) < len(parts):
+    scaled = [item for item in parts if item is not None]
+    if len(scaled) < len(parts):
         return None
     return Known(
-        max(item.amax for item in known), tuple(dict.fromkeys(name for item in known for name in item.sources))
+        max(item.amax for item in scaled), tuple(dict.fromkeys(name for item in scaled for name in item.sources))
     )
 
 
@@ -68,26 +68,26 @@ def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequ
     Args:
         groups: tensors that share one scale.
     """
-    found = dict(known)
+    scales = dict(known)
     group_of = {name: number for number, group in enumerate(groups) for name in group}
-    rules = _Rules(found, group_of)
+    rules = _Rules(scales, group_of)
     twins = _twins(model.graph)
     nodes = [node for node in model.graph if not node.domain and node.inputs and is_float(node.inputs[0])]
     size = -1
-    while size != len(found):
-        size = len(found)
+    while size != len(scales):
+        size = len(scales)
         for node in nodes:
             rules.forward(node)
         for node in reversed(nodes):
             rules.backward(node)
         for identical in twins:
             rules.equal(identical)
-    return found
+    return scales
 
 
 class _Rules:
-    def __init__(self, found: MutableMapping[str, Known], group_of: Mapping[str, int]) -> None:
-        self.found, self.group_of = found, group_of
+    def __init__(self, scales: MutableMapping[str, Known], group_of: Mapping[str, int]) -> None:
+        self.found, self.group_of = scales, group_of
         self._signs: dict[ir.Value, bool] = {}
 
     def get(self, value: ir.Value | None) -> Known | None:

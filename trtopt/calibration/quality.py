@@ -99,10 +99,12 @@ class Survey:
         finite = all(map(math.isfinite, lows + highs))  # NaN shows in both
         low, high = min(lows, default=0.0), max(highs, default=0.0)
         mean, square = _moments(flats) if finite else (math.nan, math.nan)
-        found = {key: image for key, array in feed.items() if finite and (image := as_image(array)) is not None}
-        plain = [_plain(key, image) for key, image in found.items()]
+        images_by_input = {
+            key: image for key, array in feed.items() if finite and (image := as_image(array)) is not None
+        }
+        plain = [_plain(key, image) for key, image in images_by_input.items()]
         plain = plain if all(plain) else []
-        images = [_near_one(image) for image in found.values()]
+        images = [_near_one(image) for image in images_by_input.values()]
         greys = [image.mean(0) if len(image) > 1 else image[0] for image in images]
         # Cheap, over all the content: two samples of one digest are the same for all that depends on it here.
         digest = f"{checksum(feed):08x}{struct.pack('>dd', mean, square).hex()}"
@@ -203,7 +205,7 @@ def outliers(samples: Sequence[Sample]) -> list[tuple[Sample, str]]:
     if len(usable) < 8:
         return []
     spread = float(np.median([item.std for item in usable]))
-    found: dict[int, tuple[float, str]] = {}
+    distances: dict[int, tuple[float, str]] = {}
     looks = (
         ("magnitudes up to", [item.absmax for item in usable], True),
         ("a spread of", [item.std for item in usable], True),
@@ -217,8 +219,8 @@ def outliers(samples: Sequence[Sample]) -> list[tuple[Sample, str]]:
         usual = float(np.median(values))
         for index in np.flatnonzero(distance > FAR):
             text = f"{what} {values[index]:.3g} where {usual:.3g} is usual"
-            found[int(index)] = max(found.get(int(index), (0.0, "")), (float(distance[index]), text))
-    ranked = sorted(found.items(), key=lambda item: (-item[1][0], usable[item[0]].digest))
+            distances[int(index)] = max(distances.get(int(index), (0.0, "")), (float(distance[index]), text))
+    ranked = sorted(distances.items(), key=lambda item: (-item[1][0], usable[item[0]].digest))
     return [(usable[index], text) for index, (_, text) in ranked]
 
 
@@ -228,31 +230,31 @@ def near_copies(samples: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
     Of more than `COMPARED` samples those of the lowest digests are compared.
     """
     different = {item.digest: item for item in samples if item.thumb}
-    chosen = [different[digest] for digest in sorted(different)[:COMPARED]]
-    if len(chosen) < 2:
+    compared = [different[digest] for digest in sorted(different)[:COMPARED]]
+    if len(compared) < 2:
         return []
-    halves = np.frombuffer(b"".join(item.thumb for item in chosen), np.float16)
-    thumbs = halves.astype(np.float32).reshape(len(chosen), -1)
+    halves = np.frombuffer(b"".join(item.thumb for item in compared), np.float16)
+    thumbs = halves.astype(np.float32).reshape(len(compared), -1)
     pairs = []
-    for start in range(0, len(chosen), 512):
+    for start in range(0, len(compared), 512):
         alike = thumbs[start : start + 512] @ thumbs.T
         for row in range(len(alike)):
             earlier = np.flatnonzero(alike[row, : start + row] > ALIKE)
             if earlier.size:
-                pairs.append((chosen[start + row], chosen[int(earlier[0])]))
+                pairs.append((compared[start + row], compared[int(earlier[0])]))
     return pairs
 
 
 def random_tokens(samples: Sequence[Sample]) -> list[Sample]:
     """The samples with token numbers, if these look drawn evenly from their range; else, or where too few tell, none."""
-    found = [item for item in samples if item.tokens]
-    counts = Counter(np.frombuffer(b"".join(item.tokens for item in found), np.int64).tolist())
+    texts = [item for item in samples if item.tokens]
+    counts = Counter(np.frombuffer(b"".join(item.tokens for item in texts), np.int64).tolist())
     rest = dict(counts.most_common()[8:])
     total = sum(rest.values())
     span = max(rest, default=0) - min(rest, default=0) + 1
     expected = total * (total - 1) / 2 / span  # pairs of equal numbers, were all equally likely
-    seen = sum(count * (count - 1) / 2 for count in rest.values())
-    return found if span >= VOCABULARY and expected >= 10 and seen < 2 * expected else []
+    repeats = sum(count * (count - 1) / 2 for count in rest.values())
+    return texts if span >= VOCABULARY and expected >= 10 and repeats < 2 * expected else []
 
 
 def _tokens(feed: Mapping[str, NDArray[Any]]) -> bytes:

@@ -95,11 +95,11 @@ class Repairs:
         old, new = snr_db(self.before), snr_db(self.after)
         count = f"{len(self.nodes)} of {self.tried + len(self.left)} weights rounded otherwise than to the nearest code"
         count += f", {len(self.scales)} activations with another scale" * bool(self.scales)
-        kept = ""
+        note = ""
         for why in dict.fromkeys(self.left.values()):
             nodes = [node for node, reason in self.left.items() if reason == why]
-            kept += f"; not tried: {first_of(nodes)} ({why})"
-        return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart{kept}"
+            note += f"; not tried: {first_of(nodes)} ({why})"
+        return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart{note}"
 
 
 def find_repairs(
@@ -125,8 +125,8 @@ def find_repairs(
     ledger.read(batches)
     fit, judge = _halves(ledger)
     nodes = {node.name: node for node in proto.graph.node}
-    found: dict[str, Repair] = {}
-    left: dict[str, str] = {}
+    repairs: dict[str, Repair] = {}
+    reasons: dict[str, str] = {}
     grouped = {name for group in points.groups for name in group}
     scales: dict[str, float] = {}
     of_weights: dict[str, float] = {}
@@ -142,31 +142,31 @@ def find_repairs(
                 plain_noise = ledger.of_weight(number, ledger.with_weight(segment, weight, None), judge)
                 of_weights[weight.node] = max(plain_noise.values())
                 if why := unsupported(node, weight.slot, content):
-                    left[weight.node] = why
+                    reasons[weight.node] = why
                 else:
-                    seen: Moments = reduce(_added, ledger.each(partial(_moments, node, content), fit))
-                    repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
+                    moments: Moments = reduce(_added, ledger.each(partial(_moments, node, content), fit))
+                    repair = rounded(node, content, weight.axis, moments, _corrects(node, ledger, weight))
                     repaired_noise = ledger.of_weight(number, ledger.with_weight(segment, weight, repair), judge)
                     if max(repaired_noise.values()) < of_weights[weight.node]:
-                        found[weight.node], of_weights[weight.node] = repair, max(repaired_noise.values())
+                        repairs[weight.node], of_weights[weight.node] = repair, max(repaired_noise.values())
                 phase.advance()
             ledger.step(number)
     before, alone, repaired_alone = (
         ledger.of_whole(ledger.quantized(item, weights_alone=weights_alone), judge)
-        for item, weights_alone in (({}, False), ({}, True), (found, True))
+        for item, weights_alone in (({}, False), ({}, True), (repairs, True))
     )
     if max(repaired_alone.values()) >= max(alone.values()):
-        found = {}
+        repairs = {}
     ledger.amax = {**amax, **scales}
-    after = ledger.of_whole(ledger.quantized(found), judge)
+    after = ledger.of_whole(ledger.quantized(repairs), judge)
     output = max(before, key=lambda name: before[name])
     if max(after.values()) > WORSE * max(before.values()):
-        found, scales, after = {}, {}, before
+        repairs, scales, after = {}, {}, before
     held_apart = sum(sample.of.real for sample in judge)
-    tried = len(points.weights) - len(left)
+    noises = len(points.weights) - len(reasons)
     noise = NoiseByPlace(of_activations, of_weights)
     replaced = {name: float(amax[name]) for name in scales}
-    return Repairs(found, scales, replaced, tried, left, before[output], after[output], output, held_apart, noise)
+    return Repairs(repairs, scales, replaced, noises, reasons, before[output], after[output], output, held_apart, noise)
 
 
 def _scaled(
@@ -176,8 +176,8 @@ def _scaled(
     noise = max(ledger.of_activation(name, judge).values())
     if noise < LOUD or not free:
         return 1.0, noise
-    tried = {factor: max(ledger.of_activation(name, fit, factor).values()) for factor in (1.0, *FACTORS)}
-    best = min(tried, key=lambda factor: tried[factor])
+    noises = {factor: max(ledger.of_activation(name, fit, factor).values()) for factor in (1.0, *FACTORS)}
+    best = min(noises, key=lambda factor: noises[factor])
     other = noise if best == 1 else max(ledger.of_activation(name, judge, best).values())
     return (best, other) if other < noise / WORSE else (1.0, noise)
 
@@ -200,13 +200,13 @@ def _halves(ledger: NoiseLedger) -> tuple[list[Sample], list[Sample]]:
 
 def channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> dict[str, NDArray[np.float32]]:
     """The largest magnitude of each channel of these tensors, which lie on the axis that is given for each."""
-    wanted = list(axes)
-    session = open_session(proto, outputs=wanted, threads=1, memory_pattern=False, purpose=PURPOSE)
+    names = list(axes)
+    session = open_session(proto, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE)
     largest: dict[str, NDArray[np.float32]] = {}
     for run in single_runs(network_inputs(proto), batches):
-        for name, array in run_session(session, wanted, run.feed).items():
-            seen = np.abs(np.moveaxis(array, axes[name], -1)).reshape(-1, array.shape[axes[name]]).max(0)
-            largest[name] = np.maximum(largest[name], seen) if name in largest else seen
+        for name, array in run_session(session, names, run.feed).items():
+            peaks = np.abs(np.moveaxis(array, axes[name], -1)).reshape(-1, array.shape[axes[name]]).max(0)
+            largest[name] = np.maximum(largest[name], peaks) if name in largest else peaks
     return largest
 
 

@@ -28,16 +28,16 @@ INSIST = "insist with trtopt calibrate --allow-unusual-data, and give the table 
 def facts(survey: Survey) -> dict[str, Any]:
     """Plain JSON of what a survey found; the same for any order of the samples."""
     samples = sorted(survey.samples, key=lambda item: (item.digest, item.name))
-    seen = Counter(item.digest for item in samples)
+    digests = Counter(item.digest for item in samples)
     far, alike = outliers(samples), near_copies(samples)
     return {
         "samples": len(samples),
-        "different": len(seen),
+        "different": len(digests),
         "random": _named([item for item in samples if item.random]),
         "tokens": _named(random_tokens(samples)),
         "plain": _named([item for item in samples if item.plain])
         | {"seen": next((item.plain for item in samples if item.plain), "")},
-        "copies": len(samples) - len(seen),
+        "copies": len(samples) - len(digests),
         "alike": {"count": len(alike), "some": [[one.name, other.name] for one, other in alike[:NAMED]]},
         "outliers": {
             "count": len(far),
@@ -46,7 +46,7 @@ def facts(survey: Survey) -> dict[str, Any]:
     }
 
 
-def refuse(found: Facts, allowed: bool, insist: str = INSIST) -> None:
+def refuse(quality: Facts, allowed: bool, insist: str = INSIST) -> None:
     """Raise DataError for data that no scale should come from, unless the user insists.
 
     Args:
@@ -55,11 +55,11 @@ def refuse(found: Facts, allowed: bool, insist: str = INSIST) -> None:
     Raises:
         DataError: more than half of the samples are white noise, random tokens or of one colour, or all are the same.
     """
-    if allowed or not found:
+    if allowed or not quality:
         return
-    samples = int(found["samples"])
-    random, plain, tokens = found["random"], found["plain"], found.get("tokens") or {"count": 0}
-    least = "at least " if found.get("early") else ""
+    samples = int(quality["samples"])
+    random, plain, tokens = quality["random"], quality["plain"], quality.get("tokens") or {"count": 0}
+    least = "at least " if quality.get("early") else ""
     reasons = {
         "plain": f"{least}{plain['count']} of the {samples} images are of one colour throughout ({_list(plain)}: "
         f"{plain['seen']}): there is nothing to measure in them; give real images",
@@ -69,7 +69,7 @@ def refuse(found: Facts, allowed: bool, insist: str = INSIST) -> None:
         "tokens": f"the token numbers of {tokens['count']} of the {samples} samples are random: hardly any comes twice, as in "
         "no text, and scales from random tokens cost accuracy; give the tokens of real texts",
     }
-    same = samples if samples > 1 and found["different"] == 1 else 0
+    same = samples if samples > 1 and quality["different"] == 1 else 0
     counts = {"plain": plain["count"], "same": same, "random": random["count"], "tokens": tokens["count"]}
     for name, reason in reasons.items():
         if 2 * counts[name] > samples:
@@ -85,47 +85,49 @@ def refuse_early(survey: Survey, samples: int, allowed: bool) -> None:
 
 def warnings(table: Table) -> tuple[str, ...]:
     """What the user should know of the data that a table was made from, by the facts that it keeps."""
-    found = table.quality
-    if not found:
+    quality = table.quality
+    if not quality:
         return ()
-    said = []
-    if (random := found["random"])["count"]:
-        said.append(f"random noise is among the samples ({random['count']}: {_list(random)}): leave it out")
-    if (tokens := found.get("tokens") or {"count": 0})["count"]:
-        said.append(f"the token numbers of {tokens['count']} samples are random: leave them out")
-    if (plain := found["plain"])["count"]:
-        said.append(f"images of one colour are among the samples ({plain['count']}: {_list(plain)}): they add nothing")
-    if found["copies"] and not table.data.get("repeated"):
-        said.append(f"{found['copies']} of the {found['samples']} samples are copies of others: they add nothing new")
-    alike = found["alike"]
+    texts = []
+    if (random := quality["random"])["count"]:
+        texts.append(f"random noise is among the samples ({random['count']}: {_list(random)}): leave it out")
+    if (tokens := quality.get("tokens") or {"count": 0})["count"]:
+        texts.append(f"the token numbers of {tokens['count']} samples are random: leave them out")
+    if (plain := quality["plain"])["count"]:
+        texts.append(f"images of one colour are among the samples ({plain['count']}: {_list(plain)}): they add nothing")
+    if quality["copies"] and not table.data.get("repeated"):
+        texts.append(
+            f"{quality['copies']} of the {quality['samples']} samples are copies of others: they add nothing new"
+        )
+    alike = quality["alike"]
     if alike["some"]:
         one, other = alike["some"][0]
-        said.append(
+        texts.append(
             f"some images look almost the same as others ({alike['count']}, such as {one} and {other}): they add little"
         )
-    if (far := found["outliers"])["count"]:
+    if (far := quality["outliers"])["count"]:
         some = "; ".join(f"{item['name']}: {item['seen']}" for item in far["some"][:3])
-        said.append(
+        texts.append(
             f"some samples lie far outside the others ({far['count']}: {some}{'; …' if far['count'] > 3 else ''}): thresholds "
             "stretch to hold them; are they meant to be there?"
         )
-    said.append(_monotonous(table, found))
-    said.append((found.get("preprocessing") or {}).get("warning", ""))
-    said.append(found.get("mixing", ""))
-    said.append(_moving(table, found))
-    said.append(costly_entropy(table))
-    return tuple(filter(None, said))
+    texts.append(_monotonous(table, quality))
+    texts.append((quality.get("preprocessing") or {}).get("warning", ""))
+    texts.append(quality.get("mixing", ""))
+    texts.append(_moving(table, quality))
+    texts.append(costly_entropy(table))
+    return tuple(filter(None, texts))
 
 
-def _monotonous(table: Table, found: Facts) -> str:
+def _monotonous(table: Table, quality: Facts) -> str:
     """Clipping methods trust that what is rare is noise; in data that is nearly always the same it may be the subject."""
-    dull = found["copies"] + found["alike"]["count"] + found["plain"]["count"]
+    dull = quality["copies"] + quality["alike"]["count"] + quality["plain"]["count"]
     clipped = sorted({entry.method for entry in table.tensors.values()} & set(CLIPPING))
-    if 2 * dull <= found["samples"] or not clipped:
+    if 2 * dull <= quality["samples"] or not clipped:
         return ""
     return (
-        f"most of the {found['samples']} samples show nearly the same ({dull} of them repeat others or are of one colour), and "
-        f"{' and '.join(clipped)} may cut off what is rare in them: give more varied data, or use `method='minmax'`"
+        f"most of the {quality['samples']} samples show nearly the same ({dull} of them repeat others or are of one colour), "
+        f"and {' and '.join(clipped)} may cut off what is rare in them: give more varied data, or use `method='minmax'`"
     )
 
 
@@ -140,9 +142,13 @@ def forecast(table: Table) -> str:
     )
 
 
-def _moving(table: Table, found: Facts) -> str:
+def _moving(table: Table, quality: Facts) -> str:
     text = forecast(table)
-    return f"{text}: {found['samples']} are too few, give more" if text and found["convergence"]["mean"] > MOVES else ""
+    return (
+        f"{text}: {quality['samples']} are too few, give more"
+        if text and quality["convergence"]["mean"] > MOVES
+        else ""
+    )
 
 
 def costly_entropy(table: Table) -> str:
@@ -186,5 +192,5 @@ def _named(samples: Sequence[Sample]) -> dict[str, Any]:
     return {"count": len(samples), "some": [item.name for item in samples[:NAMED]]}
 
 
-def _list(named: Facts) -> str:
-    return ", ".join(named["some"][:3]) + (", …" if named["count"] > 3 else "")
+def _list(group: Facts) -> str:
+    return ", ".join(group["some"][:3]) + (", …" if group["count"] > 3 else "")

@@ -98,7 +98,7 @@ def _stepped(strides: Sequence[int], dilations: Sequence[int]) -> tuple[slice, .
     return tuple(slice(None, None, step) for step in (1, 1, *strides, *dilations))
 
 
-def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, seen: Moments, corrects: bool) -> Repair:
+def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, moments: Moments, corrects: bool) -> Repair:
     """The weights' codes that lose least of the layer's output.
 
     Args:
@@ -106,15 +106,15 @@ def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, seen
     """
     codes, scale = nearest(weight, axis)
     channels_first = node.op_type == "Conv" or bool(attribute(node, "transB", 0))
-    groups, size = seen.sums.shape
+    groups, size = moments.sums.shape
 
     def rows(values: NDArray[np.generic]) -> Floats:
         """Groups × output channels of a group × K."""
         full = np.broadcast_to(values, weight.shape).astype(np.float64)
         return (full if channels_first else full.T).reshape(groups, -1, size)
 
-    mean = seen.sums / seen.count
-    second = seen.squares / seen.count
+    mean = moments.sums / moments.count
+    second = moments.squares / moments.count
     if corrects:
         second = second - mean[:, :, None] * mean[:, None, :]
     variance = np.einsum("gkk->gk", second)
@@ -122,12 +122,12 @@ def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, seen
     second = (1 - _SHRINKAGE) * second + diagonal[:, :, None] * np.eye(size)
     start, steps = rows(codes), rows(scale)[:, :, :1]
     exact = rows(weight)
-    chosen = _descended(start, exact / steps, second)
-    offsets = (chosen - start).astype(np.int8)
+    best = _descended(start, exact / steps, second)
+    offsets = (best - start).astype(np.int8)
     offsets = offsets.reshape(weight.shape if channels_first else weight.shape[::-1])
     bias = None
     if corrects:
-        error = np.einsum("gok,gk->go", chosen * steps - exact, mean)
+        error = np.einsum("gok,gk->go", best * steps - exact, mean)
         bias = np.asarray(-error.reshape(-1), np.float32)
     return Repair(np.ascontiguousarray(offsets if channels_first else offsets.T), bias)
 

@@ -76,17 +76,17 @@ class Safety:
 
     def __str__(self) -> str:
         name, count = str(self.base).upper(), len(self.in_fp32)
-        kept = (
+        summary = (
             f"{count} node{'s' * (count != 1)} kept in FP32 by what they hold"
             if count
             else "nothing more to keep in FP32"
         )
         if self.safe_db is None or self.plain_db is None:
-            return f"{name} on {self.samples} samples: {kept}; the outputs weren't compared: {self.unjudged}"
+            return f"{name} on {self.samples} samples: {summary}; the outputs weren't compared: {self.unjudged}"
         before = f" (without that {_decibels(self.plain_db)})" if count else ""
         missed = f", less than the {self.limit_db:g} asked for" if self.safe_db < self.limit_db else ""
         missed += f"; why isn't known: {self.unjudged}" if self.unjudged else ""
-        return f"{name} on {self.samples} samples: {kept}; {_decibels(self.safe_db)} at the outputs{before}{missed}"
+        return f"{name} on {self.samples} samples: {summary}; {_decibels(self.safe_db)} at the outputs{before}{missed}"
 
 
 def _decibels(value: float) -> str:
@@ -222,19 +222,19 @@ class _Search:
             low, high = (low, middle) if within(blocks[:middle]) else (middle, high)
         return kept(self._fewer(blocks[:high], within))
 
-    def _fewer(self, chosen: Sequence[_Block], within: Callable[[Sequence[_Block]], bool]) -> Sequence[_Block]:
+    def _fewer(self, blocks: Sequence[_Block], within: Callable[[Sequence[_Block]], bool]) -> Sequence[_Block]:
         """Without what isn't needed, the least noisy first: tried in halves, in quarters and so on, down to single blocks."""
-        size, tries = len(chosen) // 2, 0
+        size, tries = len(blocks) // 2, 0
         while size and tries < MOST_TRIES:
-            end = len(chosen)
+            end = len(blocks)
             while end > 0 and tries < MOST_TRIES:
-                without = [*chosen[: max(0, end - size)], *chosen[end:]]
+                without = [*blocks[: max(0, end - size)], *blocks[end:]]
                 tries += 1
                 if without and within(without):
-                    chosen = without
+                    blocks = without
                 end -= size
             size //= 2
-        return chosen
+        return blocks
 
     def _ranked(self, measured: Mapping[str, str], phase: Phase) -> Iterator[_Block]:
         """The graph in blocks of consecutive nodes, with what each alone in the reduced type does to the outputs."""
@@ -245,7 +245,7 @@ class _Search:
         reduced, _ = self._typed(measured)
         labels = [segment.proto.graph.node[-1].name for segment in parts.segments]
         sessions: dict[int, Any] = {}
-        allowed = 10 ** (-self.limit / 10) * MINOR
+        budget = 10 ** (-self.limit / 10) * MINOR
 
         def blocks(first: int, end: int) -> Iterator[_Block]:
             nodes = [number for number in range(first, end) if labels[number] in reduced]
@@ -254,7 +254,7 @@ class _Search:
                     sessions[number] = opened(self._alone(parts.segments[number]), optimize=False)
             noise = _worst(parts.of_sessions(first, {number: sessions[number] for number in nodes})) if nodes else 0.0
             phase.detail(f"{end} of {len(labels)} nodes looked at")
-            if len(nodes) > 1 and not noise < allowed:
+            if len(nodes) > 1 and not noise < budget:
                 middle = (first + end) // 2
                 yield from blocks(first, middle)
                 yield from blocks(middle, end)
@@ -271,14 +271,14 @@ class _Search:
         """The nodes that compute in the reduced type, and the graph, as ONNX Runtime runs it."""
         model = to_ir(in_memory(self.proto))
         result = to_typed(model, self.base, io_fp32=self.io_fp32, overrides=self.overrides, measured=measured)
-        made = to_proto(result.model)
-        return result.changes, widened(made)
+        typed = to_proto(result.model)
+        return result.changes, widened(typed)
 
     def _alone(self, segment: Segment) -> ModelProto:
         """A node in the reduced type: what it reads and what it gives is rounded."""
         model = to_ir(in_memory(segment.proto))
-        made = to_proto(to_typed(model, self.base, overrides=self.overrides).model)
-        return widened(made)
+        typed = to_proto(to_typed(model, self.base, overrides=self.overrides).model)
+        return widened(typed)
 
     def _reason(self, node: str, block: _Block) -> str:
         name = str(self.base).upper()
@@ -291,9 +291,9 @@ class _Search:
             tensors = {
                 name for item in self.proto.graph.node if item.name == node for name in (*item.output, *item.input)
             }
-            seen = [item for name in sorted(tensors) if (item := self.ranges.get(name)) and item.tiny >= MOSTLY]
-            if seen:
-                least = min(seen, key=lambda item: item.largest)
+            tiny = [item for name in sorted(tensors) if (item := self.ranges.get(name)) and item.tiny >= MOSTLY]
+            if tiny:
+                least = min(tiny, key=lambda item: item.largest)
                 text += (
                     f": {least.tiny:.0%} of its values are below {FP16_NORMAL:.2g}, FP16's smallest normal number (the "
                     f"largest is {least.largest:.2g})"

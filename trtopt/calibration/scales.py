@@ -57,9 +57,9 @@ class Scales:
                     f"the model already holds Q/DQ, whose scales are used as they are: drop {named(extra)}"
                 )
         elif len(sources) != 1:
-            said = f"{' and '.join(map(named, sources))} are given" if sources else "no data was given"
+            situation = f"{' and '.join(map(named, sources))} are given" if sources else "no data was given"
             raise UsageError(
-                f"`{spec.precision}=True` needs scales measured on real inputs, and {said}: give one of `images=DIR`, "
+                f"`{spec.precision}=True` needs scales measured on real inputs, and {situation}: give one of `images=DIR`, "
                 "`data='F.npz'` or `calib='T.calib.json'` (random data is never used)"
             )
         elif spec.calibrator == "native" and self.calib is not None and not self.calib_is_cache:
@@ -85,8 +85,8 @@ class Scales:
                 **source,
             ).table
         else:
-            given = self.calib
-            table = given if isinstance(given, Table) else Table.load(given)
+            calib = self.calib
+            table = calib if isinstance(calib, Table) else Table.load(calib)
             if self.method not in ("auto", table.method):
                 table = table.with_method(self.method)
                 if note := costly_entropy(table):

@@ -18,12 +18,25 @@ from numpy.typing import NDArray
 from trtopt.calibration.counting import LOWEST_EXPONENT
 from trtopt.calibration.histogram import BINS, Histogram, merged
 from trtopt.calibration.thresholds import choose
-from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.documents import (
+    AnyText,
+    Count,
+    Damaged,
+    Duration,
+    Name,
+    Positive,
+    Rule,
+    converted,
+    one_of,
+    read_by,
+    read_json,
+)
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import existing_file, sha256_json, write_json
 from trtopt.core.options import typed
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
+from trtopt.data.preprocess import Preprocess
 from trtopt.graph.passes.repair import Repair
 from trtopt.graph.passes.typed import near_fp16_end
 
@@ -67,21 +80,21 @@ class Table:
     """
 
     tensors: Mapping[str, TableEntry]
-    groups: tuple[tuple[str, ...], ...]
+    groups: tuple[tuple[Name, ...], ...]
     model: Annotated[Mapping[str, str], _Model]
     data: Mapping[str, Any]
-    method: str
-    samples: int
-    seconds: float = 0.0
-    preprocess: Mapping[str, Any] | None = None
-    skipped: tuple[Mapping[str, str], ...] = ()
-    version: str = __version__
+    method: Name
+    samples: Count
+    seconds: Duration = 0.0
+    preprocess: Annotated[Mapping[str, Any], read_by(Preprocess.load)] | None = None
+    skipped: Annotated[tuple[Mapping[str, str], ...], tuple[_Skipped, ...]] = ()
+    version: Name = __version__
     quality: Annotated[Mapping[str, Any], _Quality] | None = None
     repairs: Mapping[str, Repair] = field(default_factory=dict)
     smoothed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    in_fp8: tuple[str, ...] = ()
-    ranges: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[Name, Name] = field(default_factory=dict)
+    in_fp8: tuple[Name, ...] = ()
+    ranges: Mapping[Name, _Magnitude] = field(default_factory=dict)
 
     @property
     def amax(self) -> dict[str, float]:
@@ -245,8 +258,6 @@ def _table(content: dict[str, Any]) -> Table:
     for name, value in tensors.items():
         where = f"the tensor {name!r}"
         tensor = converted(value, _Tensor, where)
-        if not 0 < tensor["amax"] <= _LARGEST:
-            raise Damaged(f"{where} has amax {tensor['amax']}, which isn't positive and finite in FP32")
         histogram = None if value.get("histogram") is None else unpacked(value, where)
         entries[name] = TableEntry(tensor["amax"], tensor["method"], histogram)
     repairs = converted(content.get("repairs", {}), dict[str, _Repair], "the table.repairs")
@@ -267,8 +278,6 @@ def _packed_factors(smoothed: Mapping[str, NDArray[np.float32]]) -> dict[str, An
 def _factors(found: _Factors, name: str) -> NDArray[np.float32]:
     where, size = f"the smoothing of {name!r}", found["size"]
     try:
-        if not 1 <= size <= _MOST_WEIGHTS:
-            raise ValueError(f"size {size}")
         factors = np.frombuffer(_bytes(found["factors"], 4 * size), "<f4")
     except (binascii.Error, zlib.error, ValueError) as error:
         raise Damaged(f"{where} is damaged ({error})") from None
@@ -297,7 +306,7 @@ def _repair(found: _Repair, name: str) -> Repair:
     where, shape = f"the repair of {name!r}", tuple(found["shape"])
     size = math.prod(shape)
     try:
-        if min(shape, default=0) < 1 or size > _MOST_WEIGHTS:
+        if not shape or size > _MOST_WEIGHTS:
             raise ValueError(f"shape {shape}")
         offsets = np.frombuffer(_bytes(found["offsets"], size), np.int8).reshape(shape)
         bias = None if found["bias"] is None else np.frombuffer(_bytes(found["bias"], 4 * max(shape)), "<f4")
@@ -325,8 +334,6 @@ def unpacked(value: Any, where: str) -> Histogram:
     """
     found = converted(value, _Seen, where)
     content = found["histogram"]
-    if content["bins"] != BINS:
-        raise Damaged(f"{where} has a histogram of {content['bins']} bins; this trtopt works with {BINS}")
     counts = np.zeros(BINS, np.int64)
     try:
         stream = zlib.decompressobj()
@@ -349,82 +356,90 @@ def unpacked(value: Any, where: str) -> Histogram:
 
 # What is needed of the plain JSON in a table ---------------------------------------------------------------------------
 
+_Magnitude = Annotated[float, Rule("a positive number, finite in FP32", lambda value: 0 < value <= _LARGEST)]
+_Finite = Annotated[float, Rule("a number, finite in FP32", lambda value: abs(value) <= _LARGEST)]
+
 
 class _Bins(TypedDict):
-    bins: int
-    exponent: int | None
-    counts: str
+    bins: Annotated[int, one_of([BINS])]
+    exponent: Annotated[int, Rule("an exponent of FP32", lambda value: -149 <= value <= 128)] | None
+    counts: AnyText  # as is decoded, with the rest of a histogram, in `unpacked`
 
 
 class _Seen(TypedDict):
-    low: float
-    high: float
-    count: int
+    low: _Finite
+    high: _Finite
+    count: Positive
     histogram: _Bins
 
 
 class _Tensor(TypedDict):
-    amax: float
-    method: str
+    amax: _Magnitude
+    method: Name
 
 
 class _Model(TypedDict):
-    fingerprint: str
+    fingerprint: AnyText  # only compared
+
+
+class _Skipped(TypedDict):
+    name: Name
+    reason: Name
 
 
 class _Repair(TypedDict):
-    shape: tuple[int, ...]
-    offsets: str
-    bias: str | None
+    shape: tuple[Positive, ...]
+    offsets: AnyText
+    bias: AnyText | None
 
 
 class _Factors(TypedDict):
-    size: int
-    factors: str
+    size: Annotated[int, Rule(f"1 to {_MOST_WEIGHTS}", lambda value: 1 <= value <= _MOST_WEIGHTS)]
+    factors: AnyText
 
 
 class _Named(TypedDict):
-    count: int
-    some: list[str]
+    count: Count
+    some: list[Name]
 
 
 class _Plain(_Named):
-    seen: str
+    seen: AnyText
 
 
 class _Alike(TypedDict):
-    count: int
-    some: list[tuple[str, str]]
+    count: Count
+    some: list[tuple[Name, Name]]
 
 
 class _Outlier(TypedDict):
-    name: str
-    seen: str
+    name: Name
+    seen: AnyText
 
 
 class _Outliers(TypedDict):
-    count: int
+    count: Count
     some: list[_Outlier]
 
 
 class _Convergence(TypedDict):
-    method: str
-    more: int
-    mean: float
-    most: float
-    tensor: str
+    method: Name
+    more: Positive
+    mean: Duration
+    most: Duration
+    tensor: AnyText
 
 
 class _Preprocessing(TypedDict, total=False):
-    warning: str
+    warning: Name
 
 
 class _Facts(TypedDict):
-    samples: int
-    different: int
+    samples: Count
+    different: Count
     random: _Named
     plain: _Plain
-    copies: int
+    copies: Count
     alike: _Alike
     outliers: _Outliers
 

@@ -80,8 +80,8 @@ class TorchEngine(Engine):
         torch = self._torch
         with torch.inference_mode(), _exact, quiet():
             arrays = [torch.from_numpy(np.array(feed[name])).to(self.device) for name in self._inputs]
-            found = self._module(*arrays)
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+            results = self._module(*arrays)
+        return list(results) if isinstance(results, (list, tuple)) else [results]
 
     def add(self, histogram: Histogram, values: Any) -> None:
         """Count a tensor, or an array, into a histogram. Raises FloatingPointError if it isn't finite."""
@@ -114,11 +114,11 @@ class TorchEngine(Engine):
         few = feed if fixed else {name: array[:1] for name, array in feed.items()}
         expected = open_session(self._proto, self.outputs).run(self.outputs, few)
         for name, right, tensor in zip(self.outputs, expected, self._run(few)):
-            found = tensor.float().cpu().numpy()
+            actual = tensor.float().cpu().numpy()
             scale = float(np.abs(right).max(initial=0.0))
-            if found.shape != right.shape:
-                far = f"has the shape {found.shape} in place of {right.shape}"
-            elif not (gap := float(np.abs(found - right).max(initial=0.0))) <= AGREEMENT * scale:
+            if actual.shape != right.shape:
+                far = f"has the shape {actual.shape} in place of {right.shape}"
+            elif not (gap := float(np.abs(actual - right).max(initial=0.0))) <= AGREEMENT * scale:
                 far = f"differs by {gap:.3g} where its largest magnitude is {scale:.3g}"
             else:
                 continue
@@ -131,8 +131,8 @@ class TorchEngine(Engine):
 def engine_identity(device: str) -> dict[str, str]:
     """What values from this engine depend on besides the model and the data, for cache keys."""
     torch, converter = _libraries()
-    found = _usable(torch, device)
-    name = torch.cuda.get_device_name(found) if found.type == "cuda" else "cpu"
+    usable = _usable(torch, device)
+    name = torch.cuda.get_device_name(usable) if usable.type == "cuda" else "cpu"
     return {
         "torch": str(torch.__version__),
         "onnx2pytorch": str(getattr(converter, "__version__", "")),
@@ -156,12 +156,12 @@ def _libraries() -> tuple[Any, Any]:
 
 def _usable(torch: Any, device: str) -> Any:
     try:
-        found = torch.device(device)
-        torch.zeros(1, device=found)
+        target = torch.device(device)
+        torch.zeros(1, device=target)
     except Exception as error:  # RuntimeError, AssertionError, and CUDA's own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DeviceError(f"PyTorch can't use the device {device!r}: {reason}") from error
-    return found
+    return target
 
 
 @contextlib.contextmanager

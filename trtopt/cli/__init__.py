@@ -17,6 +17,13 @@ from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.terminal import escaped, visible
 
+# What other commands call differently.
+_ELSEWHERE = {
+    ("trtopt run", "--data"): ": arrays are given as --input F.npz",
+    ("trtopt build", "--input"): ": arrays to calibrate on are given as --data F.npz",
+    ("trtopt verify", "--input"): ": arrays are given as --data F.npz",
+}
+
 
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
@@ -62,19 +69,20 @@ def _failure(error: Exception) -> int:
         return 1  # what became of the interruption
     error = without_graphs(error) or error
     if isinstance(error, TrtoptError):
-        kind, status, said = type(error).__name__, error.exit_code, error.for_cli(FLAGS)
+        kind, status, texts = type(error).__name__, error.exit_code, error.for_cli(FLAGS)
     elif type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # `trtopt` alone: the help
         return 2
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
-        said = [f"{error.format_message().rstrip('.?')}; try '{command} -h'"]
+        other = _ELSEWHERE.get((command, str(getattr(error, "option_name", ""))), "")
+        texts = [f"{error.format_message().rstrip('.?')}{other}; try '{command} -h'"]
     else:
         kind, status = "InternalError", 70
-        said = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]
-    print("error:", "\n".join(map(visible, said)), file=sys.stderr)
+        texts = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]
+    print("error:", "\n".join(map(visible, texts)), file=sys.stderr)
     if "--json" in sys.argv:
         with contextlib.suppress(TrtoptError, OSError):
-            print(json.dumps({"error": {"type": kind, "message": "\n".join(said)}}))
+            print(json.dumps({"error": {"type": kind, "message": "\n".join(texts)}}))
     return status

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass
 from inspect import Parameter, Signature
 from operator import methodcaller
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -34,17 +35,17 @@ class _Anywhere(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        moved = [text for text in args[:end] if text in _EVERYWHERE]
-        rest = [text for text in args[:end] if text not in moved]
-        return super().parse_args(ctx, [*dict.fromkeys(moved), *_shapes_apart(rest), *args[end:]])
+        flags = [text for text in args[:end] if text in _EVERYWHERE]
+        words = [text for text in args[:end] if text not in flags]
+        return super().parse_args(ctx, [*dict.fromkeys(flags), *_shapes_apart(words), *args[end:]])
 
 
 def _shapes_apart(args: list[str]) -> Iterator[str]:
     """`--opt-shapes a:1x3 b:1x4`, as Polygraphy takes it, as `--opt-shapes a:1x3 --opt-shapes b:1x4`."""
     option_, has_value = "", False
     for word in args:
-        if found := _SHAPES.fullmatch(word):
-            option_, has_value = found[1], bool(found[2])
+        if match := _SHAPES.fullmatch(word):
+            option_, has_value = match[1], bool(match[2])
         elif option_ and has_value and _SHAPE.fullmatch(word):
             yield option_
         else:
@@ -93,14 +94,14 @@ class _Pixels:
 
 
 Options = Mapping[str, Any]
-FLAGS: dict[str, str] = {}  # of every option of every command
+FLAGS: dict[str, str] = {}  # of every option of every command; the one that runs puts its own there
 _STATE = SimpleNamespace(quiet=False)  # of the command that runs
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
 
-def command_group(name: str, said: str) -> typer.Typer:
-    """A command that has commands of its own; `said` is its help."""
-    group = typer.Typer(help=said, no_args_is_help=True, rich_markup_mode=None)
+def command_group(name: str, help_text: str) -> typer.Typer:
+    """A command that has commands of its own; `help_text` is its help."""
+    group = typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
     return group
 
@@ -124,12 +125,14 @@ def command_of(
         judged: exit status 1 where the result has an `ok` that is False.
     """
     entries = options(request)
-    shown: dict[str, tuple[Field[Any], About]] = {}
+    cli_options: dict[str, tuple[Field[Any], About]] = {}
     for field_name, entry in entries.items():
         if entry[1].help:
-            shown |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
-    several = [field_name for field_name, entry in shown.items() if _repeats(*entry)]
-    parameters = [_parameter(*entry) for entry in shown.values()]
+            cli_options |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
+    several = [field_name for field_name, entry in cli_options.items() if _repeats(*entry)]
+    parameters = [_parameter(*entry) for entry in cli_options.values()]
+    own = {field_name: _spelled(*entry) for field_name, entry in cli_options.items()}
+    FLAGS.update((field_name, form) for field_name, form in own.items() if form.startswith("-"))
     parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
 
     def made(text: Callable[[Any, Options], Iterator[str]]) -> None:
@@ -137,6 +140,7 @@ def command_of(
         def typed(*, json_output: bool, **values: Any) -> None:
             import trtopt
 
+            FLAGS.update(own)
             values |= {field_name: () for field_name in several if not values[field_name]}
             if "preprocess" in values:
                 values["preprocess"] = _prepared(values)
@@ -174,6 +178,17 @@ def _repeats(item: Field[Any], about: About) -> bool:
     return item.default == () and about.typed is None
 
 
+def _is_argument(item: Field[Any], about: About) -> bool:
+    return about.positional or ((about.needed or item.default is MISSING) and not about.short)
+
+
+def _spelled(item: Field[Any], about: About) -> str:
+    """What messages call it: its flags, or what stands for an argument."""
+    if _is_argument(item, about):
+        return about.metavar or item.name.upper()
+    return "/".join(filter(None, (about.short, flag_of(item))))
+
+
 def _parameter(item: Field[Any], about: About) -> Parameter:
     """What typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
@@ -181,15 +196,15 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
     metavar = about.metavar or about.unit.upper() or None
-    if about.positional or (required and not about.short):
-        described = typer.Argument(metavar=metavar, help=about.help)
+    # "" stays the text that was typed, for the request to refuse: as a Path it would be this folder.
+    as_typed: dict[str, Any] = {"path_type": str} if Path in (kind, *get_args(kind)) else {}
+    if _is_argument(item, about):
+        declaration = typer.Argument(metavar=metavar, help=about.help, **as_typed)
     else:
-        flags = [about.short] if about.short else []
-        flags.append(flag_of(item))
-        FLAGS[item.name] = "/".join(flags)
-        described = typer.Option(*flags, metavar=metavar, help=about.help)
+        flags = filter(None, (about.short, flag_of(item)))
+        declaration = typer.Option(*flags, metavar=metavar, help=about.help, **as_typed)
     default = Parameter.empty if required else None if absent else item.default
-    return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, described])
+    return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, declaration])
 
 
 def _prepared(values: dict[str, Any]) -> Any:

@@ -42,15 +42,15 @@ def _export(values: Options, reporter: Reporter) -> Any:
     from trtopt.frontend.exporter import parse_input
     from trtopt.frontend.factories import parse_argument
 
-    read: dict[str, Callable[[list[str]], Any]] = {
+    parsers: dict[str, Callable[[list[str]], Any]] = {
         "factory_arg": lambda texts: dict(map(parse_argument, texts)),
         "inputs": lambda texts: list(map(parse_input, texts)),
         "dynamic": lambda texts: dict(map(_dynamic_axes, texts)),
         "input_names": lambda texts: _listed(",".join(texts)),
         "output_names": lambda texts: _listed(",".join(texts)),
     }
-    parsed = {name: parse(values[name]) if values[name] else None for name, parse in read.items()}
-    return trtopt.export(**{**values, **parsed}, reporter=reporter)
+    arguments = {name: parse(values[name]) if values[name] else None for name, parse in parsers.items()}
+    return trtopt.export(**{**values, **arguments}, reporter=reporter)
 
 
 def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
@@ -136,14 +136,14 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     """Say where INT8 loses accuracy: the noise of each tensor and each weight, at the outputs."""
     from trtopt.calibration.noise import snr_db
 
-    counted = any(item.macs for item in result.sources)
+    macs_known = any(item.macs for item in result.sources)
     rows = [
         (
             item.what,
             first_of(item.nodes, 2) if item.kind == "activation" else "",
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
-            f"{item.macs:.1%}" if counted else "?",
+            f"{item.macs:.1%}" if macs_known else "?",
             *([] if item.ms is None else [f"{item.ms:.4f}"]),
         )
         for item in result.sources[: values["top"] or None]
@@ -212,11 +212,11 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         level = "GraphOptimizationLevel.ORT_ENABLE_BASIC"
         yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with {level}, where it reads the model's opset"
     if (safety := result.safety) is not None:
-        kept = list(safety["in_fp32"].items())
-        for node, reason in kept[:MOST_KEPT]:
+        fp32_nodes = list(safety["in_fp32"].items())
+        for node, reason in fp32_nodes[:MOST_KEPT]:
             yield f"  FP32: {node}: {reason}"
-        if len(kept) > MOST_KEPT:
-            yield f"  FP32: {len(kept) - MOST_KEPT} more nodes, in the manifest"
+        if len(fp32_nodes) > MOST_KEPT:
+            yield f"  FP32: {len(fp32_nodes) - MOST_KEPT} more nodes, in the manifest"
     if result.comparison:
         yield f"  {result.comparison['why']}"
     if result.not_measured:
@@ -297,15 +297,15 @@ class _ValuesInARow(TyperCommand):
     """`--images a.jpg b.jpg`, as a shell's `*.jpg` gives them: typer takes one value after each option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        spread: list[str] = []
+        words: list[str] = []
         option = ""
         for number, text in enumerate(args):
             if text.startswith("-"):
                 option = text if text in ("--images", "--input") and number else ""
-            elif option and spread[-1] != option:
-                spread.append(option)
-            spread.append(text)
-        return super().parse_args(ctx, spread)
+            elif option and words[-1] != option:
+                words.append(option)
+            words.append(text)
+        return super().parse_args(ctx, words)
 
 
 @command_of(RunRequest, "trtopt run model.engine --images photos/", cls=_ValuesInARow)
@@ -313,16 +313,16 @@ def run(result: Any, values: Options) -> Iterator[str]:
     """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
     for item in result.outputs:
         bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
-        odd = f", {item.not_finite} values not finite" if item.not_finite else ""
-        yield f"{item.name}: {item.dtype} {x(item.shape)}, {bounds}{odd}"
+        nonfinite = f", {item.not_finite} values not finite" if item.not_finite else ""
+        yield f"{item.name}: {item.dtype} {x(item.shape)}, {bounds}{nonfinite}"
     if result.ranked:
         rows = [(item.sample, ", ".join(map(str, item.predictions))) for item in result.ranked]
         print_table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)
     yield f"{result.backend}, {result.timing}"
     for path in result.files:
         yield f"  {path}"
-    for skipped in result.skipped:
-        yield f"not run: {skipped.name}: {skipped.reason}"
+    for image in result.skipped:
+        yield f"not run: {image.name}: {image.reason}"
 
 
 jobs = command_group("jobs", "Calibrate and build many models, on all cores and GPUs or a Ray cluster; resumable.")
@@ -467,9 +467,9 @@ def verify_store(result: Any, values: Options) -> Iterator[str]:
 @command_of(PruneStoreRequest, "trtopt store prune --max-size 20GB", group=store, name="prune")
 def prune_store(result: Any, values: Options) -> Iterator[str]:
     """Remove what was put aside, then what was used longest ago. What a process reads stays."""
-    kept = f", {result.in_use} of them in use" if result.in_use else ""
+    in_use = f", {result.in_use} of them in use" if result.in_use else ""
     count = len(result.removed)
-    yield f"{result.folder}: {count} removed, {memory_size(result.nbytes)}; {memory_size(result.left)} left{kept}"
+    yield f"{result.folder}: {count} removed, {memory_size(result.nbytes)}; {memory_size(result.left)} left{in_use}"
 
 
 def _engines(count: int) -> str:

@@ -12,36 +12,36 @@ from trtopt.core.words import first_of
 MOST_SHOWN = 20  # of what differs, in each table
 
 
-def difference_lines(found: Any) -> Iterator[str]:
-    names = [found.this.name, found.other.name]
+def difference_lines(difference: Any) -> Iterator[str]:
+    names = [difference.this.name, difference.other.name]
     if names[0] == names[1]:
-        names = [str(found.this), str(found.other)]
-    both = [item for item in found.precision if None not in (item.this, item.other)]
+        names = [str(difference.this), str(difference.other)]
+    common_nodes = [item for item in difference.precision if None not in (item.this, item.other)]
     parts = (
-        ("What differs", "", found.facts),
-        ("Runs in", "node", both),
-        ("Reads and writes", "node", found.formats),
-        ("Run by", "node", found.tactics),
+        ("What differs", "", difference.facts),
+        ("Runs in", "node", common_nodes),
+        ("Reads and writes", "node", difference.formats),
+        ("Run by", "node", difference.tactics),
     )
     for title, first, rows in parts:
         if rows:
-            shown = rows[:MOST_SHOWN] if first else rows
-            cells = [(item.what, _cell(item.this), _cell(item.other)) for item in shown]
+            shown_rows = rows[:MOST_SHOWN] if first else rows
+            cells = [(item.what, _cell(item.this), _cell(item.other)) for item in shown_rows]
             print_table(f"{title} ({len(rows)})", (first, *names), cells, width=80)
-            if len(rows) > len(shown):
-                print(f"{len(rows) - len(shown)} more: --json has all")
+            if len(rows) > len(shown_rows):
+                print(f"{len(rows) - len(shown_rows)} more: --json has all")
     for name, nodes in zip(
         names,
         (
-            [item.what for item in found.precision if item.other is None],
-            [item.what for item in found.precision if item.this is None],
+            [item.what for item in difference.precision if item.other is None],
+            [item.what for item in difference.precision if item.this is None],
         ),
     ):
         if nodes:
             yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({first_of(nodes)})"
-    if found.same:
+    if difference.same:
         yield "nothing differs of what is compared"
-    for note in found.notes:
+    for note in difference.notes:
         yield f"note: {note}"
 
 
@@ -65,8 +65,8 @@ def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def model_lines(report: Any) -> Iterator[str]:
-    quantized = ", quantized (Q/DQ)" if report.quantized else ""
-    yield f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}"
+    mark = ", quantized (Q/DQ)" if report.quantized else ""
+    yield f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{mark}"
     yield f"  {report.parameters:,} parameters, {report.weights:,} bytes"
     for item in report.inputs:
         yield f"  input {item.name}: {item.dtype} {item.dims}"
@@ -93,8 +93,8 @@ def engine_lines(report: Any) -> Iterator[str]:
                 shape = "x".join(map(str, tensor["shape"]))
                 holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
                 yield f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}"
-        if (embedded := embedded_by(manifest)) is not None:
-            yield f"  preprocessing embedded: {embedded.sentence}"
+        if (preprocessing := embedded_by(manifest)) is not None:
+            yield f"  preprocessing embedded: {preprocessing.sentence}"
         for number, profile in enumerate(manifest.profiles):
             yield f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}"
         if manifest.calibration:

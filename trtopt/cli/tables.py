@@ -38,8 +38,8 @@ def print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, 
     if whole.close:
         table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
     for number, name in enumerate(names):
-        kept = number in whole.columns
-        table.add_column(name.replace(" ", "\n") if kept and whole.high else name, overflow="fold", no_wrap=kept)
+        no_wrap = number in whole.columns
+        table.add_column(name.replace(" ", "\n") if no_wrap and whole.high else name, overflow="fold", no_wrap=no_wrap)
     for row in cells:
         table.add_row(*row)
     console.print(table)

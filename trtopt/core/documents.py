@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -24,6 +24,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+from trtopt.core.errors import UsageError
 
 DEPTH = 64
 VALUES = 4_000_000  # of a JSON document; each takes at most some 250 bytes
@@ -37,6 +39,47 @@ Kind = TypeVar("Kind")
 
 class Damaged(Exception):
     """What is wrong with a document, and where in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Which values of a type a field may have: `Annotated[float, Rule("0 or more", lambda value: value >= 0)]`.
+
+    Attributes:
+        needed: the allowed values, for messages.
+        holds: whether a value, of the right type already, is one of them; a UsageError that it raises says why not.
+    """
+
+    needed: str
+    holds: Callable[[Any], object] = lambda _: True
+
+
+def least(number: int) -> Rule:
+    return Rule(f"{number} or more", lambda value: value >= number)
+
+
+def one_of(names: Collection[Any]) -> Rule:
+    return Rule(" or ".join(map(str, names)), lambda value: value in names)
+
+
+def read_by(parse: Callable[[Any], object]) -> Rule:
+    """What `parse` takes; the rest is refused in the words of its UsageError."""
+    return Rule("", lambda value: parse(value) is not None)
+
+
+def spelled(needed: str, pattern: str) -> Rule:
+    return Rule(needed, lambda value: re.fullmatch(pattern, value))
+
+
+AnyText = Annotated[str, Rule("a text")]  # may be empty, too
+AnyNumber = Annotated[float, Rule("a number")]
+Name = Annotated[str, Rule("a text that isn't blank", lambda value: value.strip())]
+TypeName = Annotated[str, spelled("a type such as float32", r"(bool|string|u?int\d+|b?float\d+)(_\w+)?")]
+Digest = Annotated[str, spelled("64 hexadecimal digits", "[0-9a-f]{64}")]
+Count = Annotated[int, least(0)]
+Positive = Annotated[int, least(1)]
+Duration = Annotated[float, least(0)]  # in seconds
+Share = Annotated[float, Rule("0 to 1", lambda value: 0 <= value <= 1)]
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -161,11 +204,12 @@ def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
     Args:
         kind: a dataclass or TypedDict, of such and of plain JSON's types, sequences, mappings, literals, enumerations and
             `X | Y`. What a dataclass doesn't have, as from a newer trtopt, is left out; what it lacks takes its default. An
-            `Annotated[type, Shape]` is checked as `Shape` and stays as it is.
+            `Annotated[type, Shape]` is checked as `Shape` and stays as it is; `Annotated[type, Rule(…)]` says which values
+            of the type are allowed.
         where: what messages call it.
 
     Raises:
-        Damaged: a value of another type; its place, the value and the type are named.
+        Damaged: a value of another type, or that its rule doesn't allow; its place, the value and what is needed are named.
     """
     return cast(Kind, _converted(value, kind, where))
 
@@ -175,8 +219,7 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
     if kind is Any:
         return value
     if origin is Annotated:
-        _converted(value, inner[1], where)
-        return value
+        return _annotated(value, inner, where)
     if origin in (Union, types.UnionType):
         return _one_of(value, inner, where)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, enum.Enum)):
@@ -195,12 +238,30 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise _other(value, "a mapping", where)
         if origin is not None:
+            if inner[0] is not str:
+                for name in value:
+                    _converted(name, inner[0], f"a name in {where or 'it'}")
             return {name: _converted(item, inner[1], f"{where}.{name}".strip(".")) for name, item in value.items()}
         return _record(value, kind, where)
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise _other(value, _WORDS[kind], where)
     return float(value) if kind is float else value
+
+
+def _annotated(value: Any, inner: Sequence[Any], where: str) -> Any:
+    """`inner`: the type and, in any order, rules for its values and what a value that stays as it is is checked as."""
+    rules = [item for item in inner[1:] if isinstance(item, Rule)]
+    shapes = [item for item in inner[1:] if not isinstance(item, Rule)]
+    found = _converted(value, shapes[0] if shapes else inner[0], where)
+    for rule in rules:
+        try:
+            if rule.holds(found):
+                continue
+        except UsageError as error:
+            raise Damaged(f"{where or 'it'}: {error}") from None
+        raise _other(value, rule.needed, where)
+    return value if shapes else found
 
 
 def _one_of(value: Any, kinds: Sequence[Any], where: str) -> Any:

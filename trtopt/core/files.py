@@ -184,18 +184,18 @@ def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: 
 def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
     """`path` as a Path, or a UsageError that says what was looked for, and `advice` where nothing is there."""
     try:
-        found = Path(path)
+        file = Path(path)
     except TypeError:
         raise UsageError(f"{what} is {type(path).__name__}; a path is needed") from None
     try:
-        mode = found.stat().st_mode
+        mode = file.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{what} {found} doesn't exist{advice and '; '}{advice}") from None
+        raise UsageError(f"{what} {file} doesn't exist{advice and '; '}{advice}") from None
     except (OSError, ValueError) as error:  # such as a name too long, or one with a NUL
-        raise UsageError(f"{what} {found} can't be read: {_reason(error)}") from error
+        raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{what} {found} is {_kind(mode)}; a file is needed")
-    return found
+        raise UsageError(f"{what} {file} is {_kind(mode)}; a file is needed")
+    return file
 
 
 _KINDS = {
@@ -253,12 +253,12 @@ def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
 
 def _created(partial: Path, target: Path) -> int:
     """Make an empty file; the mode it is to have."""
-    made = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the system takes the umask off
+    descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the system takes the umask off
     try:
         mode = _mode(target)
-        return 0o777 & (os.fstat(made).st_mode if mode is None else mode)
+        return 0o777 & (os.fstat(descriptor).st_mode if mode is None else mode)
     finally:
-        os.close(made)
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

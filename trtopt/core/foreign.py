@@ -22,8 +22,8 @@ def essence(error: BaseException, lines: int = 3) -> str:
     """The root cause's first lines, without dumps of the graph."""
     while error.__cause__ is not None:
         error = error.__cause__
-    kept = [line.strip() for line in str(error).splitlines() if line.strip()][:lines]
-    return " ".join(kept)[:600] or type(error).__name__
+    first = [line.strip() for line in str(error).splitlines() if line.strip()][:lines]
+    return " ".join(first)[:600] or type(error).__name__
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -35,15 +35,15 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def place(error: BaseException) -> str:
     """Where the user's own code stood, as "FILE, line N: CODE"; empty if only installed packages had part in it."""
-    found = ""
+    location = ""
     for link in chain(error):
         if isinstance(link, SyntaxError) and link.filename:
             return f"{_short(link.filename)}, line {link.lineno}: {(link.text or '').strip()}".rstrip(": ")
         for frame in traceback.extract_tb(link.__traceback__):
             real = os.path.realpath(frame.filename)
             if Path(real).is_file() and not real.startswith(_PACKAGES):
-                found = f"{_short(real)}, line {frame.lineno}: {(frame.line or '').strip()[:100]}".rstrip(": ")
-    return found
+                location = f"{_short(real)}, line {frame.lineno}: {(frame.line or '').strip()[:100]}".rstrip(": ")
+    return location
 
 
 def _short(path: str) -> str:
@@ -59,13 +59,13 @@ class NoDownload(ConnectionError):
 @contextlib.contextmanager
 def offline() -> Iterator[list[str]]:
     """Refuse connections of this thread to other machines; gives the names of those that were asked for."""
-    asked: list[str] = []
+    hosts: list[str] = []
     thread: int | None = threading.get_ident()
     lookup, connect = socket.getaddrinfo, socket.socket.connect
 
     def refuse(host: Any) -> None:
         if threading.get_ident() == thread:
-            asked.append(str(host))
+            hosts.append(str(host))
             raise NoDownload(f"trtopt downloads nothing: {host} isn't asked")
 
     def guarded_lookup(host: Any, *arguments: Any, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def offline() -> Iterator[list[str]]:
     setattr(socket, "getaddrinfo", guarded_lookup)  # noqa: B010  (as an assignment it doesn't type-check)
     setattr(socket.socket, "connect", guarded_connect)  # noqa: B010
     try:
-        yield asked
+        yield hosts
     finally:
         thread = None  # should another thread have kept a guard as the original, it refuses nothing from now on
         socket.getaddrinfo = lookup

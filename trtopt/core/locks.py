@@ -121,8 +121,8 @@ def _taken(path: Path) -> Lock | None:
 
 def _holder(path: Path) -> str:
     try:
-        told = parsed_json(path.read_bytes())
-        return f"process {int(told['process'])} on {told['host']} has it"
+        holder = parsed_json(path.read_bytes())
+        return f"process {int(holder['process'])} on {holder['host']} has it"
     except (OSError, Damaged, KeyError, TypeError, ValueError):
         return "another process has it"  # and hasn't written yet, or just let go
 

@@ -62,9 +62,9 @@ class _Messages(_Guarded):
 
 def open_closed() -> None:
     """Keep the descriptors 0, 1 and 2 from being those of files that are opened later, and printed into."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # always the lowest number that is free
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # always the lowest number that is free
         pass
-    os.close(opened)
+    os.close(descriptor)
 
 
 def keep_apart() -> None:
@@ -75,23 +75,23 @@ def keep_apart() -> None:
     doesn't have is written as an escape sequence.
     """
     global _kept
-    given: list[Any] = [sys.__stdout__, sys.__stderr__]
-    if _kept is not None or [sys.stdout, sys.stderr] != given:
+    streams: list[Any] = [sys.__stdout__, sys.__stderr__]
+    if _kept is not None or [sys.stdout, sys.stderr] != streams:
         return
     open_closed()
     try:
-        own = [stream or os.fdopen(number, "w", encoding="utf-8") for number, stream in zip((1, 2), given)]
+        own = [stream or os.fdopen(number, "w", encoding="utf-8") for number, stream in zip((1, 2), streams)]
         if [stream.fileno() for stream in own] != [1, 2]:
             return
         for stream in own:
             stream.flush()
         sys.stdout, sys.stderr = _copy(own[0], _Output), _copy(own[1], _Messages)
-        kept = tempfile.TemporaryFile()  # noqa: SIM115  (for the life of the process)
+        diverted = tempfile.TemporaryFile()  # noqa: SIM115  (for the life of the process)
     except (AttributeError, OSError, ValueError):
         return
     for descriptor in (1, 2):
-        os.dup2(kept.fileno(), descriptor)
-    _kept = kept
+        os.dup2(diverted.fileno(), descriptor)
+    _kept = diverted
 
 
 def _copy(stream: Any, kind: type[io.TextIOWrapper]) -> io.TextIOWrapper:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,7 +122,7 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
                 wrong = next((name for name in keywords if name not in known.parameters), "")
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
                 raise TypeError(f"{work.__name__}(): {error}{f'; did you mean {near[0]!r}?' if near else ''}") from None
-            return work(_fitting(request(*arguments, **keywords)))
+            return work(fitting(request(*arguments, **keywords)))
 
         result = work.__annotations__.get("return", Signature.empty)
         public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ def typed(work: Callable[P, T]) -> Callable[P, T]:
     return public
 
 
-def _fitting(request: R) -> R:
+def fitting(request: R) -> R:
     """The request; one text or path in place of what may be repeated made a list of it, and an iterator for a list, too.
 
     Raises:
@@ -163,8 +163,10 @@ def _fitting(request: R) -> R:
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value, kind = getattr(request, name), _kind(str(item.type))
         takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
-        if isinstance(value, (str, os.PathLike)):
-            _refuse_unless_written(name, value, path=said.typed is Path or "PathLike" in str(item.type))
+        path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
+        for text in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(text, (str, os.PathLike)):
+                _refuse_unless_written(name, text, path=path)
         if item.default == () and isinstance(value, (str, os.PathLike)):
             changes[name] = value = (value,)
         elif isinstance(value, Iterator) and "Sequence" in str(item.type):
@@ -189,9 +191,12 @@ def _refuse_other(name: str, value: Any, kind: ast.expr) -> None:
 
 
 def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bool) -> None:
-    """Raise UsageError for what no file can be called: with a NUL, with half of a surrogate pair, or (of a path) too long."""
+    """Raise UsageError for what no file can be called: with a NUL, with half of a surrogate pair, or (of a path) nothing or
+    something too long."""
     try:
         text = os.fsencode(value)
+        if path and not text:
+            raise ValueError("a path is needed")
         if b"\0" in text:
             raise ValueError("it has a NUL")
         if path:
@@ -333,8 +338,8 @@ def spoken(text: str, flags: Mapping[str, str]) -> str:
     """The text with flags for options.
 
     Args:
-        flags: of each option that there is, such as "-o/--output" or "--compare/--no-compare". What else stands between
-            backticks is somebody else's.
+        flags: of each option that there is, such as "-o/--output" or "--compare/--no-compare", or what stands for an argument
+            ("MODEL.onnx"). What else stands between backticks is somebody else's.
     """
 
     def flag(found: re.Match[str]) -> str:
@@ -342,7 +347,9 @@ def spoken(text: str, flags: Mapping[str, str]) -> str:
         if name not in flags:
             return found[0]
         forms = flags[name].split("/")
-        yes = next(form for form in forms if form.startswith("--"))
+        yes = next((form for form in forms if form.startswith("--")), "")
+        if not yes:
+            return " ".join(_typed(value)) if value else flags[name]
         if value in ("", "True"):
             return yes if value or forms[0] == yes else flags[name]
         return forms[-1] if value == "False" else " ".join(f"{yes} {word}" for word in _typed(value))

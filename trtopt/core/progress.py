@@ -253,7 +253,7 @@ class QuietReporter(PlainReporter):
 
 def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None, quiet: bool = False) -> Reporter:
     """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere; `quiet`: warnings alone."""
-    chosen = stream or sys.stderr
+    target = stream or sys.stderr
     if quiet:
-        return QuietReporter(chosen, flags)
-    return RichReporter(chosen, flags) if chosen.isatty() else PlainReporter(chosen, flags)
+        return QuietReporter(target, flags)
+    return RichReporter(target, flags) if target.isatty() else PlainReporter(target, flags)

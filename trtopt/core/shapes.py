@@ -27,19 +27,19 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
     profile: dict[str, ShapeRange] = {}
     rest = text.strip(" ;")
     while rest:
-        found = _INPUT.match(rest)
-        if not found:
+        match = _INPUT.match(rest)
+        if not match:
             raise UsageError(
                 f"`shapes=` {rest!r} can't be read; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}, of several inputs "
                 "'NAME:…;NAME:…' in quotes"
             )
-        name, rest = found["name"], rest[found.end() :].strip(" ;")
+        name, rest = match["name"], rest[match.end() :].strip(" ;")
         if name in profile:
             raise UsageError(
                 f"`shapes=` names the input {name!r} twice in one profile; give `shapes=` again for another profile"
             )
         try:
-            profile[name] = ShapeRange.parse(found["shapes"])
+            profile[name] = ShapeRange.parse(match["shapes"])
         except UsageError as error:
             raise UsageError(f"`shapes='{name}'`: {error}") from None
     if not profile:
@@ -67,7 +67,9 @@ def parse_profiles(shapes: str | Profile | Iterable[str | Profile]) -> tuple[Pro
             ranges.setdefault(name, []).append(shape)
     if any(profile.keys() != ranges.keys() for profile in profiles):
         count = max(map(len, ranges.values()))
-        whole = [{name: given[min(place, len(given) - 1)] for name, given in ranges.items()} for place in range(count)]
+        whole = [
+            {name: choices[min(place, len(choices) - 1)] for name, choices in ranges.items()} for place in range(count)
+        ]
         raise UsageError(
             "`shapes=` can't be divided into profiles: each must name the same inputs. Write each profile whole: "
             + shapes_option(whole)
@@ -103,19 +105,19 @@ def profiles_asked(request: AsksForProfiles) -> tuple[Profile, ...]:
     best = parts["opt_shapes"]
     if not best:
         raise UsageError("`opt_shapes=` is missing: the shapes that the engine is tuned for, such as input:8x3x224x224")
-    given = [part or best for part in parts.values()]
-    names = {name for part in given for name in part}
-    if odd := [name for name in sorted(names) if any(name not in part for part in given)]:
+    bounds = [part or best for part in parts.values()]
+    names = {name for part in bounds for name in part}
+    if odd := [name for name in sorted(names) if any(name not in part for part in bounds)]:
         raise UsageError(
             f"{', '.join(map(repr, odd))} isn't in each of `min_shapes=`, `opt_shapes=` and `max_shapes=`: name the same "
             "inputs in all that are given"
         )
-    return ({name: ShapeRange(*(part[name] for part in given)) for name in best},)
+    return ({name: ShapeRange(*(part[name] for part in bounds)) for name in best},)
 
 
 def _each(texts: str | Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
     """Read `NAME:1x3x224x224` or `NAME:[1,3,224,224]`, several with commas, semicolons or spaces between."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for text in [texts] if isinstance(texts, str) else texts:
         rest = text.strip(" ,;")
         while rest:
@@ -124,13 +126,13 @@ def _each(texts: str | Iterable[str], option: str) -> dict[str, tuple[int, ...]]
                 raise UsageError(
                     f"`{option}=` {rest!r} can't be read; write NAME:1x3x224x224, of several inputs NAME:…,NAME:…"
                 )
-            if match["name"] in found:
+            if match["name"] in shapes:
                 raise UsageError(
                     f"`{option}=` names {match['name']!r} twice; several profiles are written with `shapes=`"
                 )
-            found[match["name"]] = tuple(map(int, re.findall(r"\d+", match["shape"])))
+            shapes[match["name"]] = tuple(map(int, re.findall(r"\d+", match["shape"])))
             rest = rest[match.end() :].strip(" ,;")
-    return found
+    return shapes
 
 
 def _stated(profile: Any) -> dict[str, ShapeRange]:
@@ -149,8 +151,8 @@ def _range(name: str, shape: Any) -> ShapeRange:
     if isinstance(shape, str):
         return ShapeRange.parse(shape)
     if isinstance(shape, Sequence) and shape:
-        given = [tuple(item) if isinstance(item, Sequence) else item for item in shape]
-        whole = given if isinstance(given[0], tuple) else [tuple(given)] * 3
+        items = [tuple(item) if isinstance(item, Sequence) else item for item in shape]
+        whole = items if isinstance(items[0], tuple) else [tuple(items)] * 3
         if len(whole) == 3 and all(
             isinstance(item, tuple) and all(isinstance(size, int) for size in item) for item in whole
         ):
@@ -173,8 +175,8 @@ class Suggestion(NamedTuple):
     guesses: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        said = f" (min,opt,max; guesses to adapt: {'; '.join(self.guesses)})" if self.guesses else ""
-        return self.option + said
+        hint = f" (min,opt,max; guesses to adapt: {'; '.join(self.guesses)})" if self.guesses else ""
+        return self.option + hint
 
 
 NOTHING = Suggestion("")

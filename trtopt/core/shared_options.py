@@ -32,6 +32,7 @@ shapes = partial(
 )
 target = partial(option, (), help="Compute capabilities to build for (TensorRT-RTX).", metavar="smNN[,smNN]")
 backend = partial(option, "auto", help="auto, tensorrt or rtx.")
+trust = partial(option, False, help="Load a plan that no manifest describes: if you trust it.")
 trust_host_code = partial(
     option, False, help="Run the library that a --version-compatible plan carries: if you trust it."
 )

@@ -36,6 +36,7 @@ class Precision(str, enum.Enum):
 
 METHODS = ("auto", "entropy", "mse", "minmax", "percentile")
 BACKENDS = ("auto", "tensorrt", "rtx")
+CALIBRATORS = ("trtopt", "native")
 HARDWARE_LEVELS = ("none", "ampere_plus", "same_compute_capability")
 MIN_AGREEMENT = 0.95
 """What tools call "1 % accuracy loss" is measured with labels. Agreement counts every changed class, also from one wrong
@@ -146,8 +147,8 @@ def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
     Raises:
         UsageError: a part isn't smNN.
     """
-    given = [text] if isinstance(text, (str, int)) else text
-    parts = [piece for item in given for piece in str(item).split(",")]
+    items = [text] if isinstance(text, (str, int)) else text
+    parts = [piece for item in items for piece in str(item).split(",")]
     targets: list[int] = []
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)
@@ -181,11 +182,11 @@ class Override:
 
 def overriding(overrides: Iterable[Override], node_name: str, op_type: str) -> Precision | None:
     """The precision that the last matching override asks for; None: none matches."""
-    asked = None
+    precision = None
     for item in overrides:
         if item.matches(node_name, op_type):
-            asked = item.precision
-    return asked
+            precision = item.precision
+    return precision
 
 
 def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None:
@@ -248,7 +249,7 @@ class BuildSpec:
 
     def __post_init__(self) -> None:
         chosen_builder(self.backend)
-        choice(self.calibrator, ("trtopt", "native"), "`calibrator=`")
+        choice(self.calibrator, CALIBRATORS, "`calibrator=`")
         choice(self.hardware_compatibility, HARDWARE_LEVELS, "`hardware_compatibility=`")
         if self.remainder.quantized:
             raise UsageError(f"`remainder=` is {self.remainder}; allowed: fp32, fp16, bf16")
@@ -425,5 +426,5 @@ def parse_seconds(time: str | float, name: str) -> float:
     if seconds is not None:
         return seconds
     raise UsageError(
-        f"{name} is {time!r}, which isn't a length of time; write '2ms', '500us', '0.5s' or seconds as a number"
+        f"{name} is {time!r}, which isn't a length of time; write a number with its unit, such as 2ms, 500us or 0.5s"
     )

@@ -34,12 +34,12 @@ def to_install(*extras: str) -> str:
     words: dict[str, None] = {}
     names = list(extras)
     for name in names:
-        for wanted in map(Requirement, texts):
-            marker, wanted.marker = wanted.marker, None
+        for requirement in map(Requirement, texts):
+            marker, requirement.marker = requirement.marker, None
             if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": name}):
                 continue
-            if wanted.name == "trtopt":  # an extra includes another
-                names += sorted(wanted.extras.difference(names))
-            elif name in extras or package_version(wanted.name) is None:
-                words[shlex.quote(str(wanted))] = None
+            if requirement.name == "trtopt":  # an extra includes another
+                names += sorted(requirement.extras.difference(names))
+            elif name in extras or package_version(requirement.name) is None:
+                words[shlex.quote(str(requirement))] = None
     return " ".join(["pip install", *words])

@@ -32,7 +32,7 @@ _DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed 
 
 @dataclass(slots=True)
 class View:
-    """GPU memory of somebody else, contiguous.
+    """Contiguous GPU memory of an array.
 
     Attributes:
         stream: the one that still makes it (1: the legacy default one).
@@ -114,8 +114,8 @@ def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
     if isinstance(obj, DeviceArray):
         return obj.view(stream)
     root = _root(obj.__class__)
-    if root == "cupy" and (found := _from_cupy(obj)) is not None:
-        return found
+    if root == "cupy" and (cupy_view := _from_cupy(obj)) is not None:
+        return cupy_view
     # torch's interface is of version 2, which says nothing of streams, and raises for host tensors: not even asked for.
     interface = None if root == "torch" else getattr(obj, "__cuda_array_interface__", None)
     if interface is not None and (interface["version"] >= 3 or not hasattr(obj, "__dlpack__")):
@@ -153,15 +153,15 @@ def _start_is_read() -> bool:
 
 
 start = _read_start if _start_is_read() else _start
-"""The address of an array's first element. Asking NumPy takes a microsecond, reading it a tenth."""
+"""The address of an array's first element. Each call asks for it; reading it is much faster than asking NumPy."""
 
 
 def writable(obj: Any) -> bool:
     """Whether what is written into the view of an array gets into the array itself."""
     if isinstance(obj, np.ndarray):
         return True
-    shared = hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
-    return shared and _root(obj.__class__) not in ("jax", "jaxlib")  # jax's arrays never change
+    shares_memory = hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
+    return shares_memory and _root(obj.__class__) not in ("jax", "jaxlib")  # jax's arrays never change
 
 
 def gpu_of(obj: Any) -> int | None:
@@ -185,9 +185,9 @@ def stream_handle(stream: Any) -> int:
     if isinstance(stream, int):
         return stream or 1  # 0 is the legacy default stream too
     for name in ("cuda_stream", "ptr", "handle"):
-        found = getattr(stream, name, None)
-        if isinstance(found, int):
-            return found or 1
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle or 1
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         return int(protocol()[1]) or 1
@@ -205,7 +205,7 @@ def _root(kind: type[Any]) -> str:
 
 
 def _from_cupy(array: Any) -> View | None:
-    """What a CuPy array says by its interface, from its attributes: that takes half the time. None: no plain one in C order."""
+    """What a CuPy array says by its interface, from its attributes, which is faster. None: no plain one in C order."""
     cupy = sys.modules["cupy"]
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
@@ -228,11 +228,11 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     strides = interface.get("strides")
     if strides is not None and not _contiguous(shape, strides, dtype.itemsize):
         raise _scattered(obj)
-    pending: int | None = interface.get("stream") if interface["version"] >= 3 else 1
-    if pending == 0:  # forbidden there; the legacy stream is the safe reading
-        pending = 1
+    stream: int | None = interface.get("stream") if interface["version"] >= 3 else 1
+    if stream == 0:  # forbidden there; the legacy stream is the safe reading
+        stream = 1
     address, read_only = interface["data"]
-    return _known(address or 0, shape, dtype, _ordinal(obj), pending, bool(read_only))
+    return _known(address or 0, shape, dtype, _ordinal(obj), stream, bool(read_only))
 
 
 _of = functools.lru_cache(64)(np.dtype)
@@ -287,10 +287,10 @@ def _opened(capsule: Any, name: str) -> tuple[_Tensor, bool]:
         return _Tensor.from_address(_pointer(capsule, _NAME)), False
     if not _is_valid(capsule, _VERSIONED_NAME):
         raise UsageError(f"{name} gives a DLPack capsule of an unknown kind")
-    managed = _Versioned.from_address(_pointer(capsule, _VERSIONED_NAME))
-    if managed.major != 1:
-        raise UsageError(f"{name} gives DLPack {managed.major}.{managed.minor}; version 1 can be taken")
-    return managed.tensor, bool(managed.flags & _READ_ONLY)
+    managed_tensor = _Versioned.from_address(_pointer(capsule, _VERSIONED_NAME))
+    if managed_tensor.major != 1:
+        raise UsageError(f"{name} gives DLPack {managed_tensor.major}.{managed_tensor.minor}; version 1 can be taken")
+    return managed_tensor.tensor, bool(managed_tensor.flags & _READ_ONLY)
 
 
 def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
@@ -298,8 +298,8 @@ def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
     torch = sys.modules.get("torch") if _root(obj.__class__) == "torch" else None
     if torch is None or torch.cuda.current_device() == ordinal:
         return contextlib.nullcontext()
-    switched: contextlib.AbstractContextManager[Any] = torch.cuda.device(ordinal)
-    return switched
+    switch: contextlib.AbstractContextManager[Any] = torch.cuda.device(ordinal)
+    return switch
 
 
 class _Memory:
@@ -337,10 +337,10 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
-    named = _NAMED.get((kind.code, kind.bits))
+    name = _NAMED.get((kind.code, kind.bits))
     if kind.lanes == 1:
-        if named:
-            return numpy_dtype(named)
+        if name:
+            return numpy_dtype(name)
         if (kind.code, kind.bits) == (6, 8):
             return np.dtype(np.bool_)
         if kind.code in _KINDS and kind.bits in (8, 16, 32, 64) and (kind.code, kind.bits) != (2, 8):
@@ -350,14 +350,14 @@ def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
     )
 
 
-def _contiguous(shape: Shape, strides: Any, expected: int) -> bool:
-    """Whether steps are those of C order, `expected` being the innermost one."""
+def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
+    """Whether steps are those of C order, `stride` being the innermost one."""
     if 0 in shape:
         return True
     for size, step in zip(reversed(shape), reversed(list(strides))):
-        if size != 1 and step != expected:
+        if size != 1 and step != stride:
             return False
-        expected *= size
+        stride *= size
     return True
 
 
@@ -371,7 +371,7 @@ class Ready(Protocol):
     """A point in a stream's work (`trtopt.cuda.device.Event`)."""
 
     def before(self, stream: int) -> None:
-        """Let a stream of anybody's wait for it."""
+        """Let any stream wait for it."""
 
     def synchronize(self) -> None:
         """Wait for it."""
@@ -529,7 +529,7 @@ def like(example: Any, result: DeviceArray) -> Any:
 
 
 def _cupy_array(result: DeviceArray) -> Any:
-    """As CuPy's `from_dlpack`, which takes ten times as long."""
+    """As CuPy's `from_dlpack`, which is much slower."""
     cupy = sys.modules["cupy"]
     if result.dtype.isbuiltin != 1:
         return cupy.from_dlpack(result)
@@ -544,8 +544,8 @@ def like_host(example: Any, array: NDArray[Any]) -> Any:
     if take is None:
         return array
     # What torch can't share: memory that mustn't be written, and negative steps.
-    shared = array.flags.writeable and all(step >= 0 for step in array.strides)
-    return take(_Exported(array if shared else array.copy()))
+    shareable = array.flags.writeable and all(step >= 0 for step in array.strides)
+    return take(_Exported(array if shareable else array.copy()))
 
 
 def _taker(example: Any) -> Callable[[Any], Any] | None:
@@ -555,6 +555,6 @@ def _taker(example: Any) -> Callable[[Any], Any] | None:
     if root == "cupy":
         return _cupy_array
     if root in ("jax", "jaxlib"):
-        taken: Callable[[Any], Any] = importlib.import_module("jax.dlpack").from_dlpack
-        return taken
+        take: Callable[[Any], Any] = importlib.import_module("jax.dlpack").from_dlpack
+        return take
     return getattr(sys.modules.get(root), "from_dlpack", None)

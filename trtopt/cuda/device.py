@@ -81,12 +81,12 @@ def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
     Raises:
         DeviceError: there is none, with the reason.
     """
-    found = probe()
-    if not found:
-        raise DeviceError(f"{purpose} needs an NVIDIA GPU: {found.reason}")
-    if not 0 <= ordinal < len(found.devices):
-        raise DeviceError(f"{purpose}: GPU {ordinal} was asked for; this machine has 0 to {len(found.devices) - 1}")
-    return found.devices[ordinal]
+    gpus = probe()
+    if not gpus:
+        raise DeviceError(f"{purpose} needs an NVIDIA GPU: {gpus.reason}")
+    if not 0 <= ordinal < len(gpus.devices):
+        raise DeviceError(f"{purpose}: GPU {ordinal} was asked for; this machine has 0 to {len(gpus.devices) - 1}")
+    return gpus.devices[ordinal]
 
 
 @contextlib.contextmanager
@@ -351,10 +351,10 @@ class HostBuffer(Resource):
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         """A view of the first bytes. It keeps the buffer alive, but not after `free`: don't touch the view then."""
-        wanted = np.dtype(dtype).itemsize * math.prod(shape)
-        if wanted > self.nbytes:
-            raise DeviceError(f"{np.dtype(dtype)} of shape {shape} takes {wanted} bytes; the buffer has {self.nbytes}")
-        return np.asarray(self)[:wanted].view(dtype).reshape(shape)
+        nbytes = np.dtype(dtype).itemsize * math.prod(shape)
+        if nbytes > self.nbytes:
+            raise DeviceError(f"{np.dtype(dtype)} of shape {shape} takes {nbytes} bytes; the buffer has {self.nbytes}")
+        return np.asarray(self)[:nbytes].view(dtype).reshape(shape)
 
 
 class Event(Resource):
@@ -371,7 +371,7 @@ class Event(Resource):
         self._cuda("cudaEventSynchronize", self.raw)
 
     def before(self, stream: int) -> None:
-        """Let a stream of anybody's wait for the work before it."""
+        """Let any stream wait for the work before it."""
         self._cuda("cudaStreamWaitEvent", stream, self.raw, 0)
 
     def milliseconds_since(self, start: Event) -> float:
@@ -444,11 +444,11 @@ class Stream(Resource):
         with _capturing():
             graph = self._captured(enqueue)
         try:
-            captured = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
+            executable = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
         finally:
             self._cuda("cudaGraphDestroy", graph)
-        self._cuda("cudaGraphUpload", captured.raw, self.raw)
-        return captured
+        self._cuda("cudaGraphUpload", executable.raw, self.raw)
+        return executable
 
     def _captured(self, enqueue: Callable[[], None]) -> Any:
         """A cudaGraph_t."""
@@ -502,7 +502,7 @@ class Device:
             self.cuda("cudaDeviceSynchronize")
 
     def idle(self, stream: int) -> bool:
-        """Whether all work given to a stream of anybody's is done. The default stream is the current device's."""
+        """Whether all work given to a stream, of whatever library, is done. The default stream is the current device's."""
         driver = self.cuda.driver
         # Another answer than 0 is an error or "not ready": take it as busy.
         return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))

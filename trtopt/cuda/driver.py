@@ -40,7 +40,7 @@ class Driver:
     """Functions that are called on addresses; the code that they give is for the caller to look at.
 
     Launches, copies and waits on streams that were made on a device need no current one. All but `synchronize` keep Python's
-    GIL: a launch takes 1.5 us; letting the GIL go for that costs tens where other threads queue for it. Not for streams that
+    GIL: a launch is short, and letting the GIL go for it costs far more where other threads queue for it. Not for streams that
     may be full: Python code that the GPU waits for couldn't run. Where one fails, the runtime's call of the same purpose says
     what is wrong, or works.
     """
@@ -82,7 +82,7 @@ class Driver:
 def primary_context(ordinal: int) -> int | None:
     """The GPU's context that libraries share; None if there can be none. (`cudaSetDevice` would also change what the CUDA
     runtime takes where a thread has no current context, for good.)"""
-    library, found = driver_library(), ctypes.c_void_p()
-    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(found), ordinal):
+    library, context = driver_library(), ctypes.c_void_p()
+    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal):
         return None
-    return found.value
+    return context.value

@@ -104,11 +104,11 @@ class Blocks:
         """
         home = self._returned.get(nbytes)
         if home:  # the common case, short
-            buffer, streams = returned = home.pop()
+            buffer, streams = entry = home.pop()
             if streams <= (_DEFAULT if followed else _NONE):
                 self._returned.move_to_end(nbytes)
                 return Block(buffer, home, streams)
-            home.append(returned)
+            home.append(entry)
         if home is None:
             if len(self._returned) >= _SIZES:
                 self._free(self._returned.popitem(last=False)[1])
@@ -128,9 +128,9 @@ class Blocks:
                     return Block(buffer, home, {LEGACY} if followed else set())
             if waited or len(home) < _KEPT:
                 return Block(self._new(nbytes), home, set())
-            came = tuple(home)  # what comes back from now on may have readers that start later
+            returned_blocks = tuple(home)  # what comes back from now on may have readers that start later
             self._memory.device.synchronize()
-            for _, streams in came:
+            for _, streams in returned_blocks:
                 streams.clear()
             waited = True
 

@@ -40,31 +40,31 @@ class Clocks:
     def __str__(self) -> str:
         if self.unknown:
             return self.unknown
-        held = f", held back by {', '.join(self.throttled)}" if self.throttled else ""
-        return f"SM clock {self.sm or '?'} of {self.sm_most or '?'} MHz{held}"
+        throttling = f", held back by {', '.join(self.throttled)}" if self.throttled else ""
+        return f"SM clock {self.sm or '?'} of {self.sm_most or '?'} MHz{throttling}"
 
 
 def clocks(ordinal: int = 0, load: Callable[[], object] | None = None) -> Clocks:
     """Ask nvidia-smi; `load` is called again and again meanwhile, as an idle GPU lowers its clocks. Never raises for
     want of nvidia-smi."""
-    found = ""
+    problem = ""
     lines: list[str] = []
     for prefix in ("clocks_throttle_reasons", "clocks_event_reasons"):  # renamed in newer drivers
-        found, lines = _ask(
+        problem, lines = _ask(
             ["--query-gpu=clocks.sm,clocks.max.sm,utilization.gpu," + prefix + ".active"], ordinal, load
         )
-        if not found:
+        if not problem:
             break
-    if found or not lines or len(lines[0].split(",")) != 4:
-        return Clocks(unknown=found or "nvidia-smi gave an answer that can't be read: clocks are unknown")
-    sm, most, used, active = (field.strip() for field in lines[0].split(","))
+    if problem or not lines or len(lines[0].split(",")) != 4:
+        return Clocks(unknown=problem or "nvidia-smi gave an answer that can't be read: clocks are unknown")
+    sm, most, utilization, active = (field.strip() for field in lines[0].split(","))
     bits = 0
     with contextlib.suppress(ValueError):
         bits = int(active, 16)
     reasons = tuple(text for bit, text in _REASONS.items() if bits & bit)
     if bits & _SETTING:
         reasons += ("a clock setting",)
-    return Clocks(_number(sm), _number(most), _number(used), reasons)
+    return Clocks(_number(sm), _number(most), _number(utilization), reasons)
 
 
 def others(ordinal: int = 0) -> tuple[str, ...]:
@@ -73,13 +73,13 @@ def others(ordinal: int = 0) -> tuple[str, ...]:
     why, lines = _ask(["--query-compute-apps=pid,name,used_memory"], ordinal, None)
     if why:
         return ()
-    found = []
+    processes = []
     for line in lines:
         pid, _, rest = line.partition(",")
         name, _, memory = rest.rpartition(",")
         if pid.strip().isdigit() and int(pid) != os.getpid():
-            found.append(f"{pid.strip()} {name.strip()} ({memory.strip()} MiB)")
-    return tuple(found)
+            processes.append(f"{pid.strip()} {name.strip()} ({memory.strip()} MiB)")
+    return tuple(processes)
 
 
 def _number(text: str) -> int | None:
@@ -115,6 +115,6 @@ def _ask(query: list[str], ordinal: int, load: Callable[[], object] | None) -> t
             process.kill()
             process.wait()
     if process.returncode:
-        said = text.strip().splitlines()
-        return f"nvidia-smi failed ({said[-1] if said else process.returncode}): clocks are unknown", []
+        lines = text.strip().splitlines()
+        return f"nvidia-smi failed ({lines[-1] if lines else process.returncode}): clocks are unknown", []
     return "", [line for line in text.splitlines() if line.strip()]

@@ -71,8 +71,8 @@ class Signature:
     def check_names(self, inputs: Mapping[str, Any]) -> None:
         """Raise UsageError unless exactly the inputs are there."""
         check_mapping("inputs", inputs)
-        known = {item.name for item in self.inputs}
-        wrong = [f"unknown {name!r}" for name in inputs if name not in known]
+        names = {item.name for item in self.inputs}
+        wrong = [f"unknown {name!r}" for name in inputs if name not in names]
         wrong += [f"missing {item.name!r}" for item in self.inputs if item.name not in inputs]
         if wrong:
             takes = ", ".join(repr(item.name) for item in self.inputs)
@@ -84,22 +84,24 @@ class Signature:
         Raises:
             UsageError: they fit none; the message gives the shapes allowed.
         """
-        given = {item.name: shape for item, shape in zip(self.inputs, shapes)}
+        shapes_by_name = {item.name: shape for item, shape in zip(self.inputs, shapes)}
         if not self.profiles:
-            return self._unranged(given)
-        fitting = [
+            return self._unranged(shapes_by_name)
+        candidates = [
             index
             for index, profile in enumerate(self.profiles)
-            if all(_inside(shape, profile[name]) for name, shape in given.items())
+            if all(_inside(shape, profile[name]) for name, shape in shapes_by_name.items())
         ]
-        if not fitting:
-            allowed = " or ".join(
+        if not candidates:
+            ranges = " or ".join(
                 "; ".join(f"{name} {x(item.min)} to {x(item.max)}" for name, item in profile.items())
                 for profile in self.profiles
             )
-            said = "; ".join(f"{name} {x(shape)}" for name, shape in given.items())
-            raise UsageError(f"inputs {said} are outside the engine's shapes: {allowed}; build it with other `shapes=`")
-        return min(fitting, key=lambda index: _distance(given, self.profiles[index]))
+            shapes_text = "; ".join(f"{name} {x(shape)}" for name, shape in shapes_by_name.items())
+            raise UsageError(
+                f"inputs {shapes_text} are outside the engine's shapes: {ranges}; build it with other `shapes=`"
+            )
+        return min(candidates, key=lambda index: _distance(shapes_by_name, self.profiles[index]))
 
     def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
         """Samples in batches as large as the profiles allow, as `Session.batches`."""
@@ -107,32 +109,34 @@ class Signature:
         counts = {name: np.shape(array)[0] if np.ndim(array) else 0 for name, array in inputs.items()}
         count = next(iter(counts.values()))
         if not count or len({*counts.values()}) > 1:
-            said = ", ".join(f"{name!r} {number}" for name, number in counts.items())
-            raise UsageError(f"samples along the first axes: {said}; one number of at least 1 is needed for all inputs")
+            counts_text = ", ".join(f"{name!r} {number}" for name, number in counts.items())
+            raise UsageError(
+                f"samples along the first axes: {counts_text}; one number of at least 1 is needed for all inputs"
+            )
         first = next(iter(inputs))
-        fixed = next(item.shape[0] for item in self.inputs if item.name == first)
+        fixed_size = next(item.shape[0] for item in self.inputs if item.name == first)
         ranges = [(profile[first].min[0], profile[first].max[0]) for profile in self.profiles]
-        ranges = ranges or [(fixed, fixed) if fixed > 0 else (1, count)]
+        ranges = ranges or [(fixed_size, fixed_size) if fixed_size > 0 else (1, count)]
         least, start = min(low for low, _ in ranges), 0
         while start < count:  # profiles may leave sizes out between them
-            left = count - start
-            size = max((min(high, left) for low, high in ranges if low <= left), default=left)
+            rest = count - start
+            size = max((min(high, rest) for low, high in ranges if low <= rest), default=rest)
             part = {name: array[start : start + size] for name, array in inputs.items()}
             yield next(chunks(part, size, least))
             start += size
 
-    def _unranged(self, given: Mapping[str, Shape]) -> int:
+    def _unranged(self, shapes: Mapping[str, Shape]) -> int:
         """The fixed dimensions are all that is known."""
         for item in self.inputs:
-            if any(size not in (-1, there) for size, there in zip(item.shape, given[item.name])):
-                raise UsageError(f"input {item.name!r} has shape {x(given[item.name])}; {x(item.shape)} is needed")
+            if any(size not in (-1, there) for size, there in zip(item.shape, shapes[item.name])):
+                raise UsageError(f"input {item.name!r} has shape {x(shapes[item.name])}; {x(item.shape)} is needed")
         return 0
 
 
-def check_mapping(what: str, given: Any) -> None:
-    """Raise UsageError unless `given` maps names to arrays."""
-    if not isinstance(given, Mapping):
-        raise UsageError(f"{what} is {type(given).__name__}; names with arrays are needed: {{'name': array, …}}")
+def check_mapping(what: str, mapping: Any) -> None:
+    """Raise UsageError unless `mapping` maps names to arrays."""
+    if not isinstance(mapping, Mapping):
+        raise UsageError(f"{what} is {type(mapping).__name__}; names with arrays are needed: {{'name': array, …}}")
 
 
 def check_array(tensor: Tensor, array: Any, role: str = "input") -> None:
@@ -187,8 +191,8 @@ def _layout(engine: Any, name: str) -> str:
     try:
         return str(engine.get_tensor_format(name).name)
     except TypeError:
-        described = str(engine.get_tensor_format_desc(name))  # such as "Row-major linear FP32 format"
-        return "LINEAR" if "linear" in described.lower() else described
+        description = str(engine.get_tensor_format_desc(name))  # such as "Row-major linear FP32 format"
+        return "LINEAR" if "linear" in description.lower() else description
 
 
 def _on_host(engine: Any, name: str) -> bool:
@@ -203,9 +207,9 @@ def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:
     return ShapeRange(*(tuple(int(size) for size in shape) for shape in (low, best, high)))
 
 
-def _inside(shape: Shape, allowed: ShapeRange) -> bool:
-    return len(shape) == len(allowed.min) and all(
-        low <= size <= high for low, size, high in zip(allowed.min, shape, allowed.max)
+def _inside(shape: Shape, bounds: ShapeRange) -> bool:
+    return len(shape) == len(bounds.min) and all(
+        low <= size <= high for low, size, high in zip(bounds.min, shape, bounds.max)
     )
 
 

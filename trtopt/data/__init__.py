@@ -53,12 +53,12 @@ def open_data(
         DataError: nothing usable in them.
     """
     if (images is None) == (data is None):
-        said = (
+        problem = (
             "both `images=` and `data=` are given: choose one"
             if data is not None
             else "no data: give `images=DIR` or `data='F.npz'`"
         )
-        raise UsageError(said)
+        raise UsageError(problem)
     if odd := next((info for info in inputs if not info.numeric), None):
         raise UsageError(
             f"the input {odd.name} is of type {odd.dtype}, which samples can't be given for and TensorRT hasn't; convert it "

@@ -46,8 +46,8 @@ class StoredArray(ABC):
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"version {version} of the .npy format isn't known")
         # 3.0 is 2.0 with UTF-8 in the names of fields; arrays with fields are no input of a model.
-        read = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        header_reader = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
+        shape, fortran, dtype = header_reader(file)
         if dtype.hasobject or dtype.subdtype is not None:
             raise ValueError("it holds Python objects" if dtype.hasobject else f"its dtype is {dtype}")
         if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 32:
@@ -93,10 +93,10 @@ class StoredArray(ABC):
     def _read(self, at: int, shape: tuple[int, ...]) -> NDArray[Any]:
         """An array of this shape from byte `at` on."""
         with readable(self.path):
-            found = np.empty(shape, self.dtype)
-            if found.nbytes and self._fill(found.reshape(-1).view(np.uint8), at) < found.nbytes:
+            array = np.empty(shape, self.dtype)
+            if array.nbytes and self._fill(array.reshape(-1).view(np.uint8), at) < array.nbytes:
                 raise ValueError("it was cut off meanwhile")
-            return found
+            return array
 
 
 class _Plain(StoredArray):
@@ -135,8 +135,8 @@ class _Member(StoredArray):
                 return 0
             self._at += skipped
         done = 0
-        while done < len(target) and (read := self._file.readinto(target[done : done + _PIECE].data)):
-            done, self._at = done + read, self._at + read
+        while done < len(target) and (count := self._file.readinto(target[done : done + _PIECE].data)):
+            done, self._at = done + count, self._at + count
         return done
 
 
@@ -162,24 +162,24 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, StoredArray
     with readable(path):
         opened_regular(path).close()
         archive = zipfile.ZipFile(path)  # closed with the last array that is read through it
-        found: dict[str, StoredArray] = {}
+        arrays: dict[str, StoredArray] = {}
         for name, item in members(archive).items():
             plain = checked and item.compress_type == zipfile.ZIP_STORED
-            found[name] = _uncompressed(path, archive, item) if plain else _Member(path, archive, item)
-        return found
+            arrays[name] = _uncompressed(path, archive, item) if plain else _Member(path, archive, item)
+        return arrays
 
 
 def members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """An .npz file's members by their arrays' names; ValueError for what NumPy doesn't write."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    entries: dict[str, zipfile.ZipInfo] = {}
     for item in archive.infolist():
         name = item.filename.removesuffix(".npy")
-        if name in found:
+        if name in entries:
             raise ValueError(f"{name} is in it twice")
         if item.compress_type not in _COMPRESSIONS:
             raise ValueError(f"{name} is compressed by method {item.compress_type}; NumPy writes 0 and 8")
-        found[name] = item
-    return found
+        entries[name] = item
+    return entries
 
 
 def _uncompressed(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> StoredArray:
@@ -192,8 +192,8 @@ def _uncompressed(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -
 
 
 def _stamp(file: IO[bytes]) -> tuple[int, int]:
-    found = os.fstat(file.fileno())
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 @contextlib.contextmanager
@@ -204,5 +204,5 @@ def readable(path: Path) -> Iterator[None]:
     except TrtoptError:
         raise
     except Exception as error:  # NumPy parses damaged headers as Python: TokenError, SyntaxError and more come out
-        said = str(error) or type(error).__name__
-        raise DataError(f"{path} can't be read as {path.suffix} ({said[:200]}); was it written completely?") from None
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path} can't be read as {path.suffix} ({reason[:200]}); was it written completely?") from None

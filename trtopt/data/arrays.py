@@ -66,12 +66,12 @@ class ArrayBatches:
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
         self._named = [_short(where, source) for where, _ in self._parts]
-        found = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
-        if not found:
+        total = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
+        if not total:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
-        if found > _MOST:
-            raise DataError(f"`data=` holds {found} samples; up to {_MOST} are read, and some hundred are enough")
-        self.samples = found if limit is None else min(found, limit)
+        if total > _MOST:
+            raise DataError(f"`data=` holds {total} samples; up to {_MOST} are read, and some hundred are enough")
+        self.samples = total if limit is None else min(total, limit)
         self._reading: Future[_Taken] | None = Future()
         if lazy:
             threading.Thread(target=self._read, args=(self._reading,), name="trtopt-digests", daemon=True).start()
@@ -81,11 +81,11 @@ class ArrayBatches:
 
     def _read(self, reading: Future[_Taken]) -> None:
         try:
-            found: list[tuple[str, int, int]] = []
+            samples: list[tuple[str, int, int]] = []
             for number, (where, part) in enumerate(self._parts):
-                found += [(digest, number, index) for index, digest in enumerate(_digests(part, self._inputs, where))]
-            taken = found if self.samples >= len(found) else sorted(found)[: self.samples]
-            reading.set_result(tuple(sorted(taken, key=lambda item: item[1:])))
+                samples += [(digest, number, index) for index, digest in enumerate(_digests(part, self._inputs, where))]
+            selection = samples if self.samples >= len(samples) else sorted(samples)[: self.samples]
+            reading.set_result(tuple(sorted(selection, key=lambda item: item[1:])))
         except BaseException as error:
             reading.set_exception(error)
 
@@ -109,9 +109,9 @@ class ArrayBatches:
 
     def part(self, start: int, stop: int) -> ArrayBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
-        taken = self._taken[start:stop]  # first: nothing that is still being read can be copied
+        selection = self._taken[start:stop]  # first: nothing that is still being read can be copied
         some = copy.copy(self)
-        some._known, some.samples = taken, len(taken)
+        some._known, some.samples = selection, len(selection)
         return some
 
     def describe(self) -> dict[str, Any]:
@@ -144,9 +144,9 @@ def where_counted(inputs: Sequence[TensorInfo]) -> str:
     if all(info.batch_axis == 0 for info in inputs):
         return "the first axis of an array counts samples"
     if all(info.batch_axis is not None or not info.shape for info in inputs):
-        said = [f"axis {info.batch_axis} of {info.name} {info.dims}" for info in inputs if info.shape]
+        axes = [f"axis {info.batch_axis} of {info.name} {info.dims}" for info in inputs if info.shape]
         numbers = "".join(f"; {info.name} is one number for each, or for all" for info in inputs if not info.shape)
-        return f"samples are counted on {', '.join(said) or 'an axis of their own'}{numbers}"
+        return f"samples are counted on {', '.join(axes) or 'an axis of their own'}{numbers}"
     shapes = " and ".join(f"{info.name} {info.dims}" for info in inputs)
     return (
         f"an array of {shapes} is one sample as a whole: give several in files of a folder, or along an axis before it"
@@ -163,7 +163,7 @@ def _short(where: str, source: Any) -> str:
 def _digests(part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str) -> list[str]:
     """One digest per sample, over all inputs; checks every value on the way."""
     matched = _matched(part, inputs, where)
-    found: list[str] = []
+    digests: list[str] = []
     rows = max(1, _BLOCK * samples_in(matched) // max(1, sum(values.nbytes for values in matched.values())))
     for start in range(0, samples_in(matched), rows):
         blocks = [_checked(matched[info.name][start : start + rows], info, where, start) for info in inputs]
@@ -171,8 +171,8 @@ def _digests(part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where
             digest = hashlib.sha256()
             for sample in samples:
                 digest.update(np.ascontiguousarray(sample).reshape(-1).view(np.uint8).data)
-            found.append(digest.hexdigest())
-    return found
+            digests.append(digest.hexdigest())
+    return digests
 
 
 def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[_Part]:
@@ -187,10 +187,12 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
         else:
             files = [existing_file(path, "`data=`")]
             if path.suffix not in (".npz", ".npy"):
-                written = ", ".join(f"{info.name}=array" if info.name.isidentifier() else "**arrays" for info in inputs)
+                arguments = ", ".join(
+                    f"{info.name}=array" if info.name.isidentifier() else "**arrays" for info in inputs
+                )
                 raise UsageError(
                     f"`data='{path}'` is neither .npz nor .npy nor a folder of them; in Python "
-                    f"np.savez('samples.npz', {written}) writes one, each array's first axis counting samples"
+                    f"np.savez('samples.npz', {arguments}) writes one, each array's first axis counting samples"
                 )
         return [(str(file), file) for file in files]
     if isinstance(source, Mapping):
@@ -279,8 +281,8 @@ def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
     if not isinstance(path, Path) or path.suffix != ".npz":
         return part
     with readable(path), zipfile.ZipFile(path) as archive:
-        found = members(archive)
-        if all(item.compress_type == zipfile.ZIP_STORED for item in found.values()):
+        entries = members(archive)
+        if all(item.compress_type == zipfile.ZIP_STORED for item in entries.values()):
             return part
         _matched(path, inputs, where)  # what can't be used isn't unpacked
         try:
@@ -288,7 +290,7 @@ def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
             files = {}
             for number, info in enumerate(inputs):
                 files[info.name] = folder / f"{number}.npy"
-                with archive.open(found[info.name]) as member, files[info.name].open("wb") as file:
+                with archive.open(entries[info.name]) as member, files[info.name].open("wb") as file:
                     shutil.copyfileobj(member, file, _BLOCK)
         except OSError as error:
             raise OutputError(f"can't unpack {path} to {folder}: {error.strerror or error}") from error
@@ -306,26 +308,26 @@ def _matched(
     if isinstance(part, Path):
         single = part.suffix == ".npy"
         part = {_only(inputs, part.name).name: part} if single else stored_arrays(part, checked=checked)
-    wanted = [info.name for info in inputs]
-    if missing := [name for name in wanted if name not in part]:
+    names = [info.name for info in inputs]
+    if absent := [name for name in names if name not in part]:
         extra = ", ".join(map(str, part)) or "none"
         raise UsageError(
-            f"{where} lacks {', '.join(missing)}; it has {extra}, the model's inputs are {', '.join(wanted)}"
+            f"{where} lacks {', '.join(absent)}; it has {extra}, the model's inputs are {', '.join(names)}"
         )
-    if unknown := [name for name in part if name not in wanted]:
+    if unknown := [name for name in part if name not in names]:
         raise UsageError(
-            f"{where} has {', '.join(map(str, unknown))}, which is no input; the model's inputs are {', '.join(wanted)}"
+            f"{where} has {', '.join(map(str, unknown))}, which is no input; the model's inputs are {', '.join(names)}"
         )
-    found = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
-    most = max(map(len, found.values()), default=0)
+    arrays = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
+    most = max(map(len, arrays.values()), default=0)
     for info in inputs:
-        if not info.shape and len(array := found[info.name]) == 1:  # one number is the same for all samples
-            found[info.name] = np.broadcast_to(array[:], most)
+        if not info.shape and len(array := arrays[info.name]) == 1:  # one number is the same for all samples
+            arrays[info.name] = np.broadcast_to(array[:], most)
     try:
-        samples_in(found, f"{where}: ")
+        samples_in(arrays, f"{where}: ")
     except DataError as error:
         raise DataError(f"{error}{_apart(inputs)}") from None
-    return found
+    return arrays
 
 
 def _apart(inputs: Sequence[TensorInfo]) -> str:

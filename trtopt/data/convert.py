@@ -33,20 +33,20 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return dtype
 
 
-def check_kind(given: np.dtype[Any], name: str, what: str, taker: str = "the model") -> None:
-    """Raise UsageError unless arrays of type `given` may become ones of type `name`: both floating, or both whole numbers.
+def check_kind(dtype: np.dtype[Any], name: str, what: str, taker: str = "the model") -> None:
+    """Raise UsageError unless arrays of type `dtype` may become ones of type `name`: both floating, or both whole numbers.
 
     Args:
         what: the array, for the message.
         taker: what takes it, for the message.
     """
-    wanted = numpy_dtype(name)
-    floating = _floating(given) and _floating(wanted)
-    whole = given.kind in "iu" and wanted.kind in "iu"
-    if given != wanted and not floating and not whole and not _nameless(given, wanted):
-        pixels = wanted == np.uint8 and _floating(given)
+    target = numpy_dtype(name)
+    floating = _floating(dtype) and _floating(target)
+    whole = dtype.kind in "iu" and target.kind in "iu"
+    if dtype != target and not floating and not whole and not _nameless(dtype, target):
+        pixels = target == np.uint8 and _floating(dtype)
         how = "give pixels from 0 to 255, not what is made of them" if pixels else "convert it with astype first"
-        raise UsageError(f"{what} has dtype {given}, {taker} takes {name}: {how}")
+        raise UsageError(f"{what} has dtype {dtype}, {taker} takes {name}: {how}")
 
 
 def converted(array: NDArray[Any], name: str, what: str, taker: str = "the model") -> NDArray[Any]:
@@ -60,15 +60,15 @@ def converted(array: NDArray[Any], name: str, what: str, taker: str = "the model
         DataError: it has values that the type can't hold: too large ones, or whole numbers that would be others.
     """
     check_kind(array.dtype, name, what, taker)
-    wanted = numpy_dtype(name)
-    if array.dtype == wanted:
+    target = numpy_dtype(name)
+    if array.dtype == target:
         return np.asarray(array if array.flags.c_contiguous else array.copy(order="C"))
-    if _nameless(array.dtype, wanted):
-        return array.view(wanted)
+    if _nameless(array.dtype, target):
+        return array.view(target)
     with np.errstate(over="ignore"):
-        result: NDArray[Any] = array.astype(wanted, order="C")
-    kept = np.isfinite(result).sum() == np.isfinite(array).sum() if _floating(wanted) else (result == array).all()
-    if not kept:
+        result: NDArray[Any] = array.astype(target, order="C")
+    exact = np.isfinite(result).sum() == np.isfinite(array).sum() if _floating(target) else (result == array).all()
+    if not exact:
         raise DataError(f"{what} has {array.dtype} values that {name} can't hold")
     return result
 
@@ -77,10 +77,10 @@ def _floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.name.startswith(("bfloat", "float")))
 
 
-def _nameless(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+def _nameless(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Whether these may be the bytes of a type that .npy has no name for: two bytes come back of each bfloat16."""
-    raw = given.kind == "V" and not given.isbuiltin and given.names is None
-    return raw and given.itemsize == wanted.itemsize and wanted.isbuiltin != 1
+    raw = dtype.kind == "V" and not dtype.isbuiltin and dtype.names is None
+    return raw and dtype.itemsize == target.itemsize and target.isbuiltin != 1
 
 
 @dataclass(frozen=True)

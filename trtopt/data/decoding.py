@@ -192,7 +192,7 @@ def _jpeg_segments(content: bytes) -> tuple[bytes | None, int]:
     0xFF is followed by 0x00 or a restart marker, so the marker can't appear by chance; before it, in an embedded thumbnail,
     it can.
     """
-    kept, at, orientation = [content[:2]], 2, 1
+    segments, at, orientation = [content[:2]], 2, 1
     while at + 4 <= len(content) and content[at] == 0xFF:
         kind = content[at + 1]
         if kind == 0xFF:  # may be repeated before a marker
@@ -204,11 +204,11 @@ def _jpeg_segments(content: bytes) -> tuple[bytes | None, int]:
         if kind == 0xE1 and content[at + 4 : at + 10] == b"Exif\0\0":
             orientation = _orientation(content[at + 10 : end]) or orientation
         if kind not in _JPEG_DROPPED:
-            kept.append(content[at:end])
+            segments.append(content[at:end])
         at = end
     if content.find(b"\xff\xd9", at) < 0:
         return None, orientation
-    return b"".join([*kept, content[at:]]), orientation
+    return b"".join([*segments, content[at:]]), orientation
 
 
 def _orientation(exif: bytes) -> int:
@@ -227,11 +227,11 @@ def _tags(tiff: bytes) -> dict[int, int]:
 
     big = number(2, 2) == 43  # BigTIFF, of 64 bits
     first, count, entry, value = (number(8, 8), 8, 20, 12) if big else (number(4, 4), 2, 12, 8)
-    found: dict[int, int] = {}
+    values: dict[int, int] = {}
     for at in range(first + count, min(first + count + entry * number(first, count), len(tiff)), entry):
         tag, size = number(at, 2), {3: 2, 4: 4, 16: 8}.get(number(at + 2, 2), 0)
-        found[tag] = max(found.get(tag, 0), number(at + value, size))
-    return found
+        values[tag] = max(values.get(tag, 0), number(at + value, size))
+    return values
 
 
 def _frame(content: bytes) -> tuple[int, int, int] | None:
@@ -261,8 +261,8 @@ def _frame(content: bytes) -> tuple[int, int, int] | None:
         return number(26, 2) & 0x3FFF, number(28, 2) & 0x3FFF, 1
     if start == b"GIF8":
         return number(6, 2), number(8, 2), _HEAVY
-    if found := re.match(rb"P[1-6]\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s", content):
-        return int(found[1]), int(found[2]), 1
+    if header := re.match(rb"P[1-6]\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s", content):
+        return int(header[1]), int(header[2]), 1
     mark = b""
     if start == b"\xff\x4f\xff\x51" or content[4:12] == b"jP  \r\n\x87\n":
         mark = b"\xff\x4f\xff\x51"  # before SIZ of JPEG 2000's code stream
@@ -275,7 +275,7 @@ def _frame(content: bytes) -> tuple[int, int, int] | None:
 
 def _png_chunks(content: bytes) -> tuple[bytes, int] | str:
     """The chunks that the pixels depend on, each with a right checksum, and the EXIF orientation."""
-    kept, at, orientation = [_PNG], len(_PNG), 1
+    chunks, at, orientation = [_PNG], len(_PNG), 1
     while at + 12 <= len(content):
         end = at + 12 + int.from_bytes(content[at : at + 4], "big")
         kind = content[at + 4 : at + 8]
@@ -287,9 +287,9 @@ def _png_chunks(content: bytes) -> tuple[bytes, int] | str:
             if kind == b"eXIf":
                 orientation = _orientation(content[at + 8 : end - 4]) or orientation
             else:
-                kept.append(content[at:end])
+                chunks.append(content[at:end])
         if kind == b"IEND":
-            return b"".join(kept), orientation
+            return b"".join(chunks), orientation
         at = end
     return "a PNG cut off before its end"
 
@@ -302,16 +302,16 @@ def _short(png: bytes) -> bool:
     if interlaced:
         steps = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
     sizes = [(-(-(width - left) // right), -(-(height - top) // down)) for left, top, right, down in steps]
-    missing: int = sum(rows * (1 + (columns * bits + 7) // 8) for columns, rows in sizes if columns > 0 and rows > 0)
+    remaining: int = sum(rows * (1 + (columns * bits + 7) // 8) for columns, rows in sizes if columns > 0 and rows > 0)
     unpacking, at = zlib.decompressobj(), len(_PNG)
-    while at < len(png) and missing > 0:
+    while at < len(png) and remaining > 0:
         end = at + 12 + int.from_bytes(png[at : at + 4], "big")
         packed = png[at + 8 : end - 4] if png[at + 4 : at + 8] == b"IDAT" else b""
-        while packed and missing > 0:
-            missing -= len(unpacking.decompress(packed, 1 << 20))
+        while packed and remaining > 0:
+            remaining -= len(unpacking.decompress(packed, 1 << 20))
             packed = unpacking.unconsumed_tail
         at = end
-    return missing > 0
+    return remaining > 0
 
 
 def pixels(image: Any, index: int, use: Callable[[NDArray[np.uint8]], T]) -> T:
@@ -328,14 +328,14 @@ def pixels(image: Any, index: int, use: Callable[[NDArray[np.uint8]], T]) -> T:
         check_image(image, f"image {index}")
         return use(image)
     if isinstance(image, (bytes, bytearray, memoryview)):
-        found, name = read_image(bytes(image), use), f"image {index}"
+        result, name = read_image(bytes(image), use), f"image {index}"
     elif isinstance(image, (str, os.PathLike)):
-        found, name = read_image(existing_file(image, "the image"), use), str(image)
+        result, name = read_image(existing_file(image, "the image"), use), str(image)
     else:
         raise UsageError(
             f"image {index} is {type(image).__name__}; a path, an encoded image as bytes, or a uint8 array height x width x 3 "
             "in RGB is needed"
         )
-    if isinstance(found, str):
-        raise DataError(f"{name}: {found}")
-    return found
+    if isinstance(result, str):
+        raise DataError(f"{name}: {result}")
+    return result

@@ -47,8 +47,8 @@ class Embedded:
                 "`embed_preprocess=True` needs to know how pixels become the model's input: give `preprocess=`, one of "
                 f"{', '.join(PRESETS)} or a TOML file, or `scale=`, `mean=` and `std=`"
             )
-        found = {info.name: _typed(preprocess, info) for info in inputs}
-        fitting = [cls(name, typed) for name, typed in found.items() if isinstance(typed, Preprocess)]
+        typed_inputs = {info.name: _typed(preprocess, info) for info in inputs}
+        fitting = [cls(name, typed) for name, typed in typed_inputs.items() if isinstance(typed, Preprocess)]
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
@@ -57,7 +57,7 @@ class Embedded:
                 f"`embed_preprocess=True` is for models with one image, and this one takes several ({names}): leave it out"
             )
         raise UsageError(
-            f"`embed_preprocess=True` finds no image input: {'; '.join(map(str, found.values())) or 'there is none'}"
+            f"`embed_preprocess=True` finds no image input: {'; '.join(map(str, typed_inputs.values())) or 'there is none'}"
         )
 
     @classmethod
@@ -77,26 +77,28 @@ class Embedded:
             self.preprocess, channels=channels, scale=1.0, mean=(0.0,), std=(1.0,), layout="nhwc", dtype="uint8"
         )
 
-    def leaving(self, given: Preprocess) -> Preprocess:
-        """What is left to do of `given` before the engine.
+    def leaving(self, preprocess: Preprocess) -> Preprocess:
+        """What is left to do of `preprocess` before the engine.
 
         Raises:
             UsageError: it asks for something else than what the engine does.
         """
-        if other := self.unlike(given):
+        if other := self.unlike(preprocess):
             raise UsageError(
                 f"the engine does its preprocessing itself ({self}), and `preprocess=` says another {other}: drop it, or build "
                 "with `embed_preprocess=True` and this preprocessing"
             )
-        return Embedded(self.input, given).outside
+        return Embedded(self.input, preprocess).outside
 
-    def unlike(self, given: Preprocess) -> str:
-        """Names of what `given` says otherwise of what is inside, such as "mean and std"; empty: nothing."""
-        other = Embedded(self.input, given)
-        found = [name for name in ("channels", "layout") if getattr(self.preprocess, name) != getattr(given, name)]
-        if not found and not (np.allclose(self.offset, other.offset) and np.allclose(self.factor, other.factor)):
-            found = ["scale, mean or std"]
-        return " and ".join(found)
+    def unlike(self, preprocess: Preprocess) -> str:
+        """Names of what `preprocess` says otherwise of what is inside, such as "mean and std"; empty: nothing."""
+        other = Embedded(self.input, preprocess)
+        differences = [
+            name for name in ("channels", "layout") if getattr(self.preprocess, name) != getattr(preprocess, name)
+        ]
+        if not differences and not (np.allclose(self.offset, other.offset) and np.allclose(self.factor, other.factor)):
+            differences = ["scale, mean or std"]
+        return " and ".join(differences)
 
     @property
     def offset(self) -> Floats:
@@ -152,12 +154,12 @@ class Embedded:
             return dict(arrays)
         ordered = np.moveaxis(values, -3, -1) if self.preprocess.layout == "nchw" else values
         with np.errstate(over="ignore", invalid="ignore"):
-            found = ordered.astype(np.float64) / self.factor - self.offset
-            pixels = np.rint(found)
-            away = float(np.abs(found - np.clip(pixels, 0, 255)).max(initial=0))
+            levels = ordered.astype(np.float64) / self.factor - self.offset
+            pixels = np.rint(levels)
+            away = float(np.abs(levels - np.clip(pixels, 0, 255)).max(initial=0))
             rounding = float(np.spacing(np.abs(values).max(initial=0)) / np.abs(self.factor).min())
-        allowed = max(0.5 if self.preprocess.channels == "gray" else 0.0, rounding) + _WHOLE
-        if not away <= allowed:
+        tolerance = max(0.5 if self.preprocess.channels == "gray" else 0.0, rounding) + _WHOLE
+        if not away <= tolerance:
             raise DataError(
                 f"the samples of {self.input!r} aren't 8-bit pixels prepared as the engine does it itself, {self} (one is "
                 f"{away:.3g} grey levels away from any): prepare them like that, from whole pixels"

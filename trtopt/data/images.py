@@ -77,15 +77,15 @@ class ImageBatches:
         if not items:
             raise DataError("the list of images is empty: give real photos")
         self._bad: dict[int, Skipped] = {}
-        found: list[_Chosen] = []
+        usable: list[_Chosen] = []
         with ThreadPoolExecutor(self._threads) as pool:
             for index, digest in enumerate(pool.map(_digest, items)):
                 if isinstance(digest, Skipped):
                     self._bad[index] = digest
                 else:
-                    found.append(_Chosen(index, digest, items[index]))
+                    usable.append(_Chosen(index, digest, items[index]))
         self._given = len(items)
-        ranked = _ranked(found)
+        ranked = _ranked(usable)
         self._reserve = ranked[limit:] if limit is not None else []
         self._chosen = sorted(ranked[:limit], key=lambda item: item.index)
         self._checked = False
@@ -117,8 +117,8 @@ class ImageBatches:
             deque(self._samples(lambda _: _NOTHING), maxlen=0)
 
     def describe(self) -> dict[str, Any]:
-        found = {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
-        return found | ({"repeated": self.repeated} if self.repeated else {})
+        description = {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
+        return description | ({"repeated": self.repeated} if self.repeated else {})
 
     def part(self, start: int, stop: int) -> ImageBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and it can be sent to another process."""
@@ -191,14 +191,14 @@ class _Chosen:
         return read_image(self.item if self.content is None else self.content, use)
 
 
-def _ranked(found: list[_Chosen]) -> list[_Chosen]:
+def _ranked(images: list[_Chosen]) -> list[_Chosen]:
     """By content, repetitions only after all different ones: in the order in which a limit takes them."""
-    seen: Counter[str] = Counter()
+    repetitions: Counter[str] = Counter()
     ranks: list[tuple[int, str, int]] = []
-    for place, item in enumerate(found):
-        ranks.append((seen[item.digest], item.digest, place))
-        seen[item.digest] += 1
-    return [found[place] for _, _, place in sorted(ranks)]
+    for place, item in enumerate(images):
+        ranks.append((repetitions[item.digest], item.digest, place))
+        repetitions[item.digest] += 1
+    return [images[place] for _, _, place in sorted(ranks)]
 
 
 def _read(path: Path) -> bytes:
@@ -246,8 +246,10 @@ def images_in(folder: Path) -> list[Item]:
         UsageError: it isn't a folder, or there is none.
     """
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
-        said = "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
-        raise UsageError(f"`images='{folder}'` {said}")
+        problem = (
+            "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
+        )
+        raise UsageError(f"`images='{folder}'` {problem}")
     paths: list[Item] = []
     paths += sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
     if not paths:

@@ -72,10 +72,10 @@ class Preprocess:
                 object.__setattr__(self, name, converted(_spelled_out(name, getattr(self, name)), kind, name))
         except Damaged as error:
             raise UsageError(f"preprocessing: {error}") from None
-        for name, allowed in CHOICES.items():
+        for name, choices in CHOICES.items():
             value = getattr(self, name)
             if name != "dtype" or value is not None:
-                choice(value, allowed, f"preprocessing: {name}")
+                choice(value, choices, f"preprocessing: {name}")
         if not 0 < self.crop <= 1:
             raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
         if self.size is not None and min(self.size) < 1:
@@ -138,11 +138,11 @@ class Preprocess:
 
     @classmethod
     def _from(cls, content: Mapping[str, Any], where: str, base: Preprocess | None) -> Preprocess:
-        known = ["preset", *(item.name for item in fields(cls))]
-        for key in sorted(map(str, set(content) - set(known))):
-            near = difflib.get_close_matches(key, known, 1)
-            meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise UsageError(f"{where}unknown key {key}; {meant} {PAGE} describes every key")
+        keys = ["preset", *(item.name for item in fields(cls))]
+        for key in sorted(map(str, set(content) - set(keys))):
+            near = difflib.get_close_matches(key, keys, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(keys)}"
+            raise UsageError(f"{where}unknown key {key}; {hint} {PAGE} describes every key")
         try:
             return replace(base or cls(), **content)
         except UsageError as error:
@@ -191,9 +191,9 @@ class Preprocess:
         name, sides = image.name, tuple(zip(self._axes[1:], self.size))
         ranges = [profile[name] for profile in profiles if name in profile and len(profile[name].min) == 4]
         if ranges and not any(all(item.min[axis] <= size <= item.max[axis] for axis, size in sides) for item in ranges):
-            said = "; ".join(f"{name}:{item}" for item in ranges)
+            shapes = "; ".join(f"{name}:{item}" for item in ranges)
             raise UsageError(
-                f"images are prepared in {x(self.size)}, which `shapes='{said}'` leaves out: give another "
+                f"images are prepared in {x(self.size)}, which `shapes='{shapes}'` leaves out: give another "
                 "`size=`, or `shapes=` that hold it"
             )
 

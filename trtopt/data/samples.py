@@ -58,9 +58,9 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
     if path.suffix != ".toml":
         path = FOLDER / f"{os.fspath(name)}.toml"
     if not path.is_file():
-        known = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
+        recipes = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
         raise UsageError(
-            f"there is no calibration recipe {os.fspath(name)!r}; known: {known}, or the path of a .toml file"
+            f"there is no calibration recipe {os.fspath(name)!r}; known: {recipes}, or the path of a .toml file"
         )
     try:
         content = read_toml(path)

@@ -71,13 +71,13 @@ def drawn(name: str, title: str, plot: Callable[[Any], None], size: tuple[float,
     """
     matplotlib = require("matplotlib", EXTRA, "drawing a report")
     figures = require("matplotlib.figure", EXTRA, "drawing a report")
-    written = io.StringIO()
+    buffer = io.StringIO()
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(_NOT_STYLE)}
     with _ALONE, matplotlib.rc_context({**defaults, **_STYLE, "svg.hashsalt": name}):
         figure = figures.Figure(figsize=size, layout="constrained")
         plot(figure.add_subplot())
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = written.getvalue()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # the same in every chart, and nothing refers to them
@@ -138,8 +138,8 @@ def damage(name: str, title: str, points: Sequence[tuple[int, float, float, str]
 
     def plot(axes: Any) -> None:
         for precision in dict.fromkeys(point[3] for point in points):
-            mine = [point for point in points if point[3] == precision]
-            places = [point[1] for point in mine], [point[2] for point in mine]
+            group = [point for point in points if point[3] == precision]
+            places = [point[1] for point in group], [point[2] for point in group]
             axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
         axes.invert_yaxis()
         axes.margins(x=0.1, y=0.1)
@@ -154,21 +154,21 @@ def damage(name: str, title: str, points: Sequence[tuple[int, float, float, str]
     return drawn(name, title, plot)
 
 
-def _number(axes: Any, points: Sequence[Any], chosen: Sequence[Any]) -> None:
-    """Write the numbers of `chosen` beside their dots, the first ones first: at that corner where a number covers the fewest
-    dots and none that is written already. One that has no such corner isn't written: the table has it."""
+def _number(axes: Any, points: Sequence[Any], labelled_points: Sequence[Any]) -> None:
+    """Write the numbers of `labelled_points` beside their dots, the first ones first: at that corner where a number covers the
+    fewest dots and none that is written already. One that has no such corner isn't written: the table has it."""
     axes.figure.draw_without_rendering()  # the limits and the layout don't change from here on
     dots = axes.transData.transform([point[1:3] for point in points])
-    written: list[Any] = []
-    for number, ms, snr, _ in chosen:
+    label_boxes: list[Any] = []
+    for number, ms, snr, _ in labelled_points:
         texts = [
             axes.annotate(f"#{number}", (ms, snr), place, textcoords="offset points", fontsize=9, ha=side, va=end)
             for place, side, end in _CORNERS
         ]
         boxes = [text.get_window_extent().padded(1) for text in texts]
-        free = [index for index, box in enumerate(boxes) if not box.count_overlaps(written)]
-        best = min(free, key=lambda index: boxes[index].count_contains(dots), default=None)
-        written += [] if best is None else [boxes[best]]
+        free_corners = [index for index, box in enumerate(boxes) if not box.count_overlaps(label_boxes)]
+        best = min(free_corners, key=lambda index: boxes[index].count_contains(dots), default=None)
+        label_boxes += [] if best is None else [boxes[best]]
         for index, text in enumerate(texts):
             if index != best:
                 text.remove()
@@ -189,8 +189,8 @@ def roofline(
 
     def plot(axes: Any) -> None:
         for precision in dict.fromkeys(point[3] for point in points):
-            mine = [point for point in points if point[3] == precision]
-            places = [point[1] for point in mine], [point[2] / 1e12 for point in mine]
+            group = [point for point in points if point[3] == precision]
+            places = [point[1] for point in group], [point[2] / 1e12 for point in group]
             axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
         low, high = min(point[1] for point in points) / 2, max(point[1] for point in points) * 2
         for precision, peak in peaks.items():

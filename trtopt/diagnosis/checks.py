@@ -15,13 +15,13 @@ CHECKS = (*package_checks.CHECKS, *gpu_checks.CHECKS, *machine_checks.CHECKS)
 
 def findings(host: Host) -> tuple[HostFinding, ...]:
     """What all checks find, errors first. A check that fails itself is told of, and the others go on."""
-    found: list[HostFinding] = []
+    host_findings: list[HostFinding] = []
     for check in CHECKS:
-        found += _found(check, host)
-    return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level)))
+        host_findings += _findings_of(check, host)
+    return tuple(sorted(host_findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
-def _found(check: Check, host: Host) -> list[HostFinding]:
+def _findings_of(check: Check, host: Host) -> list[HostFinding]:
     try:
         return list(check(host))
     except Exception as error:  # on a host that nobody thought of

@@ -29,11 +29,11 @@ def main() -> None:
     path, what, *arguments = sys.argv[1:]
     sys.path[:] = json.loads(path)  # as the parent sees packages, without this file's folder
     try:
-        told: dict[str, Any] = {"answer": _PROBES[what](*arguments)}
+        reply: dict[str, Any] = {"answer": _PROBES[what](*arguments)}
     except BaseException as error:
-        told = {"failure": f"{type(error).__name__}: {error}"}
+        reply = {"failure": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):
-        answers.write(json.dumps(told, default=str))
+        answers.write(json.dumps(reply, default=str))
         answers.flush()
     os._exit(0)  # libraries that crash when they are unloaded have answered
 

@@ -69,7 +69,7 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
     Args:
         other: the engine that it is held against.
     """
-    manifest, measured = subject.manifest, subject.measured
+    manifest, measurements = subject.manifest, subject.measured
     layers = _layers(subject)
     accuracy = _accuracy(subject)
     return {
@@ -81,7 +81,7 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
             "for": None if manifest is None else built_for(manifest),
             **_choice(subject),
             "accuracy": accuracy,
-            "missed": list(measured.missed),
+            "missed": list(measurements.missed),
             "speed": _speed(subject),
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
         },
@@ -90,14 +90,14 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
         "layers": layers,
         "kept": [] if manifest is None else [plain(dict(item)) for item in manifest.kept],
         "times": _times(subject),
-        "sensitivity": _sensitivity(measured),
+        "sensitivity": _sensitivity(measurements),
         "roofline": _roofline(subject, layers),
         "fusion": _fusion(subject, layers),
         "conversions": _conversions(layers),
         "quantized": _quantized(manifest),
         "calibration": _calibration(subject.table),
-        "tuning": None if measured.tuning is None else plain(measured.tuning),
-        "latency": None if measured.bench is None else _latency(measured),
+        "tuning": None if measurements.tuning is None else plain(measurements.tuning),
+        "latency": None if measurements.bench is None else _latency(measurements),
         "memory": _memory(subject),
         "warnings": _warnings(subject, layers),
         "against": None if other is None else _against(subject, other),
@@ -108,40 +108,40 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
 
 def _unknown(subject: Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
     """What can't be said, and the command that gives it."""
-    name, manifest, measured = shlex.quote(subject.engine.name), subject.manifest, subject.measured
+    name, manifest, measurements = shlex.quote(subject.engine.name), subject.manifest, subject.measured
     samples = _samples(subject)
-    found: list[tuple[str, str]] = []
+    gaps: list[tuple[str, str]] = []
 
     def measure(what: str, command: str, engine: str = name) -> None:
         """For what a command of trtopt measures; `engine`: which then has a report."""
         file = f"{command.split()[0]}.json"
-        run = f"trtopt {command} --json > {file}"
-        found.append((what, f"{run}; trtopt report {engine} -o report.html --results {file}"))
+        command_line = f"trtopt {command} --json > {file}"
+        gaps.append((what, f"{command_line}; trtopt report {engine} -o report.html --results {file}"))
 
     if manifest is None:
         what = "how it was made, and which layers run in which precision"
-        found.append((what, "trtopt build MODEL.onnx … -o M.engine"))
+        gaps.append((what, "trtopt build MODEL.onnx … -o M.engine"))
     elif not manifest.coverage:
-        found.append(("the shares of the arithmetic", "trtopt build MODEL.onnx … --force -o M.engine"))
+        gaps.append(("the shares of the arithmetic", "trtopt build MODEL.onnx … --force -o M.engine"))
     if not _timed(subject):
         measure("how long each layer takes", f"profile {name}")
-    if measured.sensitivity is None:
+    if measurements.sensitivity is None:
         what = "what INT8 costs in accuracy, layer by layer"
         measure(what, f"sensitivity MODEL.onnx {samples}")
     if subject.graph is None:
         what = "shares of fused nodes, and nodes that no layer names: neither the graph nor the model is there"
-        found.append((what, f"trtopt report {name} -o report.html --model MODEL.onnx"))
+        gaps.append((what, f"trtopt report {name} -o report.html --model MODEL.onnx"))
     if subject.table is None and _quantized(manifest):
         what = "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote"
-        found.append((what, f"trtopt report {name} -o report.html --calib T.calib.json"))
-    if measured.tuning is None:
+        gaps.append((what, f"trtopt report {name} -o report.html --calib T.calib.json"))
+    if measurements.tuning is None:
         tune = f"tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine"
         measure("accuracy against INT8's share", tune, "tuned.engine")
-    if measured.bench is None:
+    if measurements.bench is None:
         measure("latency beside other ways of running it, and memory", f"bench {name} --against onnxruntime")
     if not accuracy:
         measure("how near the results are to FP32's", f"verify MODEL.onnx {name} {samples}")
-    return [{"what": what, "command": command} for what, command in found]
+    return [{"what": what, "command": command} for what, command in gaps]
 
 
 def _samples(subject: Subject) -> str:
@@ -162,11 +162,11 @@ def _samples(subject: Subject) -> str:
 
 def _layers(subject: Subject) -> list[dict[str, Any]]:
     """The layers in the order that they run in, with times and damage where they are known."""
-    known = {} if subject.manifest is None else {str(item["name"]): item for item in subject.manifest.layers}
-    timed = _timed(subject)
-    times = {item["name"]: item["ms"] for item in timed}
-    rows: list[Mapping[str, Any]] = [known.get(item["name"], item) for item in timed]
-    rows += [item for name, item in known.items() if name not in times]
+    manifest_layers = {} if subject.manifest is None else {str(item["name"]): item for item in subject.manifest.layers}
+    timed_layers = _timed(subject)
+    times = {item["name"]: item["ms"] for item in timed_layers}
+    rows: list[Mapping[str, Any]] = [manifest_layers.get(item["name"], item) for item in timed_layers]
+    rows += [item for name, item in manifest_layers.items() if name not in times]
     total = sum(times.values())
     layers = []
     for number, item in enumerate(rows, 1):
@@ -197,9 +197,9 @@ def _timed(subject: Subject) -> Sequence[TimedLayer]:
     profile = subject.measured.profile
     if profile is None or not profile["batches"]:
         return ()
-    timed = max(profile["batches"], key=lambda item: item["batch"])["layers"]
-    known = {item["name"] for item in subject.manifest.layers} if subject.manifest is not None else set()
-    return timed if not known or known & {item["name"] for item in timed} else ()
+    layers = max(profile["batches"], key=lambda item: item["batch"])["layers"]
+    names = {item["name"] for item in subject.manifest.layers} if subject.manifest is not None else set()
+    return layers if not names or names & {item["name"] for item in layers} else ()
 
 
 def _converts(layer: Mapping[str, Any], ops: Mapping[str, str]) -> str | None:
@@ -212,14 +212,14 @@ def _converts(layer: Mapping[str, Any], ops: Mapping[str, str]) -> str | None:
     return "too" if any(inside) else None
 
 
-def _add_damage(layers: Sequence[dict[str, Any]], measured: Measured) -> None:
+def _add_damage(layers: Sequence[dict[str, Any]], measurements: Measured) -> None:
     """The signal-to-noise ratio that is left where nothing but what a layer reads and its weights is quantized."""
-    if measured.sensitivity is None:
+    if measurements.sensitivity is None:
         return
     homes = _homes(layers)
     noise: dict[int, float] = {}
-    for source in measured.sensitivity["sources"]:
-        power = _power(source, measured.sensitivity["output"])
+    for source in measurements.sensitivity["sources"]:
+        power = _power(source, measurements.sensitivity["output"])
         nodes = [node for node in source["nodes"] if node in homes]
         for node in nodes:
             number = homes[node]["number"]
@@ -274,20 +274,20 @@ def _fusion(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, 
         for node in layer["nodes"]:
             where.setdefault(node, []).append(layer["number"])
     heavy = [layer for layer in layers if layer["kind"] in HEAVY]
-    graph, fused, missing = subject.graph, [], None
+    graph, fused_layers, nodes_without_layer = subject.graph, [], None
     if graph is not None:
-        missing = [node for node in graph.macs if node not in where]
+        nodes_without_layer = [node for node in graph.macs if node not in where]
         for layer in heavy:
             work = {node: graph.macs[node] for node in layer["nodes"] if node in graph.macs}
             if len(work) > 1 and (total := sum(work.values())):
                 members = [{"node": node, "estimated_share": count / total} for node, count in work.items()]
-                fused.append({"layer": layer["number"], "members": members})
+                fused_layers.append({"layer": layer["number"], "members": members})
     return {
         "nodes": where,
         "heavy_layers": len(heavy),
         "heavy_layers_with_nodes": sum(bool(layer["nodes"]) for layer in heavy),
-        "fused": fused,
-        "products_without_layer": missing,
+        "fused": fused_layers,
+        "products_without_layer": nodes_without_layer,
     }
 
 
@@ -327,9 +327,9 @@ def _roofline(subject: Subject, layers: Sequence[dict[str, Any]]) -> dict[str, A
         work = sum(graph.macs.get(node, 0) for node in nodes)
         if layer["kind"] not in HEAVY or not layer["ms"] or not work or precision is None:
             continue
-        moved = graph.tensors.moved(nodes)
-        if moved:
-            operations, nbytes = 2 * work * graph.tensors.scale, moved * roofline.WIDTHS[precision]
+        elements = graph.tensors.moved(nodes)
+        if elements:
+            operations, nbytes = 2 * work * graph.tensors.scale, elements * roofline.WIDTHS[precision]
             rows.append({"layer": layer["number"], **roofline.place(operations, nbytes, layer["ms"], precision, peaks)})
     if not rows:
         return None
@@ -354,67 +354,67 @@ def _stages(subject: Subject) -> list[dict[str, Any]] | None:
 
 
 def _times(subject: Subject) -> dict[str, Any] | None:
-    found = subject.measured.profile
-    if found is None or not _timed(subject):
+    profile = subject.measured.profile
+    if profile is None or not _timed(subject):
         return None
     batches = [
         {"batch": item["batch"], "layers_ms": item["total_ms"], "whole_ms": item["gpu"]["median"]}
-        for item in found["batches"]
+        for item in profile["batches"]
     ]
-    return {"gpu": found["gpu"], "inputs": found["inputs"], "batches": batches}
+    return {"gpu": profile["gpu"], "inputs": profile["inputs"], "batches": batches}
 
 
-def _sensitivity(measured: Measured) -> dict[str, Any] | None:
-    found = measured.sensitivity
-    if found is None:
+def _sensitivity(measurements: Measured) -> dict[str, Any] | None:
+    sensitivity = measurements.sensitivity
+    if sensitivity is None:
         return None
-    kept = ("samples", "output", "predicted_snr_db", "measured_snr_db", "summary")
-    return {name: plain(found[name]) for name in kept}  # type: ignore[literal-required]
+    keys = ("samples", "output", "predicted_snr_db", "measured_snr_db", "summary")
+    return {name: plain(sensitivity[name]) for name in keys}  # type: ignore[literal-required]
 
 
-def _latency(measured: Measured) -> dict[str, Any]:
-    assert measured.bench is not None
+def _latency(measurements: Measured) -> dict[str, Any]:
+    assert measurements.bench is not None
     names = ("runner", "batch", "gpu", "host", "run", "throughput", "streams", "note")
-    rows = [{name: plain(row[name]) for name in names} for row in measured.bench["rows"]]  # type: ignore[literal-required]
-    return {"gpu": measured.bench["gpu"], "inputs": measured.bench["inputs"], "rows": rows}
+    rows = [{name: plain(row[name]) for name in names} for row in measurements.bench["rows"]]  # type: ignore[literal-required]
+    return {"gpu": measurements.bench["gpu"], "inputs": measurements.bench["inputs"], "rows": rows}
 
 
 def _memory(subject: Subject) -> dict[str, Any]:
-    held = None if subject.measured.bench is None else subject.measured.bench["memory"]
+    session_memory = None if subject.measured.bench is None else subject.measured.bench["memory"]
     workspace = None if subject.manifest is None else subject.manifest.spec.get("workspace")
     return {
         "plan": subject.nbytes,
         "workspace_limit": workspace,
         "scratch": None if subject.manifest is None else subject.manifest.scratch,
-        "session": None if held is None else plain(dict(held)),
+        "session": None if session_memory is None else plain(dict(session_memory)),
     }
 
 
 def _accuracy(subject: Subject) -> list[str]:
     """How near the results are to FP32's, by all that measured it."""
-    said = []
-    measured = subject.measured
-    if measured.accuracy is not None:
-        said += _compared(measured.accuracy)
-    if measured.tuning is not None:
-        chosen = measured.tuning["chosen"]
-        figure = f", {chosen['figure']}" if chosen["figure"] else ""
+    sentences = []
+    measurements = subject.measured
+    if measurements.accuracy is not None:
+        sentences += _compared(measurements.accuracy)
+    if measurements.tuning is not None:
+        choice = measurements.tuning["chosen"]
+        figure = f", {choice['figure']}" if choice["figure"] else ""
         which = (
             "tuned"
             if _choice(subject)["kept"] in (None, *_QUANTIZED)
             else "the tuned graph, which isn't what was kept,"
         )
-        said.append(f"{which} on {measured.tuning['samples']} samples: {_db(chosen['snr_db'])}{figure}")
-    if measured.sensitivity is not None:
-        output = measured.sensitivity["output"]
-        whole = measured.sensitivity["measured_snr_db"].get(output)
+        sentences.append(f"{which} on {measurements.tuning['samples']} samples: {_db(choice['snr_db'])}{figure}")
+    if measurements.sensitivity is not None:
+        output = measurements.sensitivity["output"]
+        whole = measurements.sensitivity["measured_snr_db"].get(output)
         if whole is not None:
-            samples = measured.sensitivity["samples"]
-            said.append(f"all of it in INT8, before any repair: {output} {_db(whole)} on {samples} samples")
-    kept = next((item for item in _candidates(subject) if item["kept"]), None)
-    if measured.accuracy is None and kept is not None and kept["accuracy"] is not None:
-        said += _compared(kept["accuracy"])
-    return said
+            samples = measurements.sensitivity["samples"]
+            sentences.append(f"all of it in INT8, before any repair: {output} {_db(whole)} on {samples} samples")
+    kept_candidate = next((item for item in _candidates(subject) if item["kept"]), None)
+    if measurements.accuracy is None and kept_candidate is not None and kept_candidate["accuracy"] is not None:
+        sentences += _compared(kept_candidate["accuracy"])
+    return sentences
 
 
 def _candidates(subject: Subject) -> list[dict[str, Any]]:
@@ -423,37 +423,37 @@ def _candidates(subject: Subject) -> list[dict[str, Any]]:
     if comparison is None:
         return []
     try:
-        found = converted(dict(comparison), Compares)
+        compares = converted(dict(comparison), Compares)
     except Damaged:  # of another version: it counts as none
         return []
-    return [{**item, "kept": item["precision"] == found["kept"]} for item in found["candidates"]]
+    return [{**item, "kept": item["precision"] == compares["kept"]} for item in compares["candidates"]]
 
 
 def _choice(subject: Subject) -> dict[str, Any]:
     """Of what was the kept precision chosen, and within which limits; None where one alone was asked for."""
     candidates = _candidates(subject)
-    kept = next((item["precision"] for item in candidates if item["kept"]), None)
+    kept_precision = next((item["precision"] for item in candidates if item["kept"]), None)
     manifest = subject.manifest
-    if kept is None or manifest is None or not (manifest.comparison or {}).get("best"):
-        return {"among": None, "limits": None, "kept": kept}
+    if kept_precision is None or manifest is None or not (manifest.comparison or {}).get("best"):
+        return {"among": None, "limits": None, "kept": kept_precision}
     limits = dict((manifest.comparison or {}).get("limits") or {})
-    return {"among": [item["precision"] for item in candidates], "limits": plain(limits), "kept": kept}
+    return {"among": [item["precision"] for item in candidates], "limits": plain(limits), "kept": kept_precision}
 
 
-def _compared(found: Compared) -> list[str]:
-    said = []
-    for name, output in found["outputs"].items():
+def _compared(comparison: Compared) -> list[str]:
+    sentences = []
+    for name, output in comparison["outputs"].items():
         figures = [_db(output["snr_db"])]
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
         channels = output.get("channels")
         if channels and (lowest := channels["lowest"]) is not None:  # None: none of them carries signal
             figures[-1] += f" ({_db(channels['snr_db'][lowest])} in channel {lowest}, the lowest)"
-        said.append(f"{name} ({output['kind']}): {', '.join(figures)} on {found['samples']} samples")
-    old, new = found["reference_accuracy"], found["candidate_accuracy"]
+        sentences.append(f"{name} ({output['kind']}): {', '.join(figures)} on {comparison['samples']} samples")
+    old, new = comparison["reference_accuracy"], comparison["candidate_accuracy"]
     if old and new:
-        said.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
-    return said
+        sentences.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
+    return sentences
 
 
 def _db(value: Any) -> str:
@@ -461,22 +461,22 @@ def _db(value: Any) -> str:
 
 
 def _speed(subject: Subject) -> list[str]:
-    said = []
-    measured = subject.measured
-    if measured.bench is not None:
-        for row in measured.bench["rows"]:
+    sentences = []
+    measurements = subject.measured
+    if measurements.bench is not None:
+        for row in measurements.bench["rows"]:
             if row["runner"] == "trtopt" and row["run"] is not None:
-                alone = f", {_ms(row['gpu'])} on the GPU" if row["gpu"] else ""
-                said.append(f"batch {row['batch']}: {_ms(row['run'])} end to end (median){alone}")
-    elif measured.profile is not None and _timed(subject):
-        batches = measured.profile["batches"]
-        said += [f"batch {item['batch']}: {_ms(item['gpu'])} on the GPU (median)" for item in batches]
+                gpu_part = f", {_ms(row['gpu'])} on the GPU" if row["gpu"] else ""
+                sentences.append(f"batch {row['batch']}: {_ms(row['run'])} end to end (median){gpu_part}")
+    elif measurements.profile is not None and _timed(subject):
+        batches = measurements.profile["batches"]
+        sentences += [f"batch {item['batch']}: {_ms(item['gpu'])} on the GPU (median)" for item in batches]
     for candidate in _candidates(subject):
         for times in candidate["times"]:
             shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
-            kept = " (kept)" if candidate["kept"] else ""
-            said.append(f"{candidate['precision'].upper()}{kept}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
-    return said
+            mark = " (kept)" if candidate["kept"] else ""
+            sentences.append(f"{candidate['precision'].upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
+    return sentences
 
 
 def _ms(spread: Spread) -> str:
@@ -501,19 +501,19 @@ def _quantized(manifest: Manifest | None) -> bool:
     return any(manifest.precision.get(name) for name in _QUANTIZED)
 
 
-def _tensor(name: str, amax: float, method: str, seen: Histogram | None) -> dict[str, Any]:
+def _tensor(name: str, amax: float, method: str, histogram: Histogram | None) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "amax": amax, "method": method}
-    if seen is None or not seen.absmax:
+    if histogram is None or not histogram.absmax:
         return row | {"absmax": None, "clipped": None, "snr_db": None, "edges": None, "counts": None}
-    snr, clipped = rounding(seen, amax)
-    used = int(np.flatnonzero(seen.counts)[-1]) + 1
-    step = max(1, math.ceil(used / BINS))
-    padded = np.zeros(step * math.ceil(used / step), np.int64)
-    padded[:used] = seen.counts[:used]
-    counts = padded.reshape(-1, step).sum(1)
-    edges = [seen.width * step * place for place in range(len(counts) + 1)]
+    snr, clipped = rounding(histogram, amax)
+    bins = int(np.flatnonzero(histogram.counts)[-1]) + 1
+    step = max(1, math.ceil(bins / BINS))
+    padded_counts = np.zeros(step * math.ceil(bins / step), np.int64)
+    padded_counts[:bins] = histogram.counts[:bins]
+    counts = padded_counts.reshape(-1, step).sum(1)
+    edges = [histogram.width * step * place for place in range(len(counts) + 1)]
     return row | {
-        "absmax": seen.absmax,
+        "absmax": histogram.absmax,
         "clipped": clipped,
         "snr_db": snr,
         "edges": edges,
@@ -521,18 +521,18 @@ def _tensor(name: str, amax: float, method: str, seen: Histogram | None) -> dict
     }
 
 
-def rounding(seen: Histogram, amax: float) -> tuple[float | None, float]:
+def rounding(histogram: Histogram, amax: float) -> tuple[float | None, float]:
     """Signal to noise of a tensor in INT8 by its threshold, in dB, and the share of values beyond it; estimated.
 
     Within the threshold the error is taken for uniform over a step (its square is step²/12 in the mean), and where a bin is
     wider than a step, no more can be told. Zeros, which lose nothing, are in the first bin with other small values.
     """
-    middle = (np.arange(len(seen.counts)) + 0.5) * seen.width
-    beyond = np.maximum(np.minimum(middle, seen.absmax) - amax, 0.0)
-    signal = float(seen.counts @ middle**2)
-    inside = float(seen.counts @ (beyond == 0))
-    noise = float(seen.counts @ beyond**2) + inside * (amax / LEVELS) ** 2 / 12
-    clipped = 1 - inside / seen.total
+    middle = (np.arange(len(histogram.counts)) + 0.5) * histogram.width
+    beyond = np.maximum(np.minimum(middle, histogram.absmax) - amax, 0.0)
+    signal = float(histogram.counts @ middle**2)
+    inside = float(histogram.counts @ (beyond == 0))
+    noise = float(histogram.counts @ beyond**2) + inside * (amax / LEVELS) ** 2 / 12
+    clipped = 1 - inside / histogram.total
     return (10 * math.log10(signal / noise) if signal and noise else None), clipped
 
 
@@ -542,33 +542,35 @@ def rounding(seen: Histogram, amax: float) -> tuple[float | None, float]:
 def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dict[str, str | None]]:
     """What to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
     name = shlex.quote(subject.engine.name)
-    found: list[tuple[str, str | None]] = []
-    manifest, measured = subject.manifest, subject.measured
+    warnings: list[tuple[str, str | None]] = []
+    manifest, measurements = subject.manifest, subject.measured
     if manifest is not None:
         check = f"trtopt verify MODEL.onnx {name} {_samples(subject)} says whether results suffer"
         if any(item["kept"] and item["accuracy"] for item in _candidates(subject)):
             check = "nothing, if the accuracy above will do: it was measured on this engine"
-        found += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
-        asked = str(manifest.spec["precision"])
-        lost = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (asked, None)]
-        if asked in _QUANTIZED and lost:
-            text = f"layers with products that don't run in {asked.upper()}: {len(lost)}"
-            found.append(
+        warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
+        precision = str(manifest.spec["precision"])
+        other_layers = [
+            layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (precision, None)
+        ]
+        if precision in _QUANTIZED and other_layers:
+            text = f"layers with products that don't run in {precision.upper()}: {len(other_layers)}"
+            warnings.append(
                 (text, "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes")
             )
-    found += [(text, f"trtopt profile or trtopt bench again, with {name}") for text in measured.strangers]
-    if measured.profile is not None:
-        found += [(text, None) for text in measured.profile["notes"]]
+    warnings += [(text, f"trtopt profile or trtopt bench again, with {name}") for text in measurements.strangers]
+    if measurements.profile is not None:
+        warnings += [(text, None) for text in measurements.profile["notes"]]
         if not _timed(subject):
             text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
-            found.append((text, f"trtopt profile {name} --json > profile.json"))
-    if measured.bench is not None:
-        found += [(text, None) for text in measured.bench["notes"]]
+            warnings.append((text, f"trtopt profile {name} --json > profile.json"))
+    if measurements.bench is not None:
+        warnings += [(text, None) for text in measurements.bench["notes"]]
     table = subject.table
     digest = None if manifest is None or manifest.calibration is None else manifest.calibration.get("digest")
     if table is not None and digest and digest != table.digest:
-        found.append(("the calibration table isn't the one that the engine was built with", "give that one"))
-    return [{"text": text, "what_to_do": do} for text, do in dict(found).items()]
+        warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
+    return [{"text": text, "what_to_do": do} for text, do in dict(warnings).items()]
 
 
 # Two builds --------------------------------------------------------------------------------------------------------------
@@ -576,13 +578,13 @@ def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dic
 
 def _against(subject: Subject, other: Subject) -> dict[str, Any]:
     """What differs, this engine's value first."""
-    found = [
+    differences = [
         differing(*(of(each) for each in (subject, other))) for of in (_facts, lambda each: precisions(_layers(each)))
     ]
     return {
         "engine": other.engine.name,
-        "facts": [plain(item) for item in found[0]],
-        "nodes": [{"node": item.what, "this": item.this, "other": item.other} for item in found[1]],
+        "facts": [plain(item) for item in differences[0]],
+        "nodes": [{"node": item.what, "this": item.this, "other": item.other} for item in differences[1]],
     }
 
 
@@ -600,7 +602,7 @@ def _provenance(subject: Subject) -> dict[str, Any]:
     facts: dict[str, Any] = {"plan": subject.engine.name, "bytes": subject.nbytes, "made by": subject.maker}
     if manifest is None:
         return facts | {"notes": list(subject.notes)}
-    embedded = embedded_by(manifest)
+    preprocessing = embedded_by(manifest)
     return facts | {
         "plan sha256": manifest.plan["sha256"],
         "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
@@ -612,7 +614,7 @@ def _provenance(subject: Subject) -> dict[str, Any]:
         "seconds to build": manifest.seconds,
         "calibration": plain(manifest.calibration),
         "inputs": {item["name"]: f"{item['dtype']} {x(item['shape'])}" for item in manifest.inputs},
-        "preprocessing embedded": None if embedded is None else embedded.sentence,
+        "preprocessing embedded": None if preprocessing is None else preprocessing.sentence,
         "profiles": [dict(profile) for profile in manifest.profiles],
         "asked": plain(dict(manifest.spec)),
     }

@@ -60,20 +60,20 @@ class Draft:
     def words(self) -> list[str]:
         """Of `trtopt build`: precision, scales and shapes, then the rest."""
         words = []
-        asked = self.precisions
-        if "best" in asked:
+        precisions = self.precisions
+        if "best" in precisions:
             words.append("--best")
-        elif quantized := asked & {"int8", "fp8"}:
-            words.append(f"--{sorted(quantized, reverse=True)[0]}")
-            words += ["--bf16"] if "bf16" in asked and "fp16" not in asked else []
+        elif quantized_types := precisions & {"int8", "fp8"}:
+            words.append(f"--{sorted(quantized_types, reverse=True)[0]}")
+            words += ["--bf16"] if "bf16" in precisions and "fp16" not in precisions else []
         else:
-            words += [f"--{name}" for name in ("fp16", "bf16") if name in asked][:1]
-        if asked & {"int8", "fp8", "best"}:
+            words += [f"--{name}" for name in ("fp16", "bf16") if name in precisions][:1]
+        if precisions & {"int8", "fp8", "best"}:
             if self.data:
                 words += ["--data", self.data]
             if self.cache:
                 words += ["--calib", self.cache]
-            if not self.data and not ({"int8", "fp8"} & asked and self.cache and "best" not in asked):
+            if not self.data and not ({"int8", "fp8"} & precisions and self.cache and "best" not in precisions):
                 words += IMAGES
         for profile in self.profiles:
             text = self._profile(profile)
@@ -84,28 +84,33 @@ class Draft:
         if not specs:
             return ""
         one = specs.get("opt") or next(iter(specs.values()))
-        read = {which: parse_profile(specs.get(which, one)) for which in ("min", "opt", "max")}
+        ranges = {which: parse_profile(specs.get(which, one)) for which in ("min", "opt", "max")}
         texts = []
-        for name in read["opt"]:
-            shapes = [read[which].get(name, read["opt"][name]).opt for which in ("min", "opt", "max")]
+        for name in ranges["opt"]:
+            shapes = [ranges[which].get(name, ranges["opt"][name]).opt for which in ("min", "opt", "max")]
             dims = [x(shape) for shape in shapes]
             texts.append(f"{name}:{dims[0] if len(set(dims)) == 1 else ','.join(dims)}")
         return ";".join(texts)
 
     def commands(self) -> list[str]:
         engine = self.engine or (with_suffix(self.model, ".engine") if self.model else "MODEL.engine")
-        made = []
+        lines = []
+        if self.engine and not self.model:
+            self.say(
+                self.engine,
+                "a plan that trtopt didn't build has no manifest: add --trust, if you know where it is from",
+            )
         if self.model and self.building:
-            made.append(["trtopt", "build", self.model, *self.words(), "-o", engine])
+            lines.append(["trtopt", "build", self.model, *self.words(), "-o", engine])
         if self.inspecting:
-            made.append(["trtopt", "inspect", engine])
+            lines.append(["trtopt", "inspect", engine])
         if self.inputs or self.output:
             output = ["-o", self.output] if self.output else []
             inputs = self.inputs or ["X.npy"]
-            made.append(["trtopt", "run", engine, *(word for item in inputs for word in ("--input", item)), *output])
+            lines.append(["trtopt", "run", engine, *(word for item in inputs for word in ("--input", item)), *output])
         elif self.running:
-            made.append(["trtopt", "bench", engine, *self.bench])
-        return list(map(shlex.join, made))
+            lines.append(["trtopt", "bench", engine, *self.bench])
+        return list(map(shlex.join, lines))
 
 
 def with_suffix(name: str, suffix: str) -> str:

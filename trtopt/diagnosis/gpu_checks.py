@@ -84,12 +84,12 @@ def driver_versions(host: Host) -> Iterator[HostFinding]:
     """After an upgrade without a reboot nvidia-smi says "Driver/library version mismatch"; CUDA may go on for a while."""
     library = next((name for name in host.libraries.get("gpu", {}) if name.startswith("libcuda.so.")), "")
     path = host.libraries.get("gpu", {}).get(library, "")
-    found = re.search(r"libcuda\.so\.(\d{3,}[\d.]*)$", path)
-    if found and host.kernel_driver and found[1] != host.kernel_driver and "compat" not in path:
+    match = re.search(r"libcuda\.so\.(\d{3,}[\d.]*)$", path)
+    if match and host.kernel_driver and match[1] != host.kernel_driver and "compat" not in path:
         yield HostFinding(
             "driver-mismatch",
             "error",
-            f"the kernel module is of driver {host.kernel_driver}, {path} of {found[1]}",
+            f"the kernel module is of driver {host.kernel_driver}, {path} of {match[1]}",
             "programs fail, now or when the library is loaded anew: the driver was upgraded without a reboot",
             "sudo reboot",
         )
@@ -119,10 +119,10 @@ def _cuda_packages(host: Host) -> Iterator[tuple[Package, int, str, str]]:
     """Package, major version of the CUDA that it needs, level, and how to get one for CUDA {most}; empty: a newer driver."""
     for name in sorted(host.packages):
         package = host.packages[name][0]
-        if found := re.fullmatch(r"(tensorrt|tensorrt-rtx)-cu(\d+)", name):
+        if match := re.fullmatch(r"(tensorrt|tensorrt-rtx)-cu(\d+)", name):
             others = " ".join(f"{name}{part}" for part in ("", "-bindings", "-libs"))
-            command = f"pip uninstall -y {found[1]} {others} && pip install '{found[1]}-cu{{most}}=={package.version}'"
-            yield package, int(found[2]), "error", command
+            command = f"pip uninstall -y {match[1]} {others} && pip install '{match[1]}-cu{{most}}=={package.version}'"
+            yield package, int(match[2]), "error", command
     bindings = host.package("cuda-bindings")
     if bindings:
         yield bindings, bindings.major, "error", "pip install 'cuda-bindings=={most}.*'"
@@ -130,8 +130,8 @@ def _cuda_packages(host: Host) -> Iterator[tuple[Package, int, str, str]]:
         ("onnxruntime-gpu", "onnxruntime/capi/build_and_package_info.py", "cuda_version"),
         ("torch", "torch/version.py", "cuda"),
     ):
-        if (built := host.package(name)) and (cuda := _build_cuda(built, file, variable)):
-            yield built, cuda, "warning", ""
+        if (library := host.package(name)) and (cuda := _build_cuda(library, file, variable)):
+            yield library, cuda, "warning", ""
 
 
 def _build_cuda(package: Package, file: str, name: str) -> int:
@@ -140,8 +140,8 @@ def _build_cuda(package: Package, file: str, name: str) -> int:
         text = (package.folder / file).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0
-    found = re.search(rf"^{name}\b[^=\n]*=\s*['\"](\d+)", text, re.M)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{name}\b[^=\n]*=\s*['\"](\d+)", text, re.M)
+    return int(match[1]) if match else 0
 
 
 @check
@@ -151,14 +151,14 @@ def gpu_generation(host: Host) -> Iterator[HostFinding]:
         least, most = _gpus_of(release(version))
         for gpu in host.gpus:
             if not least <= gpu.compute_capability <= most:
-                wanted = "trt11" if gpu.compute_capability > most else "trt8"
+                extra = "trt11" if gpu.compute_capability > most else "trt8"
                 yield HostFinding(
                     "gpu-not-supported",
                     "error",
                     f"{gpu.name} is sm{gpu.compute_capability}; TensorRT {version} is for "
                     f"sm{least} {'and later' if most > 200 else f'to sm{most}'}",
                     "builds fail, or kernels are missing",
-                    to_install(wanted),
+                    to_install(extra),
                 )
     elif host.gpus and "tensorrt_rtx" in host.files and "tensorrt" not in host.files:
         for gpu in host.gpus:
@@ -221,8 +221,8 @@ def cpu_runtime(host: Host) -> Iterator[HostFinding]:
 @check
 def runtime_libraries(host: Host) -> Iterator[HostFinding]:
     """microsoft/onnxruntime: "Failed to load library libonnxruntime_providers_cuda.so", and on it goes on the CPU."""
-    answer, imported = host.answers.get("onnxruntime-cuda"), host.answered("onnxruntime")
-    if host.gpus and imported and answer is not None and answer.failure:
+    answer, module = host.answers.get("onnxruntime-cuda"), host.answered("onnxruntime")
+    if host.gpus and module and answer is not None and answer.failure:
         package = host.package("onnxruntime-gpu")
         yield HostFinding(
             "onnxruntime-without-cuda",

@@ -115,9 +115,9 @@ class Host:
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        listed: object = self.answered("gpu").get("devices")
+        devices: object = self.answered("gpu").get("devices")
         fields = ("name", "compute_capability", "memory")
-        return tuple(Gpu(*(item[name] for name in fields)) for item in listed) if isinstance(listed, list) else ()
+        return tuple(Gpu(*(item[name] for name in fields)) for item in devices) if isinstance(devices, list) else ()
 
     @cached_property
     def driver(self) -> tuple[int, int] | None:
@@ -134,8 +134,8 @@ class Host:
     @cached_property
     def libraries(self) -> Mapping[str, Mapping[str, str]]:
         """Probe → file name → path of the native libraries that were loaded for it."""
-        found = {name: self.answered(name).get("libraries") for name in self.answers}
-        return {name: libraries for name, libraries in found.items() if isinstance(libraries, dict)}
+        by_probe = {name: self.answered(name).get("libraries") for name in self.answers}
+        return {name: libraries for name, libraries in by_probe.items() if isinstance(libraries, dict)}
 
 
 def examine(output: Path | None = None) -> Host:
@@ -187,15 +187,15 @@ def _glibc() -> str:
 
 
 def _distribution() -> str:
-    found = re.search(r"^ID=\"?([\w.-]+)", _text(_ETC / "os-release"), re.M)
-    return found[1] if found else ""
+    match = re.search(r"^ID=\"?([\w.-]+)", _text(_ETC / "os-release"), re.M)
+    return match[1] if match else ""
 
 
 def _kernel_driver() -> str:
     """Of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue …", the version."""
     first = _text(_PROC / "driver" / "nvidia" / "version").partition("\n")[0]
-    found = re.search(r"\s(\d{3,}(?:\.\d+){1,2})\s", f"{first} ")
-    return found[1] if found else ""
+    match = re.search(r"\s(\d{3,}(?:\.\d+){1,2})\s", f"{first} ")
+    return match[1] if match else ""
 
 
 def _nvidia_hardware() -> bool:
@@ -221,18 +221,18 @@ def _shared_memory() -> int | None:
 def _folder(role: str, path: Path) -> Folder:
     """Of a folder that isn't there, what the nearest one above it that is would give."""
     path = path.absolute()
-    there = next((place for place in (path, *path.parents) if _exists(place)), Path(path.anchor))
-    free = None
+    nearest_folder = next((place for place in (path, *path.parents) if _exists(place)), Path(path.anchor))
+    free_bytes = None
     with contextlib.suppress(OSError):
-        free = shutil.disk_usage(there).free
+        free_bytes = shutil.disk_usage(nearest_folder).free
     try:
-        if not there.is_dir():
-            return Folder(role, path, free, f"{there} is no folder")
-        with tempfile.TemporaryFile(dir=there):
+        if not nearest_folder.is_dir():
+            return Folder(role, path, free_bytes, f"{nearest_folder} is no folder")
+        with tempfile.TemporaryFile(dir=nearest_folder):
             pass
     except OSError as error:
-        return Folder(role, path, free, error.strerror or str(error))
-    return Folder(role, path, free)
+        return Folder(role, path, free_bytes, error.strerror or str(error))
+    return Folder(role, path, free_bytes)
 
 
 def _exists(path: Path) -> bool:
@@ -259,31 +259,31 @@ def _text(path: Path) -> str:
 
 def facts(host: Host) -> Mapping[str, str]:
     """What there is, in a line each."""
-    told = {
+    texts = {
         "python": host.python,
         "environment": host.prefix,
         "system": f"{host.system}{host.glibc and f', glibc {host.glibc}'}",
     }
-    told["gpu"] = "; ".join(
+    texts["gpu"] = "; ".join(
         f"{gpu.name} (sm{gpu.compute_capability}, {gpu.memory / GIB:.0f} GiB)" for gpu in host.gpus
     ) or f"none: {host.no_gpu or 'not asked'}"  # fmt: skip
     if host.driver:
-        told["driver"] = ", ".join(filter(None, (host.kernel_driver, f"CUDA {host.driver[0]}.{host.driver[1]}")))
+        texts["driver"] = ", ".join(filter(None, (host.kernel_driver, f"CUDA {host.driver[0]}.{host.driver[1]}")))
     names = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
     for module, name in (names | dict.fromkeys(("tensorrt_lean_bindings", "tensorrt_lean"), "TensorRT lean")).items():
         if version := host.answered(module).get("version"):
-            told[name] = f"{version}"
-            told |= {f"  {file}": path for file, path in host.libraries.get(module, {}).items()}
+            texts[name] = f"{version}"
+            texts |= {f"  {file}": path for file, path in host.libraries.get(module, {}).items()}
     for name in ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "protobuf", "torch", "cuda-bindings"):
         if package := host.package(name):
-            told[name] = package.version
+            texts[name] = package.version
     limit = f", {host.quota:g} by the container's quota" if host.quota is not None else ""
-    told["cores"] = f"{host.cores} of {host.visible_cores}{limit}"
+    texts["cores"] = f"{host.cores} of {host.visible_cores}{limit}"
     for what, size in (("free memory", host.free_memory), ("/dev/shm", host.shared_memory)):
         if size is not None:
-            told[what] = f"{size / GIB:.1f} GiB"
+            texts[what] = f"{size / GIB:.1f} GiB"
     for folder in host.folders:
         room = f", {folder.free / GIB:.0f} GiB free" if folder.free is not None else ""
         holds = f", holds {host.cache_bytes / 2**20:.0f} MiB" if folder.role == "cache" else ""
-        told[folder.role] = f"{folder.path}{room}{holds}"
-    return told
+        texts[folder.role] = f"{folder.path}{room}{holds}"
+    return texts

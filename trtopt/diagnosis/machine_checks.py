@@ -32,17 +32,17 @@ def variables(host: Host) -> Iterator[HostFinding]:
 
 @check
 def threads(host: Host) -> Iterator[HostFinding]:
-    asked = host.environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    setting = host.environment.get("OMP_NUM_THREADS", "").split(",")[0]
     command = f"export OMP_NUM_THREADS={host.cores}"
-    if asked.isdigit() and int(asked) > host.cores:
+    if setting.isdigit() and int(setting) > host.cores:
         yield HostFinding(
             "too-many-threads",
             "warning",
-            f"OMP_NUM_THREADS is {asked}, and this process may use {host.cores} core{'s' * (host.cores != 1)}",
+            f"OMP_NUM_THREADS is {setting}, and this process may use {host.cores} core{'s' * (host.cores != 1)}",
             "threads wait for each other: calibration and exports take longer than with fewer",
             command,
         )
-    elif not asked and host.quota is not None and host.visible_cores >= 2 * host.cores:
+    elif not setting and host.quota is not None and host.visible_cores >= 2 * host.cores:
         yield HostFinding(
             "threads-over-quota",
             "warning",

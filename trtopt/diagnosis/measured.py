@@ -226,15 +226,15 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
     """
     ours, theirs = Measured(), Measured()
     for result in results:
-        what, command, found = _recognised(result, _PROOFS, f"{COMMANDS}: make such a file by {_MAKING}")
-        said = str((found["build"] if command == "pipeline" else found).get("engine", ""))
+        what, command, content = _recognised(result, _PROOFS, f"{COMMANDS}: make such a file by {_MAKING}")
+        engine_name = str((content["build"] if command == "pipeline" else content).get("engine", ""))
         place = ours
-        if said:
-            home = _home(Path(said), [engine] if other is None else [engine, other])
+        if engine_name:
+            home = _home(Path(engine_name), [engine] if other is None else [engine, other])
             if home is None:
-                ours.strangers.append(f"{what} is of {Path(said).name}, taken for {engine.name}")
+                ours.strangers.append(f"{what} is of {Path(engine_name).name}, taken for {engine.name}")
             place = theirs if home == 1 else ours
-        _keep(place, command, found)
+        _keep(place, command, content)
     return ours, theirs
 
 
@@ -246,33 +246,33 @@ def profiled(result: Any) -> Profiled:
     Raises:
         UsageError: it is something else, or can't be read.
     """
-    found: Profiled = _recognised(
+    content: Profiled = _recognised(
         result, ("profile",), "profile: make it by trtopt profile ENGINE --json > F.json, on a GPU"
     )[2]
-    return found
+    return content
 
 
-def _recognised(result: Any, commands: Iterable[str], wanted: str) -> tuple[str, str, Any]:
+def _recognised(result: Any, commands: Iterable[str], alternatives: str) -> tuple[str, str, Any]:
     """What a result is called in messages, which of these commands gave it, and its content.
 
     Args:
-        wanted: for the message where none of them did.
+        alternatives: what is named to the user where none of them did.
     """
     what, content = _content(result)
     command = next((name for name in commands if _PROOFS[name][0] <= set(content)), None)
     if command is None:
-        raise UsageError(f"{what} isn't the JSON of {wanted}")
+        raise UsageError(f"{what} isn't the JSON of {alternatives}")
     try:
         return what, command, converted(content, _PROOFS[command][1], what)
     except Damaged as error:
         raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
 
 
-def _home(said: Path, engines: Sequence[Path]) -> int | None:
+def _home(path: Path, engines: Sequence[Path]) -> int | None:
     """Which of the engines is meant: the one at that place, else the first of that name."""
-    same = [number for number, engine in enumerate(engines) if engine.absolute() == said.absolute()]
-    named = [number for number, engine in enumerate(engines) if engine.name == said.name]
-    return next(iter([*same, *named]), None)
+    same_place = [number for number, engine in enumerate(engines) if engine.absolute() == path.absolute()]
+    same_name = [number for number, engine in enumerate(engines) if engine.name == path.name]
+    return next(iter([*same_place, *same_name]), None)
 
 
 def _content(result: Any) -> tuple[str, Mapping[str, Any]]:
@@ -293,16 +293,16 @@ def _content(result: Any) -> tuple[str, Mapping[str, Any]]:
     return what, content if isinstance(content, Mapping) else {}
 
 
-def _keep(place: Measured, command: str, found: Any) -> None:
+def _keep(place: Measured, command: str, content: Any) -> None:
     if command in ("build", "pipeline"):
-        place.durations = found.get("durations") or place.durations
+        place.durations = content.get("durations") or place.durations
     if command == "build":
-        place.tuning = found["tuning"] or place.tuning
+        place.tuning = content["tuning"] or place.tuning
     elif command == "pipeline":
-        place.tuning = found["build"]["tuning"] or place.tuning
-        place.accuracy = found["agreement"] or place.accuracy
-        place.missed = found.get("missed", ())
+        place.tuning = content["build"]["tuning"] or place.tuning
+        place.accuracy = content["agreement"] or place.accuracy
+        place.missed = content.get("missed", ())
     elif command == "verify":
-        place.accuracy, place.missed = found, found.get("missed", ())
+        place.accuracy, place.missed = content, content.get("missed", ())
     else:
-        setattr(place, command, found)
+        setattr(place, command, content)

@@ -72,8 +72,8 @@ class Migration:
             yield ""
         for item in self.replaced:
             where = f"line {item.line}: " if item.line else ""
-            gone = f" (gone in {item.gone})" if item.gone else ""
-            yield from wrapped(f"{where}{item.what}{gone}")
+            since = f" (gone in {item.gone})" if item.gone else ""
+            yield from wrapped(f"{where}{item.what}{since}")
             yield from wrapped(f"{'no equivalent: ' * item.lacking}{item.instead}", start=4)
         if not self.replaced and not self.commands:
             yield "nothing in it is of TensorRT's old ways"
@@ -125,8 +125,8 @@ def _is_file(text: str) -> bool:
 
 
 def _of_option(option: Option, line: int) -> Replacement:
-    gone = f"TensorRT {option.gone}" if option.gone else ""
-    return Replacement(option.what, line, gone, option.instead, option.lacking)
+    generation = f"TensorRT {option.gone}" if option.gone else ""
+    return Replacement(option.what, line, generation, option.instead, option.lacking)
 
 
 def _script(path: Path) -> Migration:
@@ -141,29 +141,29 @@ def _script(path: Path) -> Migration:
         tree = ast.parse(content, filename=str(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"`migrate=` {path} isn't Python that can be read: {error}") from None
-    found = [*_python(tree)]
-    typed = [(item.value, item.lineno) for item in ast.walk(tree) if isinstance(item, ast.Constant)]
+    replacements = [*_python(tree)]
+    constants = [(item.value, item.lineno) for item in ast.walk(tree) if isinstance(item, ast.Constant)]
     commands = [
         (words, line + number - 1)
-        for text, line in typed
+        for text, line in constants
         if isinstance(text, str) and ("trtexec" in text or "polygraphy" in text)
         for words, number in _shell_commands(text)
     ]
-    return _with_commands(str(path), commands, found)
+    return _with_commands(str(path), commands, replacements)
 
 
-def _with_commands(source: str, old: list[tuple[list[str], int]], found: list[Replacement]) -> Migration:
+def _with_commands(source: str, old: list[tuple[list[str], int]], replacements: list[Replacement]) -> Migration:
     commands: list[str] = []
     for words, line in old:
         try:
-            made, options = translated(words)
+            translations, options = translated(words)
         except UsageError as error:
-            found.append(Replacement(shlex.join(words), line, "", str(error), True))
+            replacements.append(Replacement(shlex.join(words), line, "", str(error), True))
             continue
-        commands += made
-        found += [_of_option(option, line) for option in options]
-    ordered = sorted(dict.fromkeys(found), key=lambda item: item.line)
-    return Migration(source, tuple(dict.fromkeys(commands)), tuple(ordered))
+        commands += translations
+        replacements += [_of_option(option, line) for option in options]
+    by_line = sorted(dict.fromkeys(replacements), key=lambda item: item.line)
+    return Migration(source, tuple(dict.fromkeys(commands)), tuple(by_line))
 
 
 def _shell_commands(text: str) -> Iterator[tuple[list[str], int]]:
@@ -190,26 +190,26 @@ def _shell_commands(text: str) -> Iterator[tuple[list[str], int]]:
 
 
 def _python(tree: ast.Module) -> list[Replacement]:
-    imported, aliases = _imports(tree), _aliases(tree)
+    libraries, aliases = _imports(tree), _aliases(tree)
     nodes = list(ast.walk(tree))
-    used = [item for item in nodes if isinstance(item, (ast.Attribute, ast.Name))]
+    references = [item for item in nodes if isinstance(item, (ast.Attribute, ast.Name))]
     calls = {id(item.func): {word.arg for word in item.keywords} for item in nodes if isinstance(item, ast.Call)}
-    found = []
-    for item in sorted(used, key=lambda item: (item.lineno, item.end_col_offset or 0)):
+    replacements = []
+    for item in sorted(references, key=lambda item: (item.lineno, item.end_col_offset or 0)):
         first, *members = _chain(item)
         chain, stored = [aliases.get(first, first), *members], isinstance(item.ctx, ast.Store)
         rows = [
             (name, row)
             for row in removed()
-            if row.library in imported
+            if row.library in libraries
             and (not row.keywords or calls.get(id(item), set()) & set(row.keywords))
             and (stored or not row.stored)
-            and (name := _matched(row, chain, imported[row.library])) is not None
+            and (name := _matched(row, chain, libraries[row.library])) is not None
         ]
         if rows:  # a member's name may be of two classes: what it is asked of tells, else the later generation's
-            name, row = max(rows, key=lambda found: (_is_of(found[0], chain), found[1].gone))
-            found.append(Replacement(name, item.lineno, f"TensorRT {row.gone}", row.instead, row.lacking))
-    return found
+            name, row = max(rows, key=lambda pair: (_is_of(pair[0], chain), pair[1].gone))
+            replacements.append(Replacement(name, item.lineno, f"TensorRT {row.gone}", row.instead, row.lacking))
+    return replacements
 
 
 def _is_of(name: str, chain: list[str]) -> bool:
@@ -220,17 +220,17 @@ def _is_of(name: str, chain: list[str]) -> bool:
 
 def _imports(tree: ast.Module) -> dict[str, set[str]]:
     """Library → names by which the script knows it, or that it took from it."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for item in ast.walk(tree):
         if isinstance(item, ast.Import):
             for alias in item.names:
                 if (top := alias.name.partition(".")[0]) in _LIBRARIES:
-                    found.setdefault(top, set()).add(alias.asname or top)
+                    names.setdefault(top, set()).add(alias.asname or top)
         elif isinstance(item, ast.ImportFrom) and not item.level:
             top = (item.module or "").partition(".")[0]
             if top in _LIBRARIES:
-                found.setdefault(top, set()).update(alias.name for alias in item.names)
-    return found
+                names.setdefault(top, set()).update(alias.name for alias in item.names)
+    return names
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:
@@ -255,7 +255,7 @@ def _chain(item: ast.AST) -> list[str]:
 
 def _matched(row: _Removed, chain: list[str], names: set[str]) -> str | None:
     """The row's name that stands here."""
-    found = []
+    candidates = []
     for name in row.names:
         owner, _, member = name.rpartition(".")
         if not owner:  # a class or function of the module
@@ -264,5 +264,5 @@ def _matched(row: _Removed, chain: list[str], names: set[str]) -> str | None:
         elif chain[-1] == member and len(chain) > 1:
             constant = member.isupper() or row.exact
             if chain[-2] == owner or not (constant or chain[-2] in _OWN):
-                found.append(name)
-    return max(found, key=lambda name: _is_of(name, chain), default=None)
+                candidates.append(name)
+    return max(candidates, key=lambda name: _is_of(name, chain), default=None)

@@ -56,42 +56,45 @@ def no_glibc(host: Host) -> Iterator[HostFinding]:
 def overlaid_packages(host: Host) -> Iterator[HostFinding]:
     """microsoft/onnxruntime#23833, #26996; opencv/opencv-python#370."""
     for module, names in MODULES.items():
-        there = _in_one_folder(host, names)
-        if not there:
+        packages = _in_one_folder(host, names)
+        if not packages:
             continue
         if module == "onnxruntime":
-            on_gpu = host.gpus and any(package.name == "onnxruntime-gpu" for package in there)
-            keep = "'onnxruntime-gpu[cuda,cudnn]'" if on_gpu else there[0].name
+            on_gpu = host.gpus and any(package.name == "onnxruntime-gpu" for package in packages)
+            requirement = "'onnxruntime-gpu[cuda,cudnn]'" if on_gpu else packages[0].name
             consequence = "the one that was installed last counts, and with the CPU's no GPU is used, without a word"
         elif module == "cv2":
-            contrib = "-contrib" if any("contrib" in package.name for package in there) else ""
-            keep = f"opencv{contrib}-python-headless"
+            contrib = "-contrib" if any("contrib" in package.name for package in packages) else ""
+            requirement = f"opencv{contrib}-python-headless"
             consequence = "files of two builds are mixed: imports fail, or ask for libGL.so.1 on servers"
         else:
-            keep, consequence = there[0].name, "files of two versions are mixed: imports fail, or operators are missing"
+            requirement, consequence = (
+                packages[0].name,
+                "files of two versions are mixed: imports fail, or operators are missing",
+            )
         yield HostFinding(
             f"overlaid-{module}",
             "error",
-            f"{_listed(there)} are installed over each other, in the one folder {module}",
+            f"{_listed(packages)} are installed over each other, in the one folder {module}",
             consequence,
-            f"pip uninstall -y {' '.join(package.name for package in there)} && pip install {keep}",
+            f"pip uninstall -y {' '.join(package.name for package in packages)} && pip install {requirement}",
         )
 
 
 @check
 def overlaid_tensorrt(host: Host) -> Iterator[HostFinding]:
     for product in ("tensorrt", "tensorrt-rtx"):
-        if there := _in_one_folder(host, [f"{product}-cu{cuda}" for cuda in (11, 12, 13)]):
-            names = [f"{package.name}{part}" for package in there for part in ("", "-bindings", "-libs")]
-            keep = next(
-                (item for item in reversed(there) if host.driver and _cuda(item.name) <= host.driver[0]), there[0]
+        if packages := _in_one_folder(host, [f"{product}-cu{cuda}" for cuda in (11, 12, 13)]):
+            names = [f"{package.name}{part}" for package in packages for part in ("", "-bindings", "-libs")]
+            best = next(
+                (item for item in reversed(packages) if host.driver and _cuda(item.name) <= host.driver[0]), packages[0]
             )
             yield HostFinding(
                 f"overlaid-{product}",
                 "error",
-                f"{_listed(there)} are installed over each other, in the one folder {product.replace('-', '_')}",
+                f"{_listed(packages)} are installed over each other, in the one folder {product.replace('-', '_')}",
                 "the bindings are of one CUDA and the libraries of another: imports fail, or the GPU isn't found",
-                f"pip uninstall -y {' '.join(names)} && pip install {keep.name}=={keep.version}",
+                f"pip uninstall -y {' '.join(names)} && pip install {best.name}=={best.version}",
             )
 
 
@@ -123,14 +126,14 @@ def unmet_requirements(host: Host) -> Iterator[HostFinding]:
     from packaging.requirements import Requirement
 
     owners = [name for name in _OWNERS if name in host.packages]
-    for name, wanted in unmet(host.packages, owners).items():
-        there = host.package(name)
-        limits = sorted({str(item) for _, text in wanted for item in Requirement(text).specifier})
-        who = ", ".join(dict.fromkeys(f"{package} wants {text}" for package, text in wanted))
+    for name, requirements in unmet(host.packages, owners).items():
+        installed_package = host.package(name)
+        limits = sorted({str(item) for _, text in requirements for item in Requirement(text).specifier})
+        who = ", ".join(dict.fromkeys(f"{package} wants {text}" for package, text in requirements))
         yield HostFinding(
             "unmet-requirement",
             "warning",
-            f"{f'{there} is' if there else f'{name} is not'} installed; {who}",
+            f"{f'{installed_package} is' if installed_package else f'{name} is not'} installed; {who}",
             "imports fail, or calls fail later; numpy, protobuf and onnx are the usual ones",
             f"pip install {shlex.quote(name + ','.join(limits))}",
         )
@@ -138,8 +141,8 @@ def unmet_requirements(host: Host) -> Iterator[HostFinding]:
 
 @check
 def several_copies(host: Host) -> Iterator[HostFinding]:
-    watched = {*_OWNERS, *(name for names in MODULES.values() for name in names), "numpy", "protobuf"}
-    for name in sorted(watched & set(host.packages)):
+    watched_names = {*_OWNERS, *(name for names in MODULES.values() for name in names), "numpy", "protobuf"}
+    for name in sorted(watched_names & set(host.packages)):
         copies = host.packages[name]
         if len({package.version for package in copies}) < 2:
             continue
@@ -222,12 +225,12 @@ _CAUSES = (  # what an import says → consequence, command
 
 @check
 def processes(host: Host) -> Iterator[HostFinding]:
-    unstarted = [answer for answer in host.answers.values() if not answer.started]
-    if unstarted:
+    failed_answers = [answer for answer in host.answers.values() if not answer.started]
+    if failed_answers:
         yield HostFinding(
             "no-processes",
             "error",
-            f"{sys.executable or 'Python'}: {unstarted[0].failure}",
+            f"{sys.executable or 'Python'}: {failed_answers[0].failure}",
             "neither libraries nor the GPU could be looked at, and whatever starts processes fails",
             f"ls -lL {shlex.quote(sys.executable or 'python3')}; ulimit -u",
         )
@@ -277,5 +280,5 @@ def _listed(packages: list[Package]) -> str:
 
 def _cuda(name: str) -> int:
     """Of "tensorrt-cu12", 12."""
-    found = re.search(r"-cu(\d+)", name)
-    return int(found[1]) if found else 0
+    match = re.search(r"-cu(\d+)", name)
+    return int(match[1]) if match else 0

@@ -33,8 +33,8 @@ class Package:
 
     @property
     def major(self) -> int:
-        found = re.match(r"\d+", self.version)
-        return int(found[0]) if found else 0
+        match = re.match(r"\d+", self.version)
+        return int(match[0]) if match else 0
 
     def requires(self) -> tuple[str, ...]:
         """Its requirements, such as "numpy>=1.26"; empty where they can't be read."""
@@ -49,7 +49,7 @@ class Package:
 
 def installed(path: Iterable[str]) -> dict[str, tuple[Package, ...]]:
     """Every package in these folders by its normalized name; where there are several of a name, Python's own choice first."""
-    found: dict[str, list[Package]] = {}
+    by_name: dict[str, list[Package]] = {}
     for folder in dict.fromkeys(Path(entry).absolute() for entry in path):
         entries: list[Path] = []
         with contextlib.suppress(OSError):  # an archive, or nothing
@@ -57,8 +57,8 @@ def installed(path: Iterable[str]) -> dict[str, tuple[Package, ...]]:
         for entry in entries:
             if match := _METADATA.match(entry.name):
                 name = _normalized(match["name"])
-                found.setdefault(name, []).append(Package(name, match["version"], entry))
-    return {name: tuple(packages) for name, packages in found.items()}
+                by_name.setdefault(name, []).append(Package(name, match["version"], entry))
+    return {name: tuple(packages) for name, packages in by_name.items()}
 
 
 def _normalized(name: str) -> str:
@@ -85,21 +85,21 @@ def unmet(packages: Mapping[str, tuple[Package, ...]], owners: Iterable[str]) ->
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
-    found: dict[str, list[tuple[Package, str]]] = {}
+    unmet_requirements: dict[str, list[tuple[Package, str]]] = {}
     for owner in owners:
         for package in packages.get(owner, ())[:1]:
             for text in package.requires():
                 try:
-                    wanted = Requirement(text)
+                    requirement = Requirement(text)
                 except InvalidRequirement:
                     continue
-                if wanted.url or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+                if requirement.url or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
                     continue
-                name = _normalized(wanted.name)
-                there = packages.get(name, ())[:1]
-                if not there or not wanted.specifier.contains(there[0].version, prereleases=True):
-                    found.setdefault(name, []).append((package, f"{name}{wanted.specifier}"))
-    return found
+                name = _normalized(requirement.name)
+                copies = packages.get(name, ())[:1]
+                if not copies or not requirement.specifier.contains(copies[0].version, prereleases=True):
+                    unmet_requirements.setdefault(name, []).append((package, f"{name}{requirement.specifier}"))
+    return unmet_requirements
 
 
 def release(version: str) -> tuple[int, ...]:

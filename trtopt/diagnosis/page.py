@@ -102,23 +102,23 @@ def report(request: ReportRequest) -> Report:
     ready()
     paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
     files = [item for item in request.results if isinstance(item, (str, os.PathLike))]
-    read = [*paths, request.calib, request.model, *files]
-    written = [Path(request.output), *([] if request.json_twin is None else [Path(request.json_twin)])]
-    for index, path in enumerate(written):
-        check_writable(path, *read, *written[:index])
+    sources = [*paths, request.calib, request.model, *files]
+    targets = [Path(request.output), *([] if request.json_twin is None else [Path(request.json_twin)])]
+    for index, path in enumerate(targets):
+        check_writable(path, *sources, *targets[:index])
     ours, theirs = measurements(request.results, *(_plan(path) for path in paths), *([None] if len(paths) == 1 else []))
     table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
     with request.reporter.phase("reading"):
         subject = _subject(paths[0], ours, table, request.model)
         other = _subject(paths[1], theirs, None, None) if len(paths) > 1 else None
-        said = plain(contents(subject, other))
+        document = plain(contents(subject, other))
     with request.reporter.phase("drawing"):
-        page = html(said).encode()
-    with writing_together(*written) as partials:
-        for partial, content in zip(partials, (page, json_bytes(said) if request.json_twin is not None else b"")):
+        page = html(document).encode()
+    with writing_together(*targets) as partials:
+        for partial, content in zip(partials, (page, json_bytes(document) if request.json_twin is not None else b"")):
             partial.write_bytes(content)
     twin = None if request.json_twin is None else Path(request.json_twin)
-    return Report(Path(request.output), twin, len(page), said)
+    return Report(Path(request.output), twin, len(page), document)
 
 
 def ready() -> None:
@@ -127,20 +127,28 @@ def ready() -> None:
         require(module, charts.EXTRA, _PURPOSE)
 
 
-def _subject(path: Path, measured: Measured, table: Table | None, model: str | os.PathLike[str] | None) -> Subject:
-    found = inspect(path)
-    if not isinstance(found, EngineReport):
+def _subject(path: Path, results: Measured, table: Table | None, model: str | os.PathLike[str] | None) -> Subject:
+    engine = inspect(path)
+    if not isinstance(engine, EngineReport):
         raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
-    manifest, graph = found.manifest, None
+    manifest, graph = engine.manifest, None
     place = Path(model) if model is not None else kept_graph(_plan(path)) or _source(manifest)
     if place is not None:
         try:
-            graph = _graph(place, manifest, _batch(measured))
+            graph = _graph(place, manifest, _batch(results))
         except TrtoptError:
             if model is not None:
                 raise  # else it isn't what the user named, and without it the shares aren't known
     return Subject(
-        _plan(path), found.nbytes, found.maker, found.precision_summary, manifest, measured, table, graph, found.notes
+        _plan(path),
+        engine.nbytes,
+        engine.maker,
+        engine.precision_summary,
+        manifest,
+        results,
+        table,
+        graph,
+        engine.notes,
     )
 
 
@@ -149,18 +157,18 @@ def _plan(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".json" else path
 
 
-def _batch(measured: Measured) -> int | None:
+def _batch(results: Measured) -> int | None:
     """The batch whose layers' times the page has."""
-    return max((item["batch"] for item in measured.profile["batches"]), default=None) if measured.profile else None
+    return max((item["batch"] for item in results.profile["batches"]), default=None) if results.profile else None
 
 
 def _source(manifest: Manifest | None) -> Path | None:
     """The model that the engine was built from, if it is still there as it was."""
-    said = None if manifest is None else manifest.source["path"]
-    if manifest is None or not said or not Path(said).is_file():
+    path = None if manifest is None else manifest.source["path"]
+    if manifest is None or not path or not Path(path).is_file():
         return None
     try:
-        return Path(said) if load_model(said, lazy=True).fingerprint == manifest.source["sha256"] else None
+        return Path(path) if load_model(path, lazy=True).fingerprint == manifest.source["sha256"] else None
     except TrtoptError:
         return None
 
@@ -169,39 +177,39 @@ def _graph(path: Path, manifest: Manifest | None, batch: int | None) -> Graph:
     """Operators, work and tensors, at the shapes that the first profile is tuned for; `batch`: of them instead."""
     proto = load_model(path, lazy=True).proto
     profile = manifest.profiles[0] if manifest is not None and manifest.profiles else {}
-    tuned = {name: ShapeRange.parse(text).opt for name, text in profile.items()}
+    shapes = {name: ShapeRange.parse(text).opt for name, text in profile.items()}
     if batch is not None:
-        tuned = {name: (batch, *shape[1:]) for name, shape in tuned.items()}
-    sizes = sizes_in(proto, tuned)
+        shapes = {name: (batch, *shape[1:]) for name, shape in shapes.items()}
+    sizes = sizes_in(proto, shapes)
     nodes = list(all_nodes(proto.graph))
     elements = {name: math.prod(shape) for name, shape in shapes_at(proto, sizes, 1).items()}
     tensors = roofline.Tensors(
         {node.name: [name for name in node.input if name] for node in nodes},
         {node.name: [name for name in node.output if name] for node in nodes},
         elements,
-        _fixed(proto),
+        _constants(proto),
         {value.name for value in proto.graph.output},
         0.5 if batch == 1 and sizes else 1.0,  # a single sample is counted as two (`sizes_in`)
     )
     return Graph({node.name: node.op_type for node in nodes}, macs(proto, sizes), tensors)
 
 
-def _fixed(proto: Any) -> set[str]:
+def _constants(proto: Any) -> set[str]:
     """The weights, and what is computed of them alone: the other side of their Q/DQ."""
-    fixed = {item.name for item in proto.graph.initializer}
+    constants = {item.name for item in proto.graph.initializer}
     for node in proto.graph.node:  # in the order of their computation
-        if all(name in fixed for name in node.input if name):
-            fixed.update(node.output)
-    return fixed
+        if all(name in constants for name in node.input if name):
+            constants.update(node.output)
+    return constants
 
 
 # The page ----------------------------------------------------------------------------------------------------------------
 
 
-def html(said: Mapping[str, Any]) -> str:
+def html(document: Mapping[str, Any]) -> str:
     """The page of a report's contents."""
     jinja2 = require("jinja2", charts.EXTRA, _PURPOSE)
-    marked = require("markupsafe", charts.EXTRA, _PURPOSE).Markup
+    markup = require("markupsafe", charts.EXTRA, _PURPOSE).Markup
     source = resources.files("trtopt.diagnosis").joinpath("page.html").read_text(encoding="utf-8")
     script = re.search(r"<script>(.*?)</script>", source, re.S)
     assert script is not None
@@ -227,9 +235,11 @@ def html(said: Mapping[str, Any]) -> str:
         "nodes": _nodes,
         "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
     }
-    drawings = {name: marked(svg) for name, svg in _drawings(said).items()}
-    times = {layer["number"]: layer["ms"] for layer in said["layers"]}
-    page = environment.from_string(source).render(said, charts=drawings, digest=digest, rows=ROWS, milliseconds=times)
+    drawings = {name: markup(svg) for name, svg in _drawings(document).items()}
+    times = {layer["number"]: layer["ms"] for layer in document["layers"]}
+    page = environment.from_string(source).render(
+        document, charts=drawings, digest=digest, rows=ROWS, milliseconds=times
+    )
     return str(page) + "\n"
 
 
@@ -262,11 +272,11 @@ def _fact(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _grouped(kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _grouped(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Nodes that aren't in the precision asked for, by why not; the commonest reason first."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for item in kept:
-        found.setdefault((str(item["precision"]), str(item["reason"])), []).append(item)
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for item in nodes:
+        groups.setdefault((str(item["precision"]), str(item["reason"])), []).append(item)
     return [
         {
             "nodes": [str(item["node"]) for item in items],
@@ -274,82 +284,84 @@ def _grouped(kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "precision": precision,
             "reason": reason,
         }
-        for (precision, reason), items in sorted(found.items(), key=lambda pair: -len(pair[1]))
+        for (precision, reason), items in sorted(groups.items(), key=lambda pair: -len(pair[1]))
     ]
 
 
 def _limits(limits: Mapping[str, Any]) -> str:
     """Those that were given, in brackets."""
     agreement, snr = limits.get("min_agreement"), limits.get("min_snr")
-    said = [f"{agreement:.1%} the same"] if agreement else []
-    said += [f"{snr:g} dB"] if isinstance(snr, (int, float)) and snr > 0 else []
-    return f" ({', '.join(said)})" if said else ""
+    texts = [f"{agreement:.1%} the same"] if agreement else []
+    texts += [f"{snr:g} dB"] if isinstance(snr, (int, float)) and snr > 0 else []
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _nodes(names: Sequence[str]) -> str:
     """The nodes of a layer in a line: conversions, which TensorRT or trtopt put there, are counted alone."""
     own = [name for name in names if not name.endswith(("/QuantizeLinear", "/DequantizeLinear", "/Cast"))]
-    shown: list[str] = []
+    shown_names: list[str] = []
     for name in own:
-        if shown and sum(map(len, shown)) + len(name) > _NODES:
+        if shown_names and sum(map(len, shown_names)) + len(name) > _NODES:
             break
-        shown.append(_short(name))
-    rest = [f"{len(own) - len(shown)} more" if len(own) > len(shown) else ""]
+        shown_names.append(_short(name))
+    rest = [f"{len(own) - len(shown_names)} more" if len(own) > len(shown_names) else ""]
     count = len(names) - len(own)
     rest.append(f"{count} conversion{'s' * (count > 1)}" if count else "")
-    return ", ".join(filter(None, [*shown, *rest]))
+    return ", ".join(filter(None, [*shown_names, *rest]))
 
 
-def _drawings(said: Mapping[str, Any]) -> dict[str, str]:
+def _drawings(document: Mapping[str, Any]) -> dict[str, str]:
     """The charts for which there are numbers."""
-    made: dict[str, str] = {}
-    precision = said["precision"]
+    drawings: dict[str, str] = {}
+    precision = document["precision"]
     rows = {"layers": precision["by_count"], "arithmetic": precision["by_macs"], "time": precision["by_time"]}
     if rows := {name: parts for name, parts in rows.items() if parts}:
-        made["precision"] = charts.shares("precision", "Share of each precision", rows)
-    layers = said["layers"]
+        drawings["precision"] = charts.shares("precision", "Share of each precision", rows)
+    layers = document["layers"]
     if layers:
-        made["order"] = charts.strip("order", "Precisions in the order of execution", _runs(layers))
+        drawings["order"] = charts.strip("order", "Precisions in the order of execution", _runs(layers))
     points = [
         (layer["number"], layer["ms"], layer["damage_db"], layer["precision"] or "unknown")
         for layer in layers
         if layer["ms"] is not None and layer["damage_db"] is not None
     ]
     if points:
-        made["damage"] = charts.damage("damage", "Milliseconds and decibels of each layer", points)
-    if said["roofline"] is not None:
-        made["roofline"] = charts.roofline("roofline", "Operations a second against operations a byte", *_roofs(said))
-    if said["calibration"] is not None:
-        drawn = [item for item in said["calibration"]["tensors"] if item["counts"]][:WORST]
-        for number, item in enumerate(drawn):
+        drawings["damage"] = charts.damage("damage", "Milliseconds and decibels of each layer", points)
+    if document["roofline"] is not None:
+        drawings["roofline"] = charts.roofline(
+            "roofline", "Operations a second against operations a byte", *_roofs(document)
+        )
+    if document["calibration"] is not None:
+        tensors = [item for item in document["calibration"]["tensors"] if item["counts"]][:WORST]
+        for number, item in enumerate(tensors):
             title = f"Histogram of {visible(_short(item['name']))}"
-            made[f"histogram{number}"] = charts.histogram(
+            drawings[f"histogram{number}"] = charts.histogram(
                 f"histogram{number}", title, item["edges"], item["counts"], item["amax"]
             )
-    if (tuning := said["tuning"]) is not None:
-        made |= _front(tuning)
-    if (latency := said["latency"]) is not None:
+    if (tuning := document["tuning"]) is not None:
+        drawings |= _front(tuning)
+    if (latency := document["latency"]) is not None:
         bars = [
             (_label(row), row["run"]["median"], row["run"]["p90"], row["run"]["p99"])
             for row in latency["rows"]
             if row["run"]
         ]
         if bars:
-            made["latency"] = charts.latencies("latency", "Latencies: p50, p90 and p99", bars)
-    return made
+            drawings["latency"] = charts.latencies("latency", "Latencies: p50, p90 and p99", bars)
+    return drawings
 
 
-def _roofs(said: Mapping[str, Any]) -> tuple[list[tuple[int, float, float, str]], dict[str, float], float]:
+def _roofs(document: Mapping[str, Any]) -> tuple[list[tuple[int, float, float, str]], dict[str, float], float]:
     """Each layer's number, operations a byte, operations a second and precision; peaks by precision, and the memory's."""
-    layers = {layer["number"]: layer for layer in said["layers"]}
+    layers = {layer["number"]: layer for layer in document["layers"]}
     points = []
-    for row in said["roofline"]["layers"]:
+    for row in document["roofline"]["layers"]:
         layer = layers[row["layer"]]
         intensity, speed = row["operations"] / row["bytes"], row["operations"] / (layer["ms"] / 1e3)
         points.append((row["layer"], intensity, speed, layer["precision"]))
-    peaks = said["roofline"]["peaks"] or {"operations": {}, "memory": 0.0}
-    seen = {point[3] for point in points}
-    return points, {name: value for name, value in peaks["operations"].items() if name in seen}, peaks["memory"]
+    peaks = document["roofline"]["peaks"] or {"operations": {}, "memory": 0.0}
+    precisions = {point[3] for point in points}
+    return points, {name: value for name, value in peaks["operations"].items() if name in precisions}, peaks["memory"]
 
 
 def _label(row: Mapping[str, Any]) -> str:
@@ -364,10 +376,10 @@ def _front(tuning: Mapping[str, Any]) -> dict[str, str]:
 
     choices = [place for item in tuning["front"] if (place := point(item))]
     names = {"before": "INT8, nearest codes", "whole": "with repairs", "chosen": "chosen"}
-    marked = [(label, *place) for key, label in names.items() if (place := point(tuning[key]))]
-    if not (choices or marked):
+    marks = [(label, *place) for key, label in names.items() if (place := point(tuning[key]))]
+    if not (choices or marks):
         return {}
-    return {"front": charts.front("front", "Accuracy against the share in 8 bits", choices, marked)}
+    return {"front": charts.front("front", "Accuracy against the share in 8 bits", choices, marks)}
 
 
 def _runs(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:

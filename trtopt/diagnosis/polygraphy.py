@@ -157,21 +157,21 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
     shapes = [text for name, values in options if name in _FED for text in map(_shape_text, values)]
     if shapes and not any(draft.profiles):  # what is fed is then the only profile, too
         draft.profiles = [{"opt": ",".join(shapes)}]
-    given = {name for name, _ in options}
-    if "--tf32" not in given and draft.model:
+    option_names = {name for name, _ in options}
+    if "--tf32" not in option_names and draft.model:
         draft.build.append("--no-tf32")
         draft.say("polygraphy", "it leaves TF32 off unless told, so --no-tf32; trtopt by itself uses it, and is faster")
     commands = draft.commands()
     if tool == "run":
         engine = draft.engine or with_suffix(draft.model, ".engine")
-        if {"--trt", "--onnxrt"} <= given:
+        if {"--trt", "--onnxrt"} <= option_names:
             data = ("--data", draft.data) if draft.data else IMAGES
             words = ["trtopt", "verify", draft.model or "MODEL.onnx", engine, *data, "--min-snr", "20"]
             commands.append(shlex.join(words))
             draft.say(
                 "polygraphy", "it fails where outputs differ; verify does with a limit alone, such as --min-snr 20 (dB)"
             )
-        elif "--onnxrt" in given:
+        elif "--onnxrt" in option_names:
             commands = [shlex.join(["trtopt", "check", draft.model])]
         else:
             commands.append(shlex.join(["trtopt", "bench", engine]))
@@ -193,12 +193,12 @@ def _tool(
     words = commands.get((tool, part))
     if words is None:
         return [], [Option(f"polygraphy {tool} {part}".rstrip(), 0, UNKNOWN, True)]
-    said = []
+    remarks = []
     if tool == "debug":
-        said.append(
+        remarks.append(
             Option("polygraphy debug precision", 0, "tune finds what must stay out of INT8, by the noise it makes")
         )
-    return [shlex.join(["trtopt", *words])], said
+    return [shlex.join(["trtopt", *words])], remarks
 
 
 def _parsed(words: Iterable[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:

@@ -46,11 +46,11 @@ def ask(probes: Mapping[str, Sequence[str]], patience: float) -> dict[str, Answe
     until = time.monotonic() + patience
     path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])  # "" is the working directory
     environment = {TELEMETRY_OFF: "1", **os.environ}
-    running = {name: _started([path, *words], environment) for name, words in probes.items()}
+    children = {name: _started([path, *words], environment) for name, words in probes.items()}
     try:
-        return {name: _answer(child, until, patience) for name, child in running.items()}
+        return {name: _answer(child, until, patience) for name, child in children.items()}
     finally:
-        for child in running.values():
+        for child in children.values():
             if not isinstance(child, Answer) and child.poll() is None:
                 child.kill()
                 child.communicate()
@@ -76,16 +76,16 @@ def _answer(child: subprocess.Popen[str] | Answer, until: float, patience: float
     if isinstance(child, Answer):
         return child
     try:
-        said, errors = child.communicate(timeout=max(0.1, until - time.monotonic()))
+        output, errors = child.communicate(timeout=max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return Answer(failure=f"no answer within {patience:.0f} s")
-    told: Any = None
+    reply: Any = None
     with contextlib.suppress(ValueError):
-        told = json.loads(said)
-    if isinstance(told, dict) and isinstance(told.get("answer"), dict):
-        return Answer(told["answer"])
-    if isinstance(told, dict) and "failure" in told:
-        return Answer(failure=" ".join(str(told["failure"]).split())[:600])
+        reply = json.loads(output)
+    if isinstance(reply, dict) and isinstance(reply.get("answer"), dict):
+        return Answer(reply["answer"])
+    if isinstance(reply, dict) and "failure" in reply:
+        return Answer(failure=" ".join(str(reply["failure"]).split())[:600])
     status = child.returncode
     if status < 0:
         with contextlib.suppress(ValueError):

@@ -64,21 +64,21 @@ class EngineProfile:
         return _COLUMNS, rows
 
     def remarks(self, top: int = 0) -> list[str]:
-        said = []
+        lines = []
         for size, times in self.batches.items():
             by = _by_precision(times)
             parts = ", ".join(f"{name} {ms / (times.total_ms or 1):.0%}" for name, ms in by.items())
-            said.append(
+            lines.append(
                 f"batch {size}: {len(times.layers)} layers take {times.total_ms:.4f} ms one by one ({parts}); the whole "
                 f"inference takes {times.gpu.median:.4f} ms"
             )
             if top and len(times.layers) > top:
                 rest = sum(sorted(layer.ms for layer in times.layers)[:-top])
-                said.append(
+                lines.append(
                     f"batch {size}: {len(times.layers) - top} more layers take {rest:.4f} ms (`top=0` lists them)"
                 )
-        said.append(f"{self.gpu}; inputs: {self.inputs}")
-        return said + [f"note: {text}" for text in self.notes]
+        lines.append(f"{self.gpu}; inputs: {self.inputs}")
+        return lines + [f"note: {text}" for text in self.notes]
 
     def __str__(self) -> str:
         return "\n".join([*aligned(*self.table()), *self.remarks()])
@@ -91,11 +91,11 @@ def called(layer: LayerTime, length: int = 60) -> str:
 
 
 def _by_precision(times: LayerTimes) -> dict[str, float]:
-    found: dict[str, float] = {}
+    milliseconds: dict[str, float] = {}
     for layer in times.layers:
         name = layer.precision.upper() if layer.precision else "not known"
-        found[name] = found.get(name, 0.0) + layer.ms
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        milliseconds[name] = milliseconds.get(name, 0.0) + layer.ms
+    return dict(sorted(milliseconds.items(), key=lambda item: -item[1]))
 
 
 @taking(ProfileRequest)
@@ -112,7 +112,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
         csv: where to write all layers as a table: one line a layer and batch, milliseconds, nodes separated by spaces.
         trace: where to write them as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
         top: layers of each batch that the command prints; 0: all.
-        trust_host_code, trusted_keys: as for `Session`.
+        trust, trust_host_code, trusted_keys: as for `Session`.
 
     Raises:
         UsageError: arguments that can't be right, or a batch outside the engine's shapes.
@@ -122,8 +122,8 @@ def profile(request: ProfileRequest) -> EngineProfile:
     """
     _check(request)
     path = existing_file(request.engine, "the engine")
-    if request.backend == "onnxruntime" or not (found := probe()):
-        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else found.reason
+    if request.backend == "onnxruntime" or not (gpus := probe()):
+        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
         raise DeviceError(
             f"timing the layers of {path.name} needs an NVIDIA GPU: {why}; without one, "
             f"trtopt inspect {quote(str(path))} --layers tells each one's precision, formats and kernel"
@@ -131,7 +131,9 @@ def profile(request: ProfileRequest) -> EngineProfile:
     for output in (request.csv, request.trace):
         if output is not None:
             check_writable(output, path, *([request.csv] if output is request.trace and request.csv else []))
-    options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code", "trusted_keys")}
+    options = {
+        name: getattr(request, name) for name in ("device", "backend", "trust", "trust_host_code", "trusted_keys")
+    }
     with Session(path, contexts=1, **options) as session:
         inputs, origin = inputs_for(session, request)
         batches: dict[int, LayerTimes] = {}
@@ -141,19 +143,19 @@ def profile(request: ProfileRequest) -> EngineProfile:
         notes = list(session.notes)
         if session.manifest is None:
             notes.append("without a manifest, neither precisions nor nodes of the layers are known")
-    gpu = next((str(item) for item in found.devices if item.ordinal == request.device), "")
-    written = []
+    gpu = next((str(item) for item in gpus.devices if item.ordinal == request.device), "")
+    files = []
     if request.csv is not None:
         write_bytes(request.csv, _csv(batches).encode())
-        written.append(Path(request.csv))
+        files.append(Path(request.csv))
     if request.trace is not None:
         write_json(request.trace, _trace(path.name, batches))
-        written.append(Path(request.trace))
-    return EngineProfile(path, gpu, origin, batches, tuple(written), tuple(notes))
+        files.append(Path(request.trace))
+    return EngineProfile(path, gpu, origin, batches, tuple(files), tuple(notes))
 
 
 def _check(request: ProfileRequest) -> None:
-    choice(request.backend, BACKENDS, "backend")
+    choice(request.backend, BACKENDS, "`backend=`")
     if len(set(request.batch)) != len(request.batch):
         raise UsageError("`batch=` names a size twice")
 

@@ -104,9 +104,9 @@ def doctor(request: DoctorRequest) -> DoctorReport:
         return DoctorReport(migration=migrated(request.migrate))
     subject = None if request.subject is None else Path(request.subject)
     host = examine(None if subject is None else subject.absolute().parent)
-    told, found = dict(facts(host)), list(findings(host))
+    all_facts, all_findings = dict(facts(host)), list(findings(host))
     if subject is not None:
-        more, others = examine_file(subject, host)
-        told |= more
-        found = [*others, *found]
-    return DoctorReport(told, tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level))))
+        file_facts, file_findings = examine_file(subject, host)
+        all_facts |= file_facts
+        all_findings = [*file_findings, *all_findings]
+    return DoctorReport(all_facts, tuple(sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))))

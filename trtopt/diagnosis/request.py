@@ -58,6 +58,7 @@ class ProfileRequest:
     top: int = option(20, help="Layers of each batch to print; 0: all.", least=0)
     backend: str = shared.backend()
     device: int = shared.gpu()
+    trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
     trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT

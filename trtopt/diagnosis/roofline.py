@@ -61,13 +61,13 @@ class Tensors:
     def moved(self, nodes: Collection[str]) -> float | None:
         """Elements that nodes which are computed together read and write, each tensor once; None: a size isn't known."""
         inside = set(nodes)
-        made = {name for node in inside for name in self.writes.get(node, ())}
-        read = {name for node in inside for name in self.reads.get(node, ())} - made
-        wanted = {name for node, names in self.reads.items() if node not in inside for name in names} | set(
+        outputs = {name for node in inside for name in self.writes.get(node, ())}
+        inputs = {name for node in inside for name in self.reads.get(node, ())} - outputs
+        outside_reads = {name for node, names in self.reads.items() if node not in inside for name in names} | set(
             self.results
         )
         total = 0.0
-        for name in read | (made & wanted):
+        for name in inputs | (outputs & outside_reads):
             if name not in self.elements:
                 return None
             total += self.elements[name] * (1.0 if name in self.weights else self.scale)

@@ -59,7 +59,7 @@ def _plan(path: Path, start: bytes, host: Host) -> tuple[dict[str, str], list[Ho
     header = plan_header(start)
     if header is None:
         return {}, [_no_plan(path, start)]
-    found: list[HostFinding] = []
+    findings: list[HostFinding] = []
     manifest = None
     rebuild = f"trtopt build MODEL.onnx -o {shlex.quote(str(path))}"
     try:
@@ -68,21 +68,21 @@ def _plan(path: Path, start: bytes, host: Host) -> tuple[dict[str, str], list[Ho
             rebuild = _rebuild(path, manifest)
             manifest.check_plan(path)
     except EngineMismatch as error:
-        found.append(HostFinding("plan-not-of-manifest", "error", str(error), "run and inspect refuse it", rebuild))
+        findings.append(HostFinding("plan-not-of-manifest", "error", str(error), "run and inspect refuse it", rebuild))
         manifest = None  # nothing in it is about this plan
     except TrtoptError as error:
         consequence = "how the engine was made isn't known, and run refuses it"
-        found.append(HostFinding("manifest-damaged", "error", str(error), consequence, rebuild))
+        findings.append(HostFinding("manifest-damaged", "error", str(error), consequence, rebuild))
     targets = manifest.built_for if manifest is not None and manifest.built_for else header.targets
-    told = {"plan": f"{header}, {path.stat().st_size / 2**20:.1f} MiB"}
-    told["built for"] = ", ".join(f"sm{target}" for target in targets) or "unknown: neither header nor manifest says"
+    facts = {"plan": f"{header}, {path.stat().st_size / 2**20:.1f} MiB"}
+    facts["built for"] = ", ".join(f"sm{target}" for target in targets) or "unknown: neither header nor manifest says"
     nbytes = path.stat().st_size
     if header.nbytes and header.nbytes != nbytes:
         fact = f"{path} has {nbytes} bytes, its header says {header.nbytes}"
-        found.append(HostFinding("plan-damaged", "error", fact, "it was cut off, or copied as text", rebuild))
-    found += _version(path, header, manifest, host, rebuild)
-    found += _gpus(path, header, manifest, targets, host, rebuild)
-    return told, found
+        findings.append(HostFinding("plan-damaged", "error", fact, "it was cut off, or copied as text", rebuild))
+    findings += _version(path, header, manifest, host, rebuild)
+    findings += _gpus(path, header, manifest, targets, host, rebuild)
+    return facts, findings
 
 
 def _no_plan(path: Path, start: bytes) -> HostFinding:
@@ -154,10 +154,10 @@ def _version(
 
     product = "tensorrt_rtx" if header.product == "TensorRT-RTX" else "tensorrt"
     modules = [product, *LEAN] if product == "tensorrt" else [product]
-    wanted = ".".join(map(str, release(header.version)[:3]))
-    to_get = f"pip install '{product.replace('_', '-')}=={wanted}.*'"
-    here = {module: str(version) for module in modules if (version := host.answered(module).get("version"))}
-    if not here:
+    number = ".".join(map(str, release(header.version)[:3]))
+    to_get = f"pip install '{product.replace('_', '-')}=={number}.*'"
+    local_versions = {module: str(version) for module in modules if (version := host.answered(module).get("version"))}
+    if not local_versions:
         yield HostFinding(
             "plan-without-runtime",
             "error",
@@ -166,21 +166,23 @@ def _version(
             to_get if host.answers.get(product) is None else rebuild,
         )
         return
-    made = plan_origin(path.read_bytes()) or PlanOrigin(header.product, header.version)
+    origin = plan_origin(path.read_bytes()) or PlanOrigin(header.product, header.version)
     if manifest is not None:
-        made = replace(manifest.origin, version=header.version)
-    told = [(module, version, unread(made, version, lean=module in LEAN)) for module, version in here.items()]
-    module, version, why = next((item for item in told if not item[2]), told[0])
+        origin = replace(manifest.origin, version=header.version)
+    candidates = [
+        (module, version, unread(origin, version, lean=module in LEAN)) for module, version in local_versions.items()
+    ]
+    module, version, why = next((item for item in candidates if not item[2]), candidates[0])
     name = f"{header.product}{' lean' if module in LEAN else ''} {version}"
     if why:
         yield HostFinding(
             "plan-of-other-version",
             "error",
             f"{path} was made by {header}; {name} is here",
-            f"it runs on {runs_on(made)}"
+            f"it runs on {runs_on(origin)}"
             + (
                 ""
-                if manifest or made.compatible or product == "tensorrt_rtx"
+                if manifest or origin.compatible or product == "tensorrt_rtx"
                 else ", unless built to be version-compatible"
             ),
             to_get if manifest is None else rebuild,
@@ -201,18 +203,18 @@ def _gpus(
     if not targets or not host.gpus:
         return
     level = str(manifest.spec.get("hardware_compatibility", "none")) if manifest is not None else "none"
-    here = sorted({gpu.compute_capability for gpu in host.gpus})
-    fitting = [sm for sm in here if sm in targets or (level == "ampere_plus" and sm >= 80)]
-    if len(fitting) == len(here):
+    capabilities = sorted({gpu.compute_capability for gpu in host.gpus})
+    fitting_capabilities = [sm for sm in capabilities if sm in targets or (level == "ampere_plus" and sm >= 80)]
+    if len(fitting_capabilities) == len(capabilities):
         return
     kinds = ", ".join(f"sm{sm}" for sm in targets)
-    unfit = [gpu for gpu in host.gpus if gpu.compute_capability not in fitting]
+    unfit_gpus = [gpu for gpu in host.gpus if gpu.compute_capability not in fitting_capabilities]
     if header.product == "TensorRT-RTX":
-        rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit[0].compute_capability}", 1)
-    names = ", ".join(dict.fromkeys(f"{gpu.name} (sm{gpu.compute_capability})" for gpu in unfit))
+        rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit_gpus[0].compute_capability}", 1)
+    names = ", ".join(dict.fromkeys(f"{gpu.name} (sm{gpu.compute_capability})" for gpu in unfit_gpus))
     yield HostFinding(
         "plan-of-other-gpu",
-        "warning" if fitting else "error",
+        "warning" if fitting_capabilities else "error",
         f"{path} was built for {kinds}; here is {names}",
         "it doesn't load on that GPU; plans are for the GPU they were built for",
         rebuild,
@@ -226,30 +228,30 @@ def _model(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
     """What `check` says, for each TensorRT here, in child processes: parsers are native."""
     backends = [backend for module, backend in _BACKENDS.items() if host.answered(module)] or ["auto"]
     answers = ask({backend: ("check", str(path), backend) for backend in backends}, CHECKING)
-    told: dict[str, str] = {"model": f"{path}, {path.stat().st_size / 2**20:.1f} MiB"}
-    found: list[HostFinding] = []
+    facts: dict[str, str] = {"model": f"{path}, {path.stat().st_size / 2**20:.1f} MiB"}
+    findings: list[HostFinding] = []
     for backend, answer in answers.items():
         command = shlex.join(["trtopt", "check", str(path), "--backend", backend])
         if answer.values is None:
             fact = f"checking {path} for {backend}: {answer.failure}"
             consequence = "a build may end like this, too"
-            found.append(HostFinding("check-failed", "error", fact, consequence, f"trtopt -v{command[6:]}"))
+            findings.append(HostFinding("check-failed", "error", fact, consequence, f"trtopt -v{command[6:]}"))
             continue
         report = answer.values
         if report["opset"]:
             inputs = ", ".join(f"{item['name']} ({', '.join(map(str, item['shape']))})" for item in report["inputs"])
-            told["opset"] = f"{report['opset']}; inputs {inputs}"
+            facts["opset"] = f"{report['opset']}; inputs {inputs}"
         counts = {level: sum(item["level"] == level for item in report["findings"]) for level in ("error", "warning")}
-        said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
-        told[f"check ({backend})"] = f"{report['parser'] or 'no parser'}: {said}"
-        found += _errors(report, command)
+        summary = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
+        facts[f"check ({backend})"] = f"{report['parser'] or 'no parser'}: {summary}"
+        findings += _errors(report, command)
         if counts["warning"]:
             codes = ", ".join(sorted({item["code"] for item in report["findings"] if item["level"] == "warning"}))
             fact = f"check warns of {codes}"
-            found.append(HostFinding("model-warnings", "info", fact, "builds work; precision may suffer", command))
-    found = list(dict.fromkeys(found))  # of several parsers the same
-    found += _room(path, host)
-    return told, found
+            findings.append(HostFinding("model-warnings", "info", fact, "builds work; precision may suffer", command))
+    findings = list(dict.fromkeys(findings))  # of several parsers the same
+    findings += _room(path, host)
+    return facts, findings
 
 
 def _errors(report: Mapping[str, Any], command: str) -> Iterator[HostFinding]:

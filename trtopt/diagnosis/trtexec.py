@@ -51,9 +51,9 @@ def _new_profile(draft: Draft, what: str, value: str) -> None:
 def _pool(draft: Draft, what: str, value: str) -> None:
     for part in value.split(","):
         pool, _, size = part.partition(":")
-        found = re.fullmatch(r"([\d.]+)([BKMG]?)(?:iB)?", size)
-        if pool == "workspace" and found:
-            draft.build += ["--workspace", found[1] + {"B": "", "K": "KiB", "G": "GiB"}.get(found[2], "MiB")]
+        match = re.fullmatch(r"([\d.]+)([BKMG]?)(?:iB)?", size)
+        if pool == "workspace" and match:
+            draft.build += ["--workspace", match[1] + {"B": "", "K": "KiB", "G": "GiB"}.get(match[2], "MiB")]
         else:
             draft.lack(f"{what}={part}", "trtopt sets no memory pool but the workspace; it has no DLA")
 
@@ -116,7 +116,7 @@ def _version_only(draft: Draft, what: str, value: str) -> None:
 
 
 def _set(name: str, value: object = None) -> Handler:
-    return lambda draft, what, given: setattr(draft, name, given if value is None else value)
+    return lambda draft, what, text: setattr(draft, name, text if value is None else value)
 
 
 _IMPLICIT = "there is no implicit batch any more: trtopt build --shapes NAME:MIN,OPT,MAX"

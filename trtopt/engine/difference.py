@@ -64,14 +64,14 @@ def facts(nbytes: int, precision_summary: str, manifest: Manifest | None) -> dic
     """What engines can be compared by, under the names that people read."""
     if manifest is None:
         return {"runs in": precision_summary, "bytes of the plan": nbytes}
-    made = manifest.generation
+    generation = manifest.generation
     calibration = manifest.calibration or {}
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         f"asked: {name}": plain(value)
         for name, value in manifest.spec.items()
         if name not in ("profiles", "targets")  # what came of them is told
     }
-    found |= {
+    entries |= {
         "runs in": precision_summary,
         **{f"multiply-accumulates in {name.upper()}": share for name, share in manifest.coverage.items()},
         "nodes kept in higher precision": sum(item["precision"] not in ("int8", "fp8") for item in manifest.kept),
@@ -85,15 +85,15 @@ def facts(nbytes: int, precision_summary: str, manifest: Manifest | None) -> dic
     for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
         for item in tensors:
             shape = x(item["shape"])
-            found[f"{kind} {item['name']}"] = f"{item['dtype']} {shape}"
+            entries[f"{kind} {item['name']}"] = f"{item['dtype']} {shape}"
     for number, profile in enumerate(manifest.profiles):
-        found |= {f"profile {number}: {name}": shape for name, shape in profile.items()}
-    return found | {
+        entries |= {f"profile {number}: {name}": shape for name, shape in profile.items()}
+    return entries | {
         "preprocessing": plain(manifest.preprocess),
         "preprocessing embedded": plain(manifest.embedded),
         "scratch bytes of a context": manifest.scratch,
         "bytes of the plan": nbytes,
-        "product": f"{made['product']} {made['version']}",
+        "product": f"{generation['product']} {generation['version']}",
         "built for": built_for(manifest),
         "trtopt": manifest.trtopt,
     }
@@ -114,13 +114,13 @@ def differing(this: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[Differ
 
 def by_node(layers: _Layers) -> dict[str, Mapping[str, Any]]:
     """Node → the layer with products that it is in; conversions left out. A node of the second profile on has it at its end."""
-    found: dict[str, Mapping[str, Any]] = {}
+    layer_of: dict[str, Mapping[str, Any]] = {}
     for layer in layers:
         if layer["kind"] in HEAVY:
             for node in layer["nodes"]:
                 if node.rpartition("/")[2] not in CONVERTING:
-                    found.setdefault(f"{node}{profile_suffix(layer['name'])}", layer)
-    return found
+                    layer_of.setdefault(f"{node}{profile_suffix(layer['name'])}", layer)
+    return layer_of
 
 
 def precisions(layers: _Layers) -> dict[str, str]:
@@ -131,13 +131,13 @@ def precisions(layers: _Layers) -> dict[str, str]:
 def compare(
     this: Path,
     other: Path,
-    known: tuple[Mapping[str, Any], Mapping[str, Any]],
+    entries: tuple[Mapping[str, Any], Mapping[str, Any]],
     layers: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
 ) -> EngineDifference:
     """Hold two engines against each other.
 
     Args:
-        known: the `facts` of both.   layers: those of both, as manifests have them.
+        entries: the `facts` of both.   layers: those of both, as manifests have them.
     """
     notes = [
         f"the layers of {path.name} aren't known: which node runs in what isn't compared"
@@ -159,7 +159,7 @@ def compare(
     return EngineDifference(
         this,
         other,
-        differing(*known),
+        differing(*entries),
         differing(*({node: str(layer["precision"]) for node, layer in each.items()} for each in (mine, theirs))),
         differing(*({node: formats(each[node]) for node in alike} for each in (mine, theirs))),
         differing(*({node: each[node].get("tactic") or None for node in alike} for each in (mine, theirs))),

@@ -48,9 +48,9 @@ def explained(store: str, parts: Mapping[str, Any], others: Iterable[tuple[str, 
     (other_model, _), differing, other, name = nearest
     if other_model:
         return f"{store} has no engine of this model"
-    told = [text for part in differing for text in _told(_label(part), other.get(part), mine.get(part))]
-    more = f" and {len(told) - 5} more" if len(told) > 5 else ""
-    return f"not in {store}: its nearest engine ({name[:12]}) differs in {', '.join(told[:5])}{more}"
+    differences = [text for part in differing for text in _told(_label(part), other.get(part), mine.get(part))]
+    more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+    return f"not in {store}: its nearest engine ({name[:12]}) differs in {', '.join(differences[:5])}{more}"
 
 
 def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trtopt.cuda.device import probe
 from trtopt.engine.difference import EngineDifference, compare, facts
 from trtopt.engine.manifest import Manifest, load_manifest, precision_summary, read_manifest
 from trtopt.engine.request import InspectRequest
-from trtopt.trt import loaders, plan_loader, plan_origin, runs_on
+from trtopt.trt import check_maker, loaders, plan_loader, plan_origin, runs_on
 from trtopt.trt.layers import LayerReport, from_inspector
 
 _WIDTHS = {"bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
@@ -101,41 +101,43 @@ def inspect(request: InspectRequest) -> EngineReport | ModelReport:
         engine: a plan; its manifest alone (M.engine.json), where the plan isn't at hand; or an ONNX file.
         diff: another engine or manifest: what differs is in the report's `difference`. No GPU is needed.
         layers: the command lists the layers; the report has them anyway.
+        trust: read the layers of a plan that no manifest describes, too: TensorRT loads it for that. Without, the report holds
+            what the plan's first bytes say.
 
     Raises:
         UsageError: there is no such file; or an ONNX file was given with `diff`.
         InvalidModel: its name ends in .onnx, and it isn't a valid model.
         EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
-        EngineMismatch: the plan isn't the one its manifest describes; or there is none, and the TensorRT that made the plan
-            isn't installed.
+        EngineMismatch: the plan isn't the one its manifest describes; or there is none, `trust` is given, and the TensorRT that
+            made the plan isn't installed.
     """
     path = existing_file(request.engine, "the engine")
     if request.diff is None:
-        return _model(path) if path.suffix == ".onnx" else _engine(path)
+        return _model(path) if path.suffix == ".onnx" else _engine(path, request.trust)
     paths = path, existing_file(request.diff, "the other engine")
     for one in paths:
         if one.suffix == ".onnx":
             raise UsageError(
                 f"`diff=` compares engines; {one} is an ONNX model: trtopt verify compares what models give"
             )
-    this, other = map(_engine, paths)
-    known = [facts(each.nbytes, each.precision_summary, each.manifest) for each in (this, other)]
+    this, other = (_engine(each, request.trust) for each in paths)
+    compared = [facts(each.nbytes, each.precision_summary, each.manifest) for each in (this, other)]
     notes = [f"{each.engine}: {note}" for each in (this, other) for note in each.notes]
-    found = compare(*paths, (known[0], known[1]), (this.layers, other.layers))
-    return replace(this, difference=replace(found, notes=(*notes, *found.notes)))
+    difference = compare(*paths, (compared[0], compared[1]), (this.layers, other.layers))
+    return replace(this, difference=replace(difference, notes=(*notes, *difference.notes)))
 
 
-def _engine(path: Path) -> EngineReport:
+def _engine(path: Path, trust: bool) -> EngineReport:
     if path.suffix == ".json":
         alone = read_manifest(path)
         return _described(path, int(alone.plan["bytes"]), None, alone, "the manifest alone: no plan was looked at")
     manifest, plan = load_manifest(path), path.read_bytes()
-    made = plan_origin(plan)
-    maker = str(made) if made else None
+    origin = plan_origin(plan)
+    maker = str(origin) if origin else None
     if manifest is not None:
         manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
         return _described(path, len(plan), maker, manifest)
-    if made is None:
+    if origin is None:
         raise EngineError(
             f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
             "ends in .onnx)"
@@ -143,22 +145,26 @@ def _engine(path: Path) -> EngineReport:
     notes = ["no manifest beside the plan: how it was made isn't known"]
     counts, summary, report, scratch = dict[str, int](), "layers not read", LayerReport(), None
     try:
-        loaded = plan_loader("auto", made).load(plan, str(path))
-        scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
-        counts, summary = precision_summary(report.layers, (), report.unread)
+        if trust:
+            loaded = plan_loader("auto", origin).load(plan, str(path))
+            scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
+            counts, summary = precision_summary(report.layers, (), report.unread)
+        else:
+            check_maker(plan, origin.product, origin.version, str(path))  # cut off?
+            notes.append("its layers aren't read: TensorRT would load it for that; if you trust it: `trust=True`")
     except EngineError:  # damaged, or another's
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
         raise EngineMismatch(
-            f"{path} was made by {made}, which isn't here to read it ({error}), and there is no manifest beside it: "
+            f"{path} was made by {origin}, which isn't here to read it ({error}), and there is no manifest beside it: "
             "install that generation, or build the engine again"
         ) from error
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")
-    if not made.compatible and made.product == "TensorRT":
+    if not origin.compatible and origin.product == "TensorRT":
         notes.append("whether it is version-compatible isn't known: it doesn't carry the lean runtime")
     layers, memory = plain(report.layers), {"plan": len(plan), "scratch": scratch}
-    return EngineReport(path, len(plan), maker, runs_on(made), None, counts, summary, layers, memory, tuple(notes))
+    return EngineReport(path, len(plan), maker, runs_on(origin), None, counts, summary, layers, memory, tuple(notes))
 
 
 def _described(path: Path, nbytes: int, maker: str | None, manifest: Manifest, *notes: str) -> EngineReport:
@@ -183,27 +189,27 @@ def _tensor_bytes(manifest: Manifest) -> tuple[int | None, int | None]:
 
     An output's size is known where the inputs have its dimension, by name.
     """
-    found: tuple[list[int | None], list[int | None]] = [], []
+    totals: tuple[list[int | None], list[int | None]] = [], []
     for profile in manifest.profiles or ({},):
         largest = {name: ShapeRange.parse(text).max for name, text in profile.items()}
         sizes: dict[str, int] = {}
         for item in manifest.inputs:
             shape = largest.get(item["name"], item["shape"])
             sizes |= {name: size for name, size in zip(item["shape"], shape) if isinstance(name, str) and size != name}
-        for tensors, each in zip((manifest.inputs, manifest.outputs), found):
+        for tensors, each in zip((manifest.inputs, manifest.outputs), totals):
             each.append(_total(_nbytes(item, largest.get(item["name"]), sizes) for item in tensors))
-    return _largest(found[0]), _largest(found[1])
+    return _largest(totals[0]), _largest(totals[1])
 
 
 def _nbytes(tensor: Mapping[str, Any], shape: Sequence[int] | None, sizes: Mapping[str, int]) -> int | None:
-    known = [sizes.get(size, -1) if isinstance(size, str) else size for size in shape or tensor["shape"]]
+    resolved = [sizes.get(size, -1) if isinstance(size, str) else size for size in shape or tensor["shape"]]
     width = _WIDTHS.get(str(tensor["dtype"]))
-    return None if width is None or min(known, default=0) < 0 else math.prod(known) * width
+    return None if width is None or min(resolved, default=0) < 0 else math.prod(resolved) * width
 
 
 def _total(parts: Iterable[int | None]) -> int | None:
-    known = list(parts)
-    return None if None in known else sum(filter(None, known))
+    counts = list(parts)
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _largest(parts: Sequence[int | None]) -> int | None:

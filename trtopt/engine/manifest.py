@@ -14,10 +14,39 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Damaged, converted, parsed_json, path_in, read_document
+from trtopt.core.documents import (
+    AnyText,
+    Count,
+    Damaged,
+    Digest,
+    Duration,
+    Name,
+    Positive,
+    Rule,
+    Share,
+    TypeName,
+    converted,
+    one_of,
+    parsed_json,
+    path_in,
+    read_by,
+    read_document,
+    spelled,
+)
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
 from trtopt.core.files import existing_file, sha256_file, write_json
-from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, TensorInfo, parse_targets
+from trtopt.core.values import (
+    BACKENDS,
+    CALIBRATORS,
+    HARDWARE_LEVELS,
+    Kept,
+    Kind,
+    LayerInfo,
+    Override,
+    Precision,
+    ShapeRange,
+    parse_targets,
+)
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.trt.compatibility import PlanOrigin
@@ -96,32 +125,57 @@ def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) 
     return {node: found[0] for node, found in seen.items() if asked[node] not in found}
 
 
+def _in_the_folder(graph: str) -> bool:
+    try:
+        path_in(Path(), graph)
+    except Damaged as error:
+        raise UsageError(str(error)) from None
+    return not _elsewhere(graph)
+
+
+def _axis_is_there(tensor: Mapping[str, Any]) -> bool:
+    return (tensor.get("batch_axis") or 0) < max(1, len(tensor["shape"]))
+
+
+# The kinds of values that stand in a manifest, each with what it may be.
+_Precision = Annotated[str, one_of([str(item) for item in Precision])]
+_Counted = Annotated[str, one_of([*map(str, Precision), "total"])]
+_Version = Annotated[str, spelled("a version such as 10.16.1", r"\d+(\.\w+)*([.+-]\w+)*")]
+_Target = Annotated[str, read_by(parse_targets)]
+_Capability = Annotated[int, Rule("a compute capability such as 89", lambda value: 10 <= value <= 999)]
+_Shapes = Mapping[Name, Annotated[str, read_by(ShapeRange.parse)]]  # input → MIN,OPT,MAX
+_Size = Annotated[
+    int | str, Rule("a size, -1 or a name", lambda value: value.strip() if isinstance(value, str) else value >= -1)
+]
+_Prepared = Annotated[Mapping[str, Any], read_by(Preprocess.load)]
+
+
 class _Maker(TypedDict):
-    family: str
-    product: str
-    version: str
-    gpu: str | None
+    family: Name
+    product: Name
+    version: _Version
+    gpu: Name | None
 
 
-class _Precision(TypedDict):
-    precision: str
+class _Computing(TypedDict):
+    precision: _Precision
 
 
-class _Asked(_Precision, total=False):
+class _Asked(_Computing, total=False):
     """`BuildSpec.describe()`."""
 
-    remainder: str
+    remainder: _Precision
     io_fp32: bool
     embed_preprocess: bool
-    overrides: Sequence[str]
-    profiles: Sequence[Mapping[str, str]]
-    targets: Sequence[str]
-    backend: str
-    calibrator: str
-    workspace: int | None
-    optimization_level: int | None
-    timing_cache: str | None
-    hardware_compatibility: str
+    overrides: Sequence[Annotated[str, read_by(Override.parse)]]
+    profiles: Sequence[_Shapes]
+    targets: Sequence[_Target]
+    backend: Annotated[str, one_of(BACKENDS)]
+    calibrator: Annotated[str, one_of(CALIBRATORS)]
+    workspace: Positive | None
+    optimization_level: Annotated[int, Rule("0 to 5", lambda value: 0 <= value <= 5)] | None
+    timing_cache: Name | None
+    hardware_compatibility: Annotated[str, one_of(HARDWARE_LEVELS)]
     version_compatible: bool
     exclude_lean_runtime: bool
     strip: bool
@@ -133,59 +187,83 @@ class _Asked(_Precision, total=False):
 
 
 class _Kernel(TypedDict, total=False):
-    reads: Sequence[str]
-    writes: Sequence[str]
-    tactic: str
-    follows: Sequence[str]
+    reads: Sequence[AnyText]
+    writes: Sequence[AnyText]
+    tactic: AnyText
+    follows: Sequence[Name]
 
 
-class _Layer(_Kernel):
-    name: str
-    kind: str
-    precision: str
-    nodes: Sequence[str]
+class _Layer(_Computing, _Kernel):
+    """`LayerInfo`."""
+
+    name: Name
+    kind: Annotated[str, one_of([*HEAVY, "other"])]
+    nodes: Sequence[Name]
+
+
+class _Kept(_Computing):
+    """`Kept`."""
+
+    node: Name
+    op: AnyText
+    reason: Name
+
+
+class _Batched(TypedDict, total=False):
+    batch_axis: Count | None
+
+
+class _Tensor(_Batched):
+    """`TensorInfo`."""
+
+    name: Name
+    dtype: TypeName
+    shape: Sequence[_Size]
+
+
+_Tensors = Sequence[Annotated[_Tensor, Rule("a batch_axis within the shape", _axis_is_there)]]
 
 
 class _Source(TypedDict):
-    path: str | None
-    sha256: str
+    path: Name | None
+    sha256: Digest
 
 
 class _Plan(TypedDict):
-    sha256: str
-    bytes: int
+    sha256: Digest
+    bytes: Positive
 
 
 @dataclass(frozen=True)
 class _Calibration:
-    method: str
-    samples: int
-    digest: str = ""
+    method: Name
+    samples: Count
+    digest: AnyText = ""
 
 
 class _Embedded(TypedDict):
-    input: str
-    preprocess: Mapping[str, Any]
+    input: Name
+    preprocess: _Prepared
 
 
 class _Safety(TypedDict):
-    base: str
-    samples: int
-    in_fp32: dict[str, str]
+    base: _Precision
+    samples: Count
+    in_fp32: Mapping[Name, Name]
 
 
 class _Compared(TypedDict):
-    why: str
-    gpu: str
+    why: Name
+    gpu: Name
 
 
 @dataclass(frozen=True)
 class Manifest:
     """Everything known about a plan; every field is plain JSON.
 
-    A manifest with a value of another kind than is written here is refused. Two things are passed over: names that aren't known
-    here, as a newer trtopt may write them; and what is within `comparison`, `why` and `gpu` aside: a comparison that can't be
-    read counts as none, so that the engines are measured again.
+    A manifest with a value of another kind than is written here, or one that its `Rule` doesn't allow, is refused by that
+    value's place. Two things are passed over: names that aren't known here, as a newer trtopt may write them; and what is
+    within `comparison`, `why` and `gpu` aside: one that can't be read counts as none, so that the engines are measured again.
 
     Attributes:
         generation: family, product and version that built it, the GPU it was built on or None.
@@ -214,34 +292,34 @@ class Manifest:
     """
 
     generation: Annotated[Mapping[str, Any], _Maker]
-    targets: Sequence[str]
+    targets: Sequence[_Target]
     spec: Annotated[Mapping[str, Any], _Asked]
-    precision: Mapping[str, int]
-    precision_summary: str
+    precision: Mapping[_Counted, Count]
+    precision_summary: Name
     layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
-    kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
-    inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]
-    outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]
-    profiles: Sequence[Mapping[str, str]]
+    kept: Annotated[Sequence[Mapping[str, Any]], Sequence[_Kept]]
+    inputs: Annotated[Sequence[Mapping[str, Any]], _Tensors]
+    outputs: Annotated[Sequence[Mapping[str, Any]], _Tensors]
+    profiles: Sequence[_Shapes]
     source: Annotated[Mapping[str, Any], _Source]
     plan: Annotated[Mapping[str, Any], _Plan]
-    key: str
-    seconds: float
-    trtopt: str
-    preprocess: Mapping[str, Any] | None = None
+    key: AnyText  # only compared: another one means that a build makes the engine again
+    seconds: Duration
+    trtopt: Name
+    preprocess: _Prepared | None = None
     embedded: Annotated[Mapping[str, Any], _Embedded] | None = None
     calibration: Annotated[Mapping[str, Any], _Calibration] | None = None
-    warnings: Sequence[str] = ()
-    graph: str | None = None
-    graph_file: str | None = None
-    classes: Sequence[str] | None = None
+    warnings: Sequence[Name] = ()
+    graph: Digest | None = None
+    graph_file: Annotated[str, Rule("a file in the plan's folder or below it", _in_the_folder)] | None = None
+    classes: Annotated[Sequence[Name], Rule("a list of names", len)] | None = None
     comparison: Annotated[Mapping[str, Any], _Compared] | None = None
-    coverage: Mapping[str, float] = field(default_factory=dict)
-    output_kinds: Mapping[str, str] | None = None
-    compute_capabilities: Sequence[int] = ()
+    coverage: Mapping[_Precision, Share] = field(default_factory=dict)
+    output_kinds: Mapping[Name, Annotated[str, one_of([str(item) for item in Kind])]] | None = None
+    compute_capabilities: Sequence[_Capability] = ()
     safety: Annotated[Mapping[str, Any], _Safety] | None = None
-    scratch: int | None = None
-    format: str = field(default=FORMAT)
+    scratch: Count | None = None
+    format: AnyText = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:
         path = manifest_path(engine)
@@ -319,44 +397,14 @@ def read_manifest(path: Path, accept: Callable[[bytes], None] = lambda _: None) 
         content.setdefault("precision_summary", content["truth"])
     try:
         manifest = converted(content, Manifest)
-        _check(manifest, path.parent)
+        names = [item["name"] for item in manifest.inputs]
+        if manifest.embedded is not None and (takes := manifest.embedded["input"]) not in names:
+            raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
     except Damaged as error:
         raise EngineError(
             f"{path} is damaged or incomplete: {error}; {again}, or delete it to use the plan alone"
         ) from error
     return manifest
-
-
-def _check(manifest: Manifest, folder: Path) -> None:
-    """Raise Damaged for texts that stand for something, and don't."""
-    for what in ("inputs", "outputs"):
-        for number, item in enumerate(getattr(manifest, what)):
-            if "shape" not in item:
-                raise Damaged(f"{what}[{number}] lacks 'shape'")
-    if (graph := manifest.graph_file) is not None:
-        try:
-            path_in(folder, graph)
-        except Damaged as error:
-            raise Damaged(f"graph_file: {error}") from None
-        if _elsewhere(graph):
-            raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
-    where = ""
-    try:
-        for number, profile in enumerate(manifest.profiles):
-            for name, text in profile.items():
-                where = f"profiles[{number}].{name}"
-                ShapeRange.parse(text)
-        where = "targets"
-        parse_targets(manifest.targets)
-        where = "preprocess"
-        if manifest.preprocess:
-            Preprocess.load(manifest.preprocess)
-        where = "embedded"
-        embedded, names = embedded_by(manifest), [item["name"] for item in manifest.inputs]
-        if embedded is not None and embedded.input not in names:
-            raise Damaged(f"embedded.input is {embedded.input!r}; inputs has {', '.join(names) or 'none'}")
-    except UsageError as error:
-        raise Damaged(f"{where}: {error}") from None
 
 
 def embedded_by(manifest: Manifest | None) -> Embedded | None:

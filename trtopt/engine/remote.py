@@ -79,9 +79,9 @@ class Remote:
             for name, about in _named(content).items():
                 self._files.put_file(str(folder / name), f"{place}/{_there(name, about)}")
             if _renames(self._files):  # where it would be seen half written
-                written = f"{place}/{os.getpid()}.{threading.get_ident()}.partial"
-                self._files.pipe_file(written, content)
-                self._files.mv(written, f"{place}/{KEY}")
+                partial = f"{place}/{os.getpid()}.{threading.get_ident()}.partial"
+                self._files.pipe_file(partial, content)
+                self._files.mv(partial, f"{place}/{KEY}")
             else:
                 self._files.pipe_file(f"{place}/{KEY}", content)
         except Exception as error:
@@ -94,8 +94,8 @@ def _named(content: bytes) -> Mapping[str, Mapping[str, Any]]:
     Raises:
         Damaged: it isn't one, or names files elsewhere.
     """
-    told = parsed_json(content)
-    files = told.get("files") if isinstance(told, dict) else None
+    document = parsed_json(content)
+    files = document.get("files") if isinstance(document, dict) else None
     if not isinstance(files, dict):
         raise Damaged(f"{KEY} names no files")
     for name, about in files.items():

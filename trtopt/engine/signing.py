@@ -93,9 +93,9 @@ def sign(request: SignRequest) -> Signature:
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise UsageError(f"{key_file} isn't an Ed25519 key; {_MADE}")
     signed = key.sign(_message(manifest_path(engine).read_bytes()))
-    found = _Stored(FORMAT, _identity(serialization, key.public_key()), base64.b64encode(signed).decode())
-    write_json(path, plain(found))
-    return Signature(path, found.key)
+    record = _Stored(FORMAT, _identity(serialization, key.public_key()), base64.b64encode(signed).decode())
+    write_json(path, plain(record))
+    return Signature(path, record.key)
 
 
 def check_signed(engine: Path, manifest: bytes, trusted: Keys) -> None:
@@ -121,18 +121,18 @@ def check_signed(engine: Path, manifest: bytes, trusted: Keys) -> None:
     if not path.is_file():
         raise SignatureRefused(f"{engine} isn't signed (there is no {path.name}); {again}")
     try:
-        stored = converted(read_json(path), _Stored)
-        if stored.format != FORMAT:
-            raise Damaged(f"its format is {stored.format!r}, this trtopt reads {FORMAT!r}")
-        signature = base64.b64decode(stored.signature, validate=True)
+        record = converted(read_json(path), _Stored)
+        if record.format != FORMAT:
+            raise Damaged(f"its format is {record.format!r}, this trtopt reads {FORMAT!r}")
+        signature = base64.b64decode(record.signature, validate=True)
     except (Damaged, binascii.Error) as error:
         raise SignatureRefused(f"{path} can't be read ({error}); {again}") from error
-    if stored.key not in keys:
-        known = ", ".join(name[:16] for name in keys)
-        raise SignatureRefused(f"{engine} is signed by {stored.key[:16]}…, and {known}… is trusted; {again}")
+    if record.key not in keys:
+        ids = ", ".join(name[:16] for name in keys)
+        raise SignatureRefused(f"{engine} is signed by {record.key[:16]}…, and {ids}… is trusted; {again}")
     invalid = require("cryptography.exceptions", "sign", "checking signatures").InvalidSignature
     try:
-        keys[stored.key].verify(signature, _message(manifest))
+        keys[record.key].verify(signature, _message(manifest))
     except invalid:
         raise SignatureRefused(
             f"{path} isn't the signature of {manifest_path(engine).name} as it is now: the engine was built again, or "

@@ -45,10 +45,10 @@ _NEAR = 500  # entries that an explanation looks at, the last used first
 
 def named_store(store: str | os.PathLike[str] | None, default: str | None = None) -> str | None:
     """What `store=` stands for: None is $TRTOPT_STORE, or else `default`; "none" is no store."""
-    said = os.fspath(store) if store is not None else os.environ.get(VARIABLE) or default
-    if said == "":
+    location = os.fspath(store) if store is not None else os.environ.get(VARIABLE) or default
+    if location == "":
         raise UsageError("`store=` is empty; write a folder, a URL, local or none")
-    return None if said in (None, "none") else said
+    return None if location in (None, "none") else location
 
 
 class Entry:
@@ -83,10 +83,10 @@ class Entry:
             source = open(self.folder / name, "rb")  # noqa: SIM115  (only its own faults are the entry's)
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror or error}") from None
-        with source, open(target, "wb") as made:
+        with source, open(target, "wb") as file:
             while block := source.read(1 << 20):
                 digest.update(block)
-                made.write(block)
+                file.write(block)
         if digest.hexdigest() != self.files[name]["sha256"]:
             raise Damaged(f"{name} isn't what was stored: sha256 {digest.hexdigest()[:16]}…")
 
@@ -277,12 +277,12 @@ class Store:
 
     def engines(self) -> list[StoredEngine]:
         """All entries that can be read, the last used first."""
-        found = []
+        stored = []
         for folder in sorted(self.folders(), key=_last_used, reverse=True):
             with contextlib.suppress(Damaged, OSError):
                 key = _key_in(folder)
-                found.append(_told(folder, key))
-        return found
+                stored.append(_told(folder, key))
+        return stored
 
     def damaged(self) -> list[Path]:
         """What was put out of the way."""
@@ -310,8 +310,8 @@ class Store:
                 with lock:
                     return self._clear(folder)
         except OutputError as error:
-            told = f"the store's engine {digest[:12]} is damaged ({fault}) and can't be put aside: {error.problem}"
-            raise OutputError(told, error.advice) from error
+            problem = f"the store's engine {digest[:12]} is damaged ({fault}) and can't be put aside: {error.problem}"
+            raise OutputError(problem, error.advice) from error
 
     def prune(self, max_size: int) -> tuple[list[str], int, int]:
         """Remove what was set aside, then what was used longest ago, until the rest is within `max_size` bytes.
@@ -323,20 +323,20 @@ class Store:
         """
         folders = [*self.damaged(), *sorted(self.folders(), key=_last_used)]
         sizes = {folder: _size(folder) for folder in folders}
-        left, nbytes, removed = sum(sizes.values()), 0, list[str]()
+        remaining, nbytes, removed = sum(sizes.values()), 0, list[str]()
         for folder in folders:
-            if left <= max_size:
+            if remaining <= max_size:
                 break
             if not self._removed(folder):
                 if not folder.exists():  # another has pruned it
-                    left -= sizes[folder]
+                    remaining -= sizes[folder]
                 continue
             removed.append(folder.name)
             nbytes += sizes[folder]
-            left -= sizes[folder]
+            remaining -= sizes[folder]
         if removed:
             self._forget()
-        return removed, nbytes, left
+        return removed, nbytes, remaining
 
     def _removed(self, folder: Path) -> bool:
         """Remove an entry that nobody reads and nobody replaces now."""
@@ -357,10 +357,10 @@ class Store:
     def known(self, question: Mapping[str, Any]) -> Entry | None:
         """The entry that this request led to before, if none of the files that it was made of has changed since."""
         try:
-            told = read_json(self._known(question))
-            if any(_stamp(path) != tuple(stamp) for path, stamp in told["files"].items()):
+            memo = read_json(self._known(question))
+            if any(_stamp(path) != tuple(stamp) for path, stamp in memo["files"].items()):
                 return None
-            return self.opened(str(told["entry"]))
+            return self.opened(str(memo["entry"]))
         except (Damaged, OSError, AttributeError, KeyError, TypeError, ValueError):
             return None
 
@@ -407,24 +407,24 @@ class Store:
         entries = made_folder(self.folder / "entries", "the store", _ANOTHER)
         try:
             with folder_in(entries, f".{digest[:12]}.") as beside:
-                made = beside / digest
-                made.mkdir()
-                yield made
+                folder = beside / digest
+                folder.mkdir()
+                yield folder
         except OSError as error:
             raise OutputError(f"can't write in the store {self.folder}: {error.strerror or error}") from error
 
-    def _installed(self, made: Path, digest: str) -> Entry:
+    def _installed(self, folder: Path, digest: str) -> Entry:
         """Have a folder of `_making` take its place, where an older one is put with what is to be removed."""
-        for path in made.iterdir():
+        for path in folder.iterdir():
             path.chmod(0o444)  # an entry never changes
             sync(path)
-        key, place = _key_in(made), self.folder / "entries" / digest
-        lock = lock_folder(made, shared=True)  # from before anybody sees it
+        key, place = _key_in(folder), self.folder / "entries" / digest
+        lock = lock_folder(folder, shared=True)  # from before anybody sees it
         assert lock is not None
         try:
             if place.is_dir():
-                self._clear(place, made.parent / "replaced")
-            made.rename(place)
+                self._clear(place, folder.parent / "replaced")
+            folder.rename(place)
         except BaseException:
             lock.close()
             raise
@@ -438,11 +438,11 @@ def digest_of(parts: Mapping[str, Any]) -> str:
 def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]] | None:
     """Path → what tells a file's content from a later one without reading it; None where one is absent or just written."""
     try:
-        found = {os.path.realpath(path): _stamp(path) for path in paths}
+        times = {os.path.realpath(path): _stamp(path) for path in paths}
     except (OSError, ValueError):
         return None
     fresh = (time.time() - SETTLED) * 1e9
-    return None if any(stamp[1] > fresh for stamp in found.values()) else found
+    return None if any(stamp[1] > fresh for stamp in times.values()) else times
 
 
 def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
@@ -451,11 +451,11 @@ def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 def _max_size() -> int:
-    said = os.environ.get(SIZE_VARIABLE)
+    text = os.environ.get(SIZE_VARIABLE)
     try:
-        return MAX_SIZE if not said else parse_size(said)
+        return MAX_SIZE if not text else parse_size(text)
     except UsageError:
-        raise UsageError(f"${SIZE_VARIABLE} is {said!r}, which isn't a size; write 20GB or a number of bytes") from None
+        raise UsageError(f"${SIZE_VARIABLE} is {text!r}, which isn't a size; write 20GB or a number of bytes") from None
 
 
 def _key_in(folder: Path, digest: str | None = None) -> dict[str, Any]:

@@ -131,9 +131,9 @@ def prune_store(request: PruneStoreRequest) -> StorePruning:
             raise UsageError(
                 f"`max_size=` is {request.max_size!r}, which isn't a size; write 20GB, 500MiB or a number of bytes"
             ) from None
-    removed, nbytes, left = store.prune(most)
+    removed, nbytes, remaining = store.prune(most)
     in_use = sum(item.in_use for item in store.engines())
-    return StorePruning(str(store.folder), tuple(removed), nbytes, left, in_use)
+    return StorePruning(str(store.folder), tuple(removed), nbytes, remaining, in_use)
 
 
 def _opened(request: StoreRequest) -> Store:

@@ -55,14 +55,14 @@ class OnnxRuntime(Baseline):
         purpose = "measuring against ONNX Runtime"
         from trtopt.ort import sessions  # loads onnx, which engines alone don't need
 
-        there = sessions.providers(purpose)
+        providers = sessions.providers(purpose)
         try:
             self._session = sessions.open_session(model, gpu=True, tf32=True, purpose=purpose)
         except ModelError as error:
             raise ModelError(f"ONNX Runtime can't load {model}: {essence(error)}") from error
-        got = self._session.get_providers()[0]
-        self.name = f"onnxruntime {sessions.version(purpose)} ({got.removesuffix('ExecutionProvider')})"
-        self.note = f"{model.name} as it is, not the engine's precision; it got {got} of {', '.join(there)}"
+        provider = self._session.get_providers()[0]
+        self.name = f"onnxruntime {sessions.version(purpose)} ({provider.removesuffix('ExecutionProvider')})"
+        self.note = f"{model.name} as it is, not the engine's precision; it got {provider} of {', '.join(providers)}"
         self._outputs = [item.name for item in self._session.get_outputs()]
         self._takes = {item.name for item in self._session.get_inputs()}
 
@@ -131,14 +131,14 @@ class Torch(Baseline):
                 "`against=['torch']` needs the PyTorch module that the engine came from: give `source=` "
                 "torchvision:NAME, package.module:factory or a recipe"
             )
-        opened = open_source(source, None)
+        origin = open_source(source, None)
         self._device = torch.device("cuda", ordinal)
-        module = opened.module.eval().to(self._device, torch.float16).to(memory_format=torch.channels_last)
+        module = origin.module.eval().to(self._device, torch.float16).to(memory_format=torch.channels_last)
         self._compiled = compiled
         self._module = torch.compile(module, mode="max-autotune-no-cudagraphs") if compiled else module
         how = "torch.compile (max-autotune) + CUDA graph" if compiled else "CUDA graph"
         self.name = f"torch {torch.__version__} ({how})"
-        self.note = f"{opened.text}, weights {opened.weights}; FP16, channels-last"
+        self.note = f"{origin.text}, weights {origin.weights}; FP16, channels-last"
         self._outputs = [item.name for item in session.outputs]
         self._stream = torch.cuda.Stream(self._device)
         self._graph: Any = None
@@ -147,18 +147,18 @@ class Torch(Baseline):
         torch = self._torch
         self._graph = None  # before the buffers that it refers to
         self._staging = [torch.from_numpy(np.ascontiguousarray(array)).pin_memory() for array in inputs.values()]
-        self._given = [item.to(self._device) for item in self._staging]
+        self._inputs = [item.to(self._device) for item in self._staging]
 
         def infer() -> list[Any]:
             arguments = [
                 item.to(torch.float16, memory_format=torch.channels_last if item.dim() == 4 else torch.preserve_format)
                 if item.is_floating_point()
                 else item
-                for item in self._given
+                for item in self._inputs
             ]
             result = self._module(*arguments)
-            found = result.values() if isinstance(result, Mapping) else result
-            return [item.float() for item in (found if not isinstance(found, torch.Tensor) else [found])]
+            values = result.values() if isinstance(result, Mapping) else result
+            return [item.float() for item in (values if not isinstance(values, torch.Tensor) else [values])]
 
         try:
             with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -177,9 +177,9 @@ class Torch(Baseline):
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         torch = self._torch
         with torch.cuda.stream(self._stream):
-            for staged, given, array in zip(self._staging, self._given, inputs.values()):
-                staged.numpy()[...] = array
-                given.copy_(staged, non_blocking=True)
+            for staging, argument, array in zip(self._staging, self._inputs, inputs.values()):
+                staging.numpy()[...] = array
+                argument.copy_(staging, non_blocking=True)
             self._graph.replay()
             for back, result in zip(self._back, self._results):
                 back.copy_(result, non_blocking=True)
@@ -204,7 +204,7 @@ class Torch(Baseline):
 
     def close(self) -> None:
         self._graph = self._module = None
-        self._staging, self._given, self._results, self._back = [], [], [], []
+        self._staging, self._inputs, self._results, self._back = [], [], [], []
         self._torch.cuda.empty_cache()
 
 

@@ -98,22 +98,24 @@ class BenchReport:
         ours = {row.batch: row.run.median for row in self.rows if row.runner == _OURS and row.run}
         rows = []
         for row in self.rows:
-            run = [f"{value:.4g}" for value in (row.run.median, row.run.p90, row.run.p99)] if row.run else ["-"] * 3
-            longer = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
-            alone = [f"{item.median:.4g}" if item else "-" for item in (row.gpu, row.host)]
+            run_times = (
+                [f"{value:.4g}" for value in (row.run.median, row.run.p90, row.run.p99)] if row.run else ["-"] * 3
+            )
+            ratio = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
+            inference_times = [f"{item.median:.4g}" if item else "-" for item in (row.gpu, row.host)]
             rate = "-" if row.throughput is None else f"{row.throughput:.0f}"
             rate += f" by {row.streams}" if row.streams > 1 and row.throughput is not None else ""
-            rows.append((row.runner, str(row.batch), *alone, *run, rate, longer))
+            rows.append((row.runner, str(row.batch), *inference_times, *run_times, rate, ratio))
         return columns, rows
 
     def remarks(self) -> list[str]:
-        said = [f"{self.engine}: {self.precision_summary}"] if self.precision_summary else []
-        said += [f"{self.gpu}; {clock}" if self.gpu else str(clock) for clock in self.clocks[:1]]
-        held = f"{self.memory.gpu / 2**20:.1f} MiB on the GPU and {self.memory.pinned / 2**20:.1f} MiB pinned"
-        said.append(f"memory: {held} for {self.memory.slots} slots, weights of {self.memory.plan / 2**20:.1f} MiB")
-        said.append(f"inputs: {self.inputs}")
-        said += [f"{row.runner}, batch {row.batch}: {row.note}" for row in self.rows if row.note]
-        return said + [f"note: {text}" for text in self.notes]
+        lines = [f"{self.engine}: {self.precision_summary}"] if self.precision_summary else []
+        lines += [f"{self.gpu}; {clock}" if self.gpu else str(clock) for clock in self.clocks[:1]]
+        memory = f"{self.memory.gpu / 2**20:.1f} MiB on the GPU and {self.memory.pinned / 2**20:.1f} MiB pinned"
+        lines.append(f"memory: {memory} for {self.memory.slots} slots, weights of {self.memory.plan / 2**20:.1f} MiB")
+        lines.append(f"inputs: {self.inputs}")
+        lines += [f"{row.runner}, batch {row.batch}: {row.note}" for row in self.rows if row.note]
+        return lines + [f"note: {text}" for text in self.notes]
 
     def __str__(self) -> str:
         return "\n".join([*aligned(*self.table()), *self.remarks()])
@@ -133,9 +135,9 @@ def measure(request: BenchRequest) -> BenchReport:
     reporter = request.reporter
     _check(request)
     path = existing_file(request.engine, "the engine")
-    choice(request.backend, BACKENDS, "backend")
-    if request.backend == "onnxruntime" or not (found := probe()):
-        why = "backend='onnxruntime' runs on the CPU" if request.backend == "onnxruntime" else found.reason
+    choice(request.backend, BACKENDS, "`backend=`")
+    if request.backend == "onnxruntime" or not (gpus := probe()):
+        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
         raise DeviceError(
             f"measuring {path.name} needs an NVIDIA GPU: {why}. To see what it gives, without times, on the CPU: trtopt run "
             f"{path.name} … --backend onnxruntime"
@@ -143,7 +145,9 @@ def measure(request: BenchRequest) -> BenchReport:
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
-        options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code", "trusted_keys")}
+        options = {
+            name: getattr(request, name) for name in ("device", "backend", "trust", "trust_host_code", "trusted_keys")
+        }
         session = Session(path, contexts=max(4, request.streams), **options)
         stack.callback(session.close)
         notes = list(session.notes)
@@ -161,20 +165,20 @@ def measure(request: BenchRequest) -> BenchReport:
         for arrays in inputs.values():
             session.run(arrays)  # a shape that doesn't fit is refused before anything is measured
         rows: list[BenchRow] = []
-        seen: list[Clocks] = []
+        load_clocks: list[Clocks] = []
         for size, arrays in inputs.items():
             with reporter.phase(f"measuring batch {size}"):
                 rows += _measure(session, baselines, size, arrays, request)
-                seen.append(clocks(request.device, lambda arrays=arrays: session.run(arrays)))  # type: ignore[misc]
-        notes += [f"batch {size}: {clock}" for size, clock in zip(inputs, seen) if clock.throttled]
-        arrived = [item for item in others(request.device) if item not in strangers]
-        if len(arrived) > 1:  # one is this process, by a number that it may not know
-            notes.append(f"other processes came to the GPU meanwhile: {', '.join(arrived)} (one is this one)")
+                load_clocks.append(clocks(request.device, lambda arrays=arrays: session.run(arrays)))  # type: ignore[misc]
+        notes += [f"batch {size}: {clock}" for size, clock in zip(inputs, load_clocks) if clock.throttled]
+        newcomers = [item for item in others(request.device) if item not in strangers]
+        if len(newcomers) > 1:  # one is this process, by a number that it may not know
+            notes.append(f"other processes came to the GPU meanwhile: {', '.join(newcomers)} (one is this one)")
         for text in notes:
             reporter.warn(text)
         summary = session.manifest.precision_summary if session.manifest else ""
         gpu = next((str(item) for item in probe().devices if item.ordinal == request.device), "")
-        return BenchReport(path, summary, gpu, origin, tuple(rows), tuple(seen), session.memory(), tuple(notes))
+        return BenchReport(path, summary, gpu, origin, tuple(rows), tuple(load_clocks), session.memory(), tuple(notes))
 
 
 def _check(request: BenchRequest) -> None:
@@ -196,9 +200,9 @@ def _tuned(session: Session) -> tuple[int, ...]:
     first, axis = next(((info, info.batch_axis) for info in session.inputs if info.shape), (session.inputs[0], None))
     if axis is None:
         return (1,)
-    tuned = {profile[first.name].opt[axis] for profile in session.profiles if profile[first.name].opt}
+    sizes = {profile[first.name].opt[axis] for profile in session.profiles if profile[first.name].opt}
     size = first.shape[axis]
-    return tuple(sorted(tuned)) or (size if isinstance(size, int) and size > 0 else 1,)
+    return tuple(sorted(sizes)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
 class Sampled(Protocol):
@@ -217,25 +221,27 @@ class Sampled(Protocol):
 def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
     """Batch size → arrays, and where they came from."""
     sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
-    whole = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
-    if whole is not None and sizes != (1,):
-        raise UsageError(f"`batch={list(sizes)}`: input {whole.name!r} {whole.dims} has no batch; 1 is all it takes")
+    whole_input = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
+    if whole_input is not None and sizes != (1,):
+        raise UsageError(
+            f"`batch={list(sizes)}`: input {whole_input.name!r} {whole_input.dims} has no batch; 1 is all it takes"
+        )
     if request.data is None and images is None:
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: give both, or neither for synthetic inputs")
-        made = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
-        return made, "synthetic: good for speed only (give `data=` or `images=` for real ones)"
+        arrays = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
+        return arrays, "synthetic: good for speed only (give `data=` or `images=` for real ones)"
     if images is not None:
-        prepared = session.preprocess if preprocess is None else session.preparing(preprocess)
-        preprocess = prepared and prepared.at_opt(session.inputs, session.profiles)
+        preparation = session.preprocess if preprocess is None else session.preparing(preprocess)
+        preprocess = preparation and preparation.at_opt(session.inputs, session.profiles)
     batches = open_data(
         session.inputs, images=images, data=request.data, preprocess=preprocess, limit=max(sizes), batch=min(sizes)
     )
     samples = joined(batches)
     count = samples_in(samples)
-    cut = {size: laid_out(filled(samples, size), session.inputs) for size in sizes}
-    again = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
-    return cut, f"{count} real samples from {request.data if images is None else images}{again}"
+    arrays = {size: laid_out(filled(samples, size), session.inputs) for size in sizes}
+    repetition = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
+    return arrays, f"{count} real samples from {request.data if images is None else images}{repetition}"
 
 
 def _shaped(session: Session, size: int) -> list[TensorInfo]:
@@ -249,7 +255,7 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
         for shapes in ranges
     ]
     profile = session.profiles[fits.index(True) if any(fits) else 0] if fits else {}
-    shaped = []
+    infos = []
     for info, axis in zip(session.inputs, axes):
         first = size if axis is None or not info.shape else info.shape[axis]
         if isinstance(first, int) and first > 0 and first != size:
@@ -259,19 +265,19 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
         if axis is not None and shape:
             shape = (*shape[:axis], size, *shape[axis + 1 :])
-        shaped.append(replace(info, shape=shape))
-    return shaped
+        infos.append(replace(info, shape=shape))
+    return infos
 
 
 def _source_model(manifest: Manifest | None, model: str | os.PathLike[str] | None, notes: list[str]) -> Path:
     """The ONNX model that the engine was built from."""
-    said = str(manifest.source.get("path") or "") if manifest else ""
-    if model is None and not (said and Path(said).is_file()):
-        why = f"the manifest names {said}, which isn't there" if said else "the manifest doesn't name it"
+    source = str(manifest.source.get("path") or "") if manifest else ""
+    if model is None and not (source and Path(source).is_file()):
+        why = f"the manifest names {source}, which isn't there" if source else "the manifest doesn't name it"
         raise UsageError(
             f"`against=['onnxruntime']` needs the ONNX model that the engine was built from, and {why}: give `model=`"
         )
-    path = existing_file(said if model is None else model, "the ONNX model")
+    path = existing_file(source if model is None else model, "the ONNX model")
     from trtopt.graph.io import load_model  # loads onnx, which engines alone don't need
 
     if manifest and load_model(path).fingerprint != manifest.source.get("sha256"):
@@ -290,16 +296,16 @@ def _measure(
     iterations, streams = request.iterations, request.streams
     floats = inputs if session.embedded is None else session.embedded.from_pixels(inputs)
     timing = session.time(inputs, iterations, request.warmup)
-    failed: dict[str, str] = {}
+    failures: dict[str, str] = {}
     ways: dict[str, Callable[[], Mapping[str, Any]]] = {_OURS: lambda: session.run(inputs)}
     for baseline in baselines:
         try:
-            given = inputs if baseline.same_plan else floats
-            baseline.prepare(given)
+            feed = inputs if baseline.same_plan else floats
+            baseline.prepare(feed)
         except ModelError as error:  # noqa: PERF203
-            failed[baseline.name] = str(error)
+            failures[baseline.name] = str(error)
         else:
-            ways[baseline.name] = lambda baseline=baseline, given=given: baseline.run(given)  # type: ignore[misc]
+            ways[baseline.name] = lambda baseline=baseline, feed=feed: baseline.run(feed)  # type: ignore[misc]
     results = {name: {output: np.array(array) for output, array in way().items()} for name, way in ways.items()}
     for way in ways.values():
         end = time.perf_counter() + _WARM_SECONDS
@@ -314,22 +320,24 @@ def _measure(
     rows = [BenchRow(_OURS, size, timing.gpu, timing.host, Spread.of(ours), len(ours), rate, streams, note=timing.note)]
     for baseline in baselines:
         name = baseline.name
-        if name in failed:
-            rows.append(BenchRow(name, size, None, None, None, 0, None, 1, note=f"didn't run: {failed[name]}"))
+        if name in failures:
+            rows.append(BenchRow(name, size, None, None, None, 0, None, 1, note=f"didn't run: {failures[name]}"))
             continue
-        away = difference(results[_OURS], results[name]).relative
-        note = f"{baseline.note}; results {away:.2g} of the largest away from the engine's"
+        distance = difference(results[_OURS], results[name]).relative
+        note = f"{baseline.note}; results {distance:.2g} of the largest away from the engine's"
         rate = size * len(times[name]) / sum(times[name]) * 1e3
         spread = Spread.of(times[name])
-        rows.append(BenchRow(name, size, baseline.gpu(iterations), None, spread, len(times[name]), rate, 1, away, note))
+        rows.append(
+            BenchRow(name, size, baseline.gpu(iterations), None, spread, len(times[name]), rate, 1, distance, note)
+        )
     return rows
 
 
 def _throughput(call: Callable[[], object], size: int, streams: int, iterations: int) -> float:
     """Samples a second with `streams` threads calling; each calls once before the clock starts."""
-    failed: list[BaseException] = []
-    started: list[float] = []
-    gate = threading.Barrier(streams, action=lambda: started.append(time.perf_counter()))
+    errors: list[BaseException] = []
+    starts: list[float] = []
+    gate = threading.Barrier(streams, action=lambda: starts.append(time.perf_counter()))
 
     def work() -> None:
         try:
@@ -340,7 +348,7 @@ def _throughput(call: Callable[[], object], size: int, streams: int, iterations:
         except threading.BrokenBarrierError:
             pass
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
             gate.abort()
 
     threads = [threading.Thread(target=work, name=f"trtopt-bench-{number}", daemon=True) for number in range(streams)]
@@ -348,6 +356,6 @@ def _throughput(call: Callable[[], object], size: int, streams: int, iterations:
         thread.start()
     for thread in threads:
         thread.join()
-    if failed:
-        raise failed[0]
-    return size * streams * iterations / (time.perf_counter() - started[0])
+    if errors:
+        raise errors[0]
+    return size * streams * iterations / (time.perf_counter() - starts[0])

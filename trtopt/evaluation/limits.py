@@ -23,9 +23,9 @@ MIN_OVERLAP = 0.5
 _BY_AGREEMENT = (Kind.CLASSES, Kind.TOKENS, Kind.MASK)
 
 
-def _no_share(given: str | float) -> UsageError:
-    said = given if isinstance(given, str) else f"{given:g}"
-    return UsageError(f"`min_agreement=` is {said}; a share from 0 to 1 is needed, such as 0.95 or '95%'")
+def _no_share(value: str | float) -> UsageError:
+    text = value if isinstance(value, str) else f"{value:g}"
+    return UsageError(f"`min_agreement=` is {text}; a share from 0 to 1 is needed, such as 0.95 or '95%'")
 
 
 @dataclass(frozen=True)

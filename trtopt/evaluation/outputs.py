@@ -90,8 +90,8 @@ class Channels:
     @property
     def lowest(self) -> int | None:
         """The channel with the lowest; None where none carries signal."""
-        found = [(value, number) for number, value in enumerate(self.snr_db) if value is not None]
-        return min(found)[1] if found else None
+        pairs = [(value, number) for number, value in enumerate(self.snr_db) if value is not None]
+        return min(pairs)[1] if pairs else None
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,12 @@ class OutputAgreement:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
-        described = plain(self) | {"top1_agreement": self.top1}
-        described["samples"] = described.pop("spread")
-        del described["name"]
+        values = plain(self) | {"top1_agreement": self.top1}
+        values["samples"] = values.pop("spread")
+        del values["name"]
         if self.channels is not None:
-            described["channels"]["lowest"] = self.channels.lowest
-        return dict(described)
+            values["channels"]["lowest"] = self.channels.lowest
+        return dict(values)
 
 
 # In words ----------------------------------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def measure(output: Mapping[str, Any], samples: int) -> str:
     if lowest is None:
         return ""
     values = channels["snr_db"]
-    silent = values.count(None)
-    others = f" ({silent} left out: next to zero in the reference)" if silent else ""
+    silent_channels = values.count(None)
+    others = f" ({silent_channels} left out: next to zero in the reference)" if silent_channels else ""
     return f"{decibels(values[lowest])} in channel {lowest}, the lowest of {len(values)}{others}"
 
 
@@ -180,14 +180,14 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
     if output["overlap"] is not None:
         parts.append(f"overlap {output['overlap']:.2f} outside the commonest class")
     near, rows = output["near_zero"], output["rows"]
-    silent = "the reference is next to zero" + f" on {near} of {rows} samples" * (rows > 1)
+    remark = "the reference is next to zero" + f" on {near} of {rows} samples" * (rows > 1)
     difference = f"largest difference {float(output['max_abs']):.3g}"
     if near == rows:
-        parts.append(f"{silent}: {decibels(output['snr_db'])} says little; {difference}")
+        parts.append(f"{remark}: {decibels(output['snr_db'])} says little; {difference}")
     else:
         if not output["integers"]:
             parts.append(decibels(output["snr_db"]) + " in all" * (output["channels"] is not None))
-        parts += [difference, silent] if near else [difference]
+        parts += [difference, remark] if near else [difference]
     if output["nonfinite"]:
         parts.append(f"{output['nonfinite']} values not finite")
     return f"{start} {', '.join(parts)}"
@@ -267,11 +267,11 @@ class OutputSums:
 
     def _block(self, old: NDArray[Any], new: NDArray[Any]) -> None:
         exact, other = old.astype(np.float64), new.astype(np.float64)
-        odd = int(exact.size - np.isfinite(exact).sum())
-        if odd:
+        nonfinite = int(exact.size - np.isfinite(exact).sum())
+        if nonfinite:
             raise DataError(
-                f"the reference gives {odd} values that aren't finite in output {self.name!r}; there is nothing to compare "
-                "with: check the inputs' preprocessing"
+                f"the reference gives {nonfinite} values that aren't finite in output {self.name!r}; there is nothing to "
+                "compare with: check the inputs' preprocessing"
             )
         self._nonfinite += int(other.size - np.isfinite(other).sum())
         a, b = exact.reshape(len(exact), -1), other.reshape(len(other), -1)
@@ -334,8 +334,8 @@ class OutputSums:
         for row in [int(row) for row in np.lexsort(keys) if differs[row]][:WORST]:
             own = {name: float(samples[name][row]) if name in samples else None for name in _FIGURES}
             worst.append(SampleAgreement(names[row], **own, near_zero=bool(near_zero[row])))  # type: ignore[arg-type]
-        known = values[~np.isnan(values)]
-        lowest, median = (float(known.min()), _median(known)) if known.size else (math.nan, math.nan)
+        numbers = values[~np.isnan(values)]
+        lowest, median = (float(numbers.min()), _median(numbers)) if numbers.size else (math.nan, math.nan)
         return SampleSpread(figure, lowest, median, tuple(worst))
 
 
@@ -409,9 +409,9 @@ def _mask(parts: Sequence[tuple[bool, Sequence[_Split]]]) -> _Measured:
         return figures, samples
     reference, both = np.sum(pixels, axis=0)
     background = reference.argmax()
-    rest = reference.sum() - reference[background]
+    foreground = reference.sum() - reference[background]
     either = reference.sum() - both[background]  # pixels that aren't background in both
-    if not rest or rest < _FEW * reference.sum():
+    if not foreground or foreground < _FEW * reference.sum():
         return figures, samples
     return {**figures, "overlap": float((both.sum() - both[background]) / either)}, samples
 
@@ -429,8 +429,8 @@ def _cosines(old: NDArray[Any], new: NDArray[Any], _: Any) -> Floats:
 
 def _embedding(parts: Sequence[Floats]) -> _Measured:
     cosines = np.concatenate(parts)
-    known = cosines[~np.isnan(cosines)]
-    mean, lowest = (float(known.mean()), float(known.min())) if known.size else (math.nan, math.nan)
+    numbers = cosines[~np.isnan(cosines)]
+    mean, lowest = (float(numbers.mean()), float(numbers.min())) if numbers.size else (math.nan, math.nan)
     return {"cosine_mean": mean, "cosine_min": lowest}, {"cosine": cosines}
 
 

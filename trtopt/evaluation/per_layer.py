@@ -1,6 +1,6 @@
 """Two graphs tensor by tensor: where a candidate's results leave the reference's, and whose fault it is.
 
-Both graphs run with every tensor that they have by the same name as an output. The candidate also runs cut apart: each node is
+Both graphs run with every tensor that they have by the same name as an output. The candidate also runs in pieces: each node is
 given the reference's tensors instead of what came before, so that its error is its own and none is inherited. Tensors behind
 Q/DQ pairs are held against those before, which tells the error of a scale from that of the weights behind it.
 
@@ -8,7 +8,7 @@ An error that is large beside its own tensor may be nothing to the nodes behind 
 nothing and added to another. So the nodes also run on tensors that have their own errors, twice, one behind the other, and
 a layer is blamed for no more than what those that read it, and those behind these, make of its error.
 
-An engine can't run cut apart. There it is the reference that does: each of its nodes is given the engine's tensors, and what it
+An engine can't run in pieces. There it is the reference that does: each of its nodes is given the engine's tensors, and what it
 makes of them is what the engine should have.
 """
 
@@ -40,7 +40,7 @@ APART = 10.0  # dB: ten times the noise of any other layer
 HOPS = 2  # nodes behind a layer that are asked what they make of its error
 HARMLESS = 40.0  # dB: an error of a hundredth, which none has to be blamed for
 _BEHIND = "_dequantized"  # what trtopt calls a tensor behind its Q/DQ pair
-_GIVEN = "/given"
+_STAND_IN = "/given"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -81,21 +81,21 @@ class LayerAgreement:
 
 def verdict(layers: Sequence[LayerAgreement]) -> str:
     """Where it breaks, in a sentence."""
-    broken = next((item for item in layers if item.nonfinite), None)
-    if broken is not None:
-        return f"{broken.what} is the first to give values that aren't finite ({broken.nonfinite} of them), by itself"
+    culprit = next((item for item in layers if item.nonfinite), None)
+    if culprit is not None:
+        return f"{culprit.what} is the first to give values that aren't finite ({culprit.nonfinite} of them), by itself"
     least = min(item.felt_snr_db for item in layers)
     # What goes into the same node behind them is felt alike there: the first of them is to blame.
     worst = next(item for item in layers if item.felt_snr_db <= least + ALIKE)
     if worst.felt_snr_db == np.inf:
         return "no tensor differs" if worst.own_snr_db == np.inf else "what differs isn't felt behind it"
     rest = sorted(item.felt_snr_db for item in layers if item is not worst)
-    alone = f"{worst.what} loses most by itself: {decibels(worst.felt_snr_db)}"
-    alone += f", the next {decibels(rest[0])}" if rest else ""
+    sentence = f"{worst.what} loses most by itself: {decibels(worst.felt_snr_db)}"
+    sentence += f", the next {decibels(rest[0])}" if rest else ""
     stands_out = bool(rest) and worst.felt_snr_db < min(rest[0] - APART, HARMLESS)
     if worst.felt_snr_db >= GOOD and not stands_out:
-        return f"{alone}; no layer is off by itself: what is lost adds up, or is in the samples and the float model"
-    return alone
+        return f"{sentence}; no layer is off by itself: what is lost adds up, or is in the samples and the float model"
+    return sentence
 
 
 def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) -> tuple[LayerAgreement, ...]:
@@ -111,17 +111,17 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
     old, new = map(_fp32, (reference, candidate))
     kinds, pairs = _kinds(old), _pairs(old, new)
     exact = _opened(old, dict.fromkeys(pairs.values()))
-    whole, apart = _opened(new, pairs), _opened(_cut(new, pairs, kinds), pairs)
-    embedded = embedded_in(candidate)
+    whole, pieces = _opened(new, pairs), _opened(_cut(new, pairs, kinds), pairs)
+    preprocessing = embedded_in(candidate)
     sums = {name: _Sums() for name in pairs}
     for chunk in _chunks(old, batch, 1):
-        kept = _run(exact, chunk) | chunk
-        given = {f"{name}{_GIVEN}": kept[other] for name, other in pairs.items()}
-        mine = chunk if embedded is None else embedded.to_pixels(chunk)
-        found, own = _run(whole, mine), _run(apart, {**mine, **given})
+        tensors = _run(exact, chunk) | chunk
+        stand_ins = {f"{name}{_STAND_IN}": tensors[other] for name, other in pairs.items()}
+        inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
+        results, own = _run(whole, inputs), _run(pieces, {**inputs, **stand_ins})
         for name, other in pairs.items():
-            sums[name].add(kept[other], found[name], kept[other], own[name])
-        _feel(sums, apart, mine, own, own)
+            sums[name].add(tensors[other], results[name], tensors[other], own[name])
+        _feel(sums, pieces, inputs, own, own)
     return _agreements(candidate, sums, _readers(new, pairs))
 
 
@@ -145,14 +145,14 @@ def compare_engine_layers(
     """
     old = _fp32(reference)
     kinds, pairs = _kinds(old), {name: name for name in tensors_of_engine(reference, graph)}
-    exact, apart = _opened(old, pairs), _opened(_cut(old, pairs, kinds), pairs)
+    exact, pieces = _opened(old, pairs), _opened(_cut(old, pairs, kinds), pairs)
     sums = {name: _Sums() for name in pairs}
     for chunk in _chunks(old, batch, size):
-        kept, found = _run(exact, chunk), run(chunk)
-        own = _run(apart, {**chunk, **{f"{name}{_GIVEN}": np.asarray(found[name], np.float32) for name in pairs}})
+        tensors, results = _run(exact, chunk), run(chunk)
+        own = _run(pieces, {**chunk, **{f"{name}{_STAND_IN}": np.asarray(results[name], np.float32) for name in pairs}})
         for name in pairs:
-            sums[name].add(kept[name], found[name], own[name], found[name])
-        _feel(sums, apart, chunk, own, own)
+            sums[name].add(tensors[name], results[name], own[name], results[name])
+        _feel(sums, pieces, chunk, own, own)
     return _agreements(graph, sums, _readers(old, pairs))
 
 
@@ -164,33 +164,33 @@ class _Sums:
         self.whole, self.own, self.nonfinite = np.zeros(2), np.zeros(2), 0
         self.felt = np.zeros((HOPS, 2))
 
-    def add(self, signal: Array, found: Array, own_signal: Array, own: Array) -> None:
-        self.whole += _powers(signal, found)
+    def add(self, signal: Array, result: Array, own_signal: Array, own: Array) -> None:
+        self.whole += _powers(signal, result)
         self.own += _powers(own_signal, own)
         self.nonfinite += int((np.isfinite(own_signal) & ~np.isfinite(np.asarray(own, np.float64))).sum())
 
 
-def _feel(sums: Mapping[str, _Sums], apart: Any, feed: Arrays, exact: Arrays, given: Arrays) -> None:
-    """Run the nodes on `given`, which have errors, and on what they make of these; `exact` is what they make without."""
+def _feel(sums: Mapping[str, _Sums], pieces: Any, feed: Arrays, exact: Arrays, tensors: Arrays) -> None:
+    """Run the nodes on `tensors`, which have errors, and on what they make of these; `exact` is what they make without."""
     for hop in range(HOPS):
-        given = _run(apart, {**feed, **{f"{name}{_GIVEN}": given[name] for name in sums}})
+        tensors = _run(pieces, {**feed, **{f"{name}{_STAND_IN}": tensors[name] for name in sums}})
         for name, item in sums.items():
-            item.felt[hop] += _powers(exact[name], given[name])
+            item.felt[hop] += _powers(exact[name], tensors[name])
 
 
-def _powers(signal: Array, found: Array) -> NDArray[np.float64]:
+def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
     """Of the signal and of what is beside it; values that aren't finite in the signal don't count."""
-    counted = np.isfinite(signal)
-    expected, values = (np.asarray(item, np.float64)[counted] for item in (signal, found))
+    mask = np.isfinite(signal)
+    reference, values = (np.asarray(item, np.float64)[mask] for item in (signal, result))
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.array([np.square(expected).sum(), np.square(values - expected).sum()])
+        return np.array([np.square(reference).sum(), np.square(values - reference).sum()])
 
 
 def _agreements(
     graph: ModelProto, sums: Mapping[str, _Sums], readers: Mapping[str, Sequence[str]]
 ) -> tuple[LayerAgreement, ...]:
     makers = {name: node for node in graph.graph.node for name in node.output}
-    found = []
+    agreements = []
     for name, item in sums.items():
         node = makers[name]
         while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in sums:
@@ -200,8 +200,8 @@ def _agreements(
         for hop in range(HOPS):
             behind = {other for one in behind for other in readers[one]}
             felt = max(felt, min((_ratio(sums[other].felt[hop]) for other in behind), default=-math.inf))
-        found.append(LayerAgreement(name, node.name, node.op_type, _ratio(item.whole), own, felt, item.nonfinite))
-    return tuple(found)
+        agreements.append(LayerAgreement(name, node.name, node.op_type, _ratio(item.whole), own, felt, item.nonfinite))
+    return tuple(agreements)
 
 
 def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
@@ -215,7 +215,7 @@ def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
             for source in sources:
                 readers[source].append(name)
     ends = {value.name for value in proto.graph.output}
-    return {name: [] if name in ends else found for name, found in readers.items()}
+    return {name: [] if name in ends else names for name, names in readers.items()}
 
 
 def _ratio(powers: NDArray[np.float64]) -> float:
@@ -245,18 +245,18 @@ def _pairs(old: ModelProto, new: ModelProto) -> dict[str, str]:
 
 
 def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
-    given = {item.name for item in proto.graph.input}
-    outputs = [name for name in names if name not in given]
+    inputs = {item.name for item in proto.graph.input}
+    outputs = [name for name in names if name not in inputs]
     return open_session(proto, outputs=outputs, optimize=False, purpose="comparing layers")
 
 
 def _chunks(reference: ModelProto, batch: Arrays, size: int) -> Iterator[dict[str, Array]]:
     """The samples, so many at a time as the reference says, or `size`."""
     infos = [info for name, info in network_inputs(reference).items() if name in batch]
-    fixed = (
+    fixed_sizes = (
         int(info.shape[0]) for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0
     )
-    size = 1 if alone(infos) else next(fixed, size)
+    size = 1 if alone(infos) else next(fixed_sizes, size)
     for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
         yield laid_out(chunk, infos)
 
@@ -270,20 +270,20 @@ def _kinds(proto: ModelProto) -> dict[str, int]:
 
 def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, int]) -> ModelProto:
     """Where nodes read a tensor of both graphs, they read an input that stands for it."""
-    read = set()
-    cut = ModelProto()
-    cut.CopyFrom(candidate)
-    for node in cut.graph.node:
+    inputs = set()
+    model = ModelProto()
+    model.CopyFrom(candidate)
+    for node in model.graph.node:
         for index, name in enumerate(node.input):
             if name in pairs:
-                node.input[index] = f"{name}{_GIVEN}"
-                read.add(name)
-    for name in sorted(read):
-        cut.graph.input.append(helper.make_tensor_value_info(f"{name}{_GIVEN}", kinds[pairs[name]], None))
-    del cut.graph.value_info[:]
-    del cut.graph.output[:]
-    cut.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in pairs)
-    return cut
+                node.input[index] = f"{name}{_STAND_IN}"
+                inputs.add(name)
+    for name in sorted(inputs):
+        model.graph.input.append(helper.make_tensor_value_info(f"{name}{_STAND_IN}", kinds[pairs[name]], None))
+    del model.graph.value_info[:]
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in pairs)
+    return model
 
 
 def _run(session: Any, feed: Arrays) -> dict[str, NDArray[Any]]:

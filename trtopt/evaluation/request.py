@@ -87,6 +87,7 @@ class BenchRequest:
     report: str | os.PathLike[str] | None = shared.report()
     backend: str = shared.backend()
     device: int = shared.gpu()
+    trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
     trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT

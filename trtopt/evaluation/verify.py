@@ -1,7 +1,7 @@
 """How well a candidate agrees with its reference, each output by what it means, and whether that is within limits.
 
-Cosine misranks quantizations of classifiers: calibrated with noise instead of photos, EfficientNet-Lite0 drops from 0.90 to
-0.65 top-1 while the cosine of its logits stays 0.99. It is reported, since people look for it, and judges embeddings alone.
+Cosine misranks quantizations of classifiers: a bad calibration costs many classes while the cosine of the logits hardly falls
+(docs/results/accuracy-lite0.md). It is reported, since people look for it, and judges embeddings alone.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Agreement:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
-        described = {
+        values = {
             "samples": self.samples,
             "snr_db": plain(self.snr_db),
             "top1_agreement": self.top1,
@@ -108,13 +108,13 @@ class Agreement:
             "outputs": {item.name: item.describe() for item in self.outputs},
         }
         if self.ran:
-            described["ran"] = self.ran
+            values["ran"] = self.ran
         if self.layers:
-            described["layers"] = [item.describe() for item in self.layers]
-            described["verdict"] = verdict(self.layers)
+            values["layers"] = [item.describe() for item in self.layers]
+            values["verdict"] = verdict(self.layers)
         if self.limits is not None:
-            described |= {"limits": plain(self.limits), "missed": list(self.missed), "ok": self.ok}
-        return described
+            values |= {"limits": plain(self.limits), "missed": list(self.missed), "ok": self.ok}
+        return values
 
     def __str__(self) -> str:
         lines = [f"ran {self.ran}"] if self.ran else []
@@ -164,7 +164,7 @@ def verify(request: VerifyRequest) -> Agreement:
             graph is needed and wasn't kept; the outputs differ in name or shape, the labels don't fit, or a kind or limit
             can't be right.
     """
-    judged = Limits.of(request.min_agreement, request.min_snr)
+    limits = Limits.of(request.min_agreement, request.min_snr)
     reference: Any = request.reference
     graph: Any = request.candidate
     engine = engine_file(graph)
@@ -190,48 +190,48 @@ def verify(request: VerifyRequest) -> Agreement:
         raise UsageError("what `images=` and `data=` are for isn't known of a function: give batches")
     if request.per_layer and (callable(reference) or callable(graph)):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
-    kept = _Keeping(request.batches)
-    batches = kept if request.per_layer else request.batches
+    recorder = _Recorder(request.batches)
+    batches = recorder if request.per_layer else request.batches
     with contextlib.ExitStack() as stack:
-        ran, new = "", graph
+        place, new = "", graph
         if engine is not None and on_gpu:
             session = stack.enter_context(Session(engine, contexts=1))
-            new, ran = session_runner(session), f"{engine} on {probe().devices[0]}"
+            new, place = session_runner(session), f"{engine} on {probe().devices[0]}"
             if request.per_layer:
-                ran += f"; its tensors: another build of {graph}, with these as outputs"
+                place += f"; its tensors: another build of {graph}, with these as outputs"
         elif callable(graph):
             new = by_samples(graph, inputs, outputs)
         else:
-            run = OnnxRunner(graph, optimize=False, threads=request.threads)
-            new = by_samples(_without_embedding(run, graph), inputs, outputs)
+            runner = OnnxRunner(graph, optimize=False, threads=request.threads)
+            new = by_samples(_without_embedding(runner, graph), inputs, outputs)
             if engine is not None:
-                ran = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
-        found = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
+                place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
+        agreement = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
     layers: tuple[LayerAgreement, ...] = ()
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
         if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, joined(kept.first), request.reporter)
+            layers = _layers_of(engine, *protos, joined(recorder.first), request.reporter)
         else:
-            layers = compare_layers(*protos, joined(kept.first))
-    return replace(found, limits=judged, ran=ran, layers=layers)
+            layers = compare_layers(*protos, joined(recorder.first))
+    return replace(agreement, limits=limits, ran=place, layers=layers)
 
 
 def _layers_of(
     engine: Path, reference: ModelProto, graph: ModelProto, batch: Arrays, reporter: Reporter
 ) -> tuple[LayerAgreement, ...]:
     """Of the engine itself, by a build with its tensors as outputs."""
-    manifest, embedded = load_manifest(engine), embedded_in(graph)
+    manifest, preprocessing = load_manifest(engine), embedded_in(graph)
     assert manifest is not None  # it names the graph
     tensors = tensors_of_engine(reference, graph)
     with scratch() as folder:
         plan = build_with_outputs(manifest, graph, tensors, folder, reporter=reporter)
-        with Session(plan, contexts=1) as session:
+        with Session(plan, contexts=1, trust=True) as session:  # built just now
             types = {item.name: item.dtype for item in session.inputs}
             batches = [shape.min[0] for profile in session.profiles for shape in profile.values() if shape.min]
 
             def run(feed: Arrays) -> Arrays:
-                arrays = feed if embedded is None else embedded.to_pixels(feed)
+                arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
                 return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
 
             return compare_engine_layers(reference, graph, batch, run, min(batches, default=1))
@@ -239,17 +239,17 @@ def _layers_of(
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
     """Batches as they are; what else `open_data` takes, opened."""
-    given: Any = request.batches
-    if given is not None and (request.images is not None or request.data is not None):
+    batches: Any = request.batches
+    if batches is not None and (request.images is not None or request.data is not None):
         raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
-    if given is None:
+    if batches is None:
         how = {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit", "batch")}
         return open_data(inputs, **how)
-    if isinstance(given, (str, os.PathLike, Mapping)) or hasattr(given, "__array__"):
-        return open_data(inputs, data=given)
-    if hasattr(given, "names"):
-        return given
-    return (samples_first(batch, inputs) if alone(inputs) else batch for batch in named_batches(given, inputs))
+    if isinstance(batches, (str, os.PathLike, Mapping)) or hasattr(batches, "__array__"):
+        return open_data(inputs, data=batches)
+    if hasattr(batches, "names"):
+        return batches
+    return (samples_first(batch, inputs) if alone(inputs) else batch for batch in named_batches(batches, inputs))
 
 
 def session_runner(session: Session) -> Runner:
@@ -270,11 +270,11 @@ def by_samples(run: Runner, inputs: Sequence[TensorInfo], outputs: Sequence[Tens
 
 def _without_embedding(runner: Runner, graph: Any) -> Runner:
     """A graph that `build` kept, of the model's own inputs."""
-    embedded = embedded_in(load_model(graph, lazy=True).proto)
-    return runner if embedded is None else lambda batch: runner(embedded.to_pixels(batch))
+    preprocessing = embedded_in(load_model(graph, lazy=True).proto)
+    return runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch))
 
 
-class _Keeping:
+class _Recorder:
     """Batches, of which the first samples are kept."""
 
     def __init__(self, batches: Iterable[Arrays]) -> None:
@@ -319,9 +319,9 @@ def _refused(engine: Path, reference: Any, candidate: Any, why: str = "here") ->
     paths = (
         os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in (reference, candidate)
     )
-    typed = " ".join(os.fspath(graph) if path == os.fspath(engine) else path for path in paths)
+    arguments = " ".join(os.fspath(graph) if path == os.fspath(engine) else path for path in paths)
     return UsageError(
-        f"{engine} is a TensorRT engine, and ONNX graphs are needed {why}; {first} trtopt verify {typed} …"
+        f"{engine} is a TensorRT engine, and ONNX graphs are needed {why}; {first} trtopt verify {arguments} …"
     )
 
 
@@ -341,18 +341,18 @@ def verify_all(
     for batch in batches:
         _check_arrays("a batch", batch)
         samples = next((len(array) for array in batch.values() if array.ndim), 1)
-        expected = reference(batch)
-        for name, run in candidates.items():
-            comparisons[name].add(expected, run(batch), samples)
+        outputs = reference(batch)
+        for name, runner in candidates.items():
+            comparisons[name].add(outputs, runner(batch), samples)
     names = tuple(getattr(batches, "names", ()))
     return {name: comparison.result(names) for name, comparison in comparisons.items()}
 
 
-def _check_arrays(what: str, given: Any) -> None:
+def _check_arrays(what: str, arrays: Any) -> None:
     """Raise UsageError unless it is a mapping of names to arrays."""
-    if not isinstance(given, Mapping):
-        raise UsageError(f"{what} is {type(given).__name__}; a mapping of names to arrays is needed")
-    for name, value in given.items():
+    if not isinstance(arrays, Mapping):
+        raise UsageError(f"{what} is {type(arrays).__name__}; a mapping of names to arrays is needed")
+    for name, value in arrays.items():
         if not hasattr(value, "ndim"):
             raise UsageError(f"{what} has {type(value).__name__} for {name!r}; an array is needed")
 
@@ -382,16 +382,16 @@ class _Comparison:
             infos = [TensorInfo(name, old.dtype.name, old.shape) for name, (old, _) in outputs.items()]
             stated(self.kinds, infos)
             for name, kind in by_shape(infos).items():
-                alone = kind is Kind.CLASSES and len(outputs[name][0]) != samples
-                self.sums[name] = OutputSums(name, self.kinds.get(name, Kind.OTHER if alone else kind))
+                other_count = kind is Kind.CLASSES and len(outputs[name][0]) != samples
+                self.sums[name] = OutputSums(name, self.kinds.get(name, Kind.OTHER if other_count else kind))
         for name, (old, new) in outputs.items():
             if old.shape != new.shape:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
             self.sums[name].add(old, new, samples)
-        scored = [name for name, sums in self.sums.items() if sums.kind is Kind.CLASSES]
-        scored = [name for name in scored if len(outputs[name][0]) == samples]
-        if labels is not None and scored:
-            hits = np.array([_hits(scored[0], array, labels) for array in outputs[scored[0]]])
+        class_outputs = [name for name, sums in self.sums.items() if sums.kind is Kind.CLASSES]
+        class_outputs = [name for name in class_outputs if len(outputs[name][0]) == samples]
+        if labels is not None and class_outputs:
+            hits = np.array([_hits(class_outputs[0], array, labels) for array in outputs[class_outputs[0]]])
             self.hits = hits if self.hits is None else self.hits + hits
         self.samples += samples
 
@@ -408,7 +408,7 @@ class _Comparison:
         if self.hits is None:
             kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
             raise UsageError(
-                f"labels were given, but no output is samples × classes: {kinds}; say which with output_kind "
+                f"labels were given, but no output is samples × classes: {kinds}; say which it is "
                 f"(`output_kind=['{outputs[0].name}=classes']`)"
             )
         before, after = (Accuracy(*map(float, shares)) for shares in self.hits / self.samples)
@@ -419,8 +419,8 @@ def _hits(name: str, array: NDArray[Any], labels: NDArray[Any]) -> tuple[int, in
     """How often the label is the best class, and one of the five best."""
     scores = array.astype(np.float64).reshape(len(array), -1)
     if labels.min() < 0 or labels.max() >= scores.shape[1]:
-        allowed = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
-        raise UsageError(f"labels {labels.min()} to {labels.max()}: {allowed}")
+        classes = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
+        raise UsageError(f"labels {labels.min()} to {labels.max()}: {classes}")
     best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
     right = best == labels[:, None]
     return int(right[:, 0].sum()), int(right.any(1).sum())

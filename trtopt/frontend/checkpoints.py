@@ -54,7 +54,7 @@ def model_class(path: Path) -> str | None:
 
 def _classes(path: Path) -> list[str]:
     """Names of the classes and functions that the pickle in a torch.save file calls for, in its order."""
-    found: list[str] = []
+    classes: list[str] = []
     with contextlib.suppress(Exception):  # truncated, encrypted, no zip file, no pickle: then nothing is known
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
@@ -62,8 +62,8 @@ def _classes(path: Path) -> list[str]:
                 content = stream.read(_MOST)
         for code, argument, _ in pickletools.genops(content):
             if code.name == "GLOBAL":
-                found.append(str(argument).replace(" ", "."))
-    return found
+                classes.append(str(argument).replace(" ", "."))
+    return classes
 
 
 def _is_script(path: Path) -> bool:

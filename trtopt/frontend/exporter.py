@@ -42,7 +42,7 @@ from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import ExportRequest
-from trtopt.frontend.rewrites import attention_on_four_axes, without_loops
+from trtopt.frontend.rewrites import attention_on_four_axes, without_gaps, without_loops
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
@@ -267,7 +267,7 @@ def parse_input(text: str) -> TensorInfo:
 
 def _opset(opset: int | None, generation: str | None) -> int:
     if generation is not None:
-        choice(generation, GENERATION_OPSETS, "for_generation")
+        choice(generation, GENERATION_OPSETS, "`for_generation=`")
     if opset is None:
         return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
     if not 16 <= opset <= 23:
@@ -557,6 +557,12 @@ def _operators(subject: _Subject) -> list[str]:
     return operators
 
 
+@contextlib.contextmanager
+def _rewritten(torch: Any) -> Iterator[None]:
+    with without_loops(torch), attention_on_four_axes(torch), without_gaps(torch):
+        yield
+
+
 def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
     torch, infos, first = subject.torch, subject.infos, subject.first
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
@@ -568,7 +574,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with rewriting, quiet(), torch.no_grad(), without_loops(torch), attention_on_four_axes(torch):
+        with rewriting, quiet(), torch.no_grad(), _rewritten(torch):
             program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
@@ -622,7 +628,9 @@ def _lowered(proto: ModelProto, target: int) -> ModelProto:
     except UnsupportedOperator as error:
         parts = written_out(proto, error.issues)
         if parts is None:
-            raise
+            reasons = " ".join(issue.reason for issue in error.issues)
+            newest = max(opset_version(proto), *map(int, re.findall(r"came with opset (\d+)", reasons)), 0)
+            raise UnsupportedOperator(error.problem, error.issues, _NEWER.format(newest), error.parts) from error
     return _lowered(parts, target)
 
 

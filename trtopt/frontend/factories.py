@@ -80,14 +80,14 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
         UsageError, MissingDependency: it isn't there, or can't be called so.
         ModelError: the user's code failed.
     """
-    left, _, attribute = text.rpartition(":")
+    module_name, _, attribute = text.rpartition(":")
     torch = require("torch", "torch", "export")
-    if not left or not attribute:
+    if not module_name or not attribute:
         raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
     blank: dict[str, Any] = {}
-    with making(torch, text, lambda error: _told(text, left, error), blank):
+    with making(torch, text, lambda error: _told(text, module_name, error), blank):
         with quiet():
-            module = _file(Path(folder or "", left)) if left.endswith(".py") else _module(left)
+            module = _file(Path(folder or "", module_name)) if module_name.endswith(".py") else _module(module_name)
         model = _attribute(module, attribute, text)
         if not isinstance(model, torch.nn.Module):
             call = _callable(model, text, arguments, options)
@@ -112,20 +112,20 @@ def making(
     Args:
         blank: the arguments that make it without published weights, where they are known; read when it fails.
     """
-    with torch.random.fork_rng(devices=[]), offline() as asked:
+    with torch.random.fork_rng(devices=[]), offline() as hosts:
         torch.manual_seed(SEED)
         try:
             yield
         except TrtoptError:
             raise
         except (Exception, SystemExit) as error:
-            if not asked:
+            if not hosts:
                 raise told(error) from error
             how = "`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it"
             if blank:
                 how = f"`factory_arg={dict(blank)}`"
             raise ModelError(
-                f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its "
+                f"{text} tried to download from {hosts[0]}, and trtopt downloads nothing: make the model without its "
                 f"published weights ({how}) and give them as a file: `weights=FILE`"
             ) from error
 
@@ -240,14 +240,14 @@ def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mappin
         except TypeError as error:
             takes = ", ".join(str(item).partition(":")[0].partition("=")[0] for item in signature.parameters.values())
             unknown = next((name for name in options if name not in signature.parameters), None)
-            told = f"it has no argument {unknown!r}" if unknown else str(error)
+            problem = f"it has no argument {unknown!r}" if unknown else str(error)
             raise UsageError(
-                f"{text}: {told}; it takes: {takes or 'nothing'}. Give arguments as `factory_arg={{'NAME': 'VALUE'}}`"
+                f"{text}: {problem}; it takes: {takes or 'nothing'}. Give arguments as `factory_arg={{'NAME': 'VALUE'}}`"
             ) from error
     return lambda: factory(*arguments, **options)
 
 
-def _told(text: str, left: str, error: BaseException) -> TrtoptError:
+def _told(text: str, module_name: str, error: BaseException) -> TrtoptError:
     where = place(error) or text
     if isinstance(error, SystemExit):
         return ModelError(
@@ -259,11 +259,11 @@ def _told(text: str, left: str, error: BaseException) -> TrtoptError:
             f"{where}: it needs {error.name}, which isn't installed beside trtopt ({sys.executable})"
         )
     if isinstance(error, ImportError) and "relative import" in str(error):
-        folder = Path(left).resolve().parent
+        folder = Path(module_name).resolve().parent
         top = folder
         while (top.parent / "__init__.py").is_file():
             top = top.parent
-        dotted = ".".join([*folder.relative_to(top.parent).parts, Path(left).stem])
+        dotted = ".".join([*folder.relative_to(top.parent).parts, Path(module_name).stem])
         return UsageError(
             f"{where}: relative imports need the file's package: in the folder {top.parent}, type "
             f"trtopt export {dotted}:{text.rpartition(':')[2]}"

@@ -38,8 +38,8 @@ class Arguments:
         self._optional = {item.name for item in single} - set(self.needed)
 
     def __str__(self) -> str:
-        shown = [f"{name} (optional)" if name in self._optional else name for name in self.named]
-        return ", ".join([*shown, *(["*args"] if self.free else [])]) or "nothing"
+        arguments = [f"{name} (optional)" if name in self._optional else name for name in self.named]
+        return ", ".join([*arguments, *(["*args"] if self.free else [])]) or "nothing"
 
     def order(self, infos: Sequence[TensorInfo], text: str) -> tuple[list[TensorInfo], tuple[str, ...]]:
         """The inputs in the order in which they are handed over, and the arguments of the last ones, which go by name.
@@ -69,18 +69,18 @@ class Arguments:
                     )
             if len(names) > len(self.ordered) and not self.free:
                 raise UsageError(f"{text}: {len(names)} inputs are given ({', '.join(names)}); forward takes: {self}")
-            given, keywords = set(self.ordered[: len(names)]), tuple[str, ...]()
+            feeds, keywords = set(self.ordered[: len(names)]), tuple[str, ...]()
         else:
             infos = sorted(infos, key=lambda info: self.named.index(info.name))
-            given, first = set(names), 0
+            feeds, first = set(names), 0
             while first < min(len(infos), len(self.ordered)) and infos[first].name == self.ordered[first]:
                 first += 1
             keywords = tuple(info.name for info in infos[first:])
-        missing = [name for name in self.needed if name not in given]
-        if missing:
-            typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in missing)
+        absent = [name for name in self.needed if name not in feeds]
+        if absent:
+            typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in absent)
             raise UsageError(
-                f"{text}: forward needs {', '.join(missing)}, too; it takes: {self}. Add its shape, such as {typed}"
+                f"{text}: forward needs {', '.join(absent)}, too; it takes: {self}. Add its shape, such as {typed}"
             )
         return list(infos), keywords
 

@@ -62,8 +62,8 @@ def opened(
 
 def open_source(source: Any, weights: str | os.PathLike[str] | None) -> Source:
     """Find and make the module, for use without imports of its own."""
-    with opened(source, weights) as found:
-        return found
+    with opened(source, weights) as module:
+        return module
 
 
 def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Source:
@@ -93,8 +93,8 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
     if not text.endswith(".toml"):
         if colon:
             return _weighted(_own(text, (), arguments), weights)
-        if missing := bare_file(text):
-            raise UsageError(missing)
+        if problem := bare_file(text):
+            raise UsageError(problem)
     try:
         recipe = load_recipe(text)
     except UsageError as error:
@@ -151,9 +151,9 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     require("torchvision", "torch", "a torchvision model")
     from torchvision import models
 
-    known, text = models.list_models(), f"torchvision:{name}"
-    if name not in known:
-        close = ", ".join(difflib.get_close_matches(name, known, 3)) or "see torchvision.models.list_models()"
+    names, text = models.list_models(), f"torchvision:{name}"
+    if name not in names:
+        close = ", ".join(difflib.get_close_matches(name, names, 3)) or "see torchvision.models.list_models()"
         raise UsageError(f"torchvision has no model {name!r}; close: {close}")
     detects = name in models.list_models(models.detection)
     if detects and "rcnn" in name:
@@ -244,10 +244,10 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     except TrtoptError:
         raise
     except Exception as error:
-        said = f"{essence(error, 1)}; save the state dict alone: torch.save(model.state_dict(), path)"
+        problem = f"{essence(error, 1)}; save the state dict alone: torch.save(model.state_dict(), path)"
         if checkpoints.model_class(path):
-            said = checkpoints.advice(path)
-        raise ModelError(f"the weights {path} can't be loaded safely (weights_only=True): {said}") from error
+            problem = checkpoints.advice(path)
+        raise ModelError(f"the weights {path} can't be loaded safely (weights_only=True): {problem}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

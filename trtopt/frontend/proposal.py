@@ -78,7 +78,7 @@ class InitResult:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Subject:
     """What is known of a model; `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ."""
 
     source: str
@@ -99,9 +99,9 @@ def init(request: InitRequest) -> InitResult:
     Args:
         source: an ONNX file, or what `export` takes: "FILE.py:FACTORY", "package.module:FACTORY", "torchvision:NAME".
         output: the recipe to write; default: NAME.toml in the current folder, NAME the model's.
-        factory_arg: keyword arguments of the factory.
-        inputs: input name → shape, as for `export`; default: the model's own, or found by trying.
-        images, data: what to calibrate on, a folder of images or arrays; the recipe names it.
+        factory_arg: keyword arguments of the factory; not of an ONNX file.
+        inputs: input name → shape, as for `export`; default: found by trying. An ONNX file has its own.
+        images, data: what to calibrate on, a folder of images or arrays, one of them; the recipe names it.
         force: write over a recipe that is there.
 
     Raises:
@@ -117,6 +117,18 @@ def init(request: InitRequest) -> InitResult:
         raise UsageError(
             f"{text!r} names no model: give FILE.onnx, FILE.py:FACTORY, package.module:FACTORY or torchvision:NAME"
         )
+    if text.endswith(".onnx"):
+        if request.inputs:
+            raise UsageError(
+                f"`inputs=` is for PyTorch models, and {text} has inputs of its own: trtopt check {text} --set NAME:SHAPE "
+                "--fix OUT.onnx sets their sizes; give OUT.onnx then"
+            )
+        if request.factory_arg:
+            raise UsageError(
+                f"`factory_arg=` is for the factory of a PyTorch model, and {text} is a model already: drop it"
+            )
+    if request.images is not None and request.data is not None:
+        raise UsageError("`images=` and `data=` both say what to calibrate on: drop one of them")
     stem = (
         re.sub(r"\W+", "_", Path(text).stem if text.endswith(".onnx") else text.rpartition(":")[2]).strip("_").lower()
     )
@@ -128,19 +140,19 @@ def init(request: InitRequest) -> InitResult:
         raise UsageError(f"{output} exists already: give another `output=`, or `force=True` to write over it")
     folder = output.resolve().parent
     with request.reporter.phase("look at the model"):
-        seen = _onnx(text, folder) if text.endswith(".onnx") else _torch(request, folder)
-    if request.images is not None and _image(seen.inputs) is None:
-        raise UsageError(f"`images=` is given, and {_arrays(seen)} aren't images: give `data='F.npz'` instead")
-    content, guesses = _written(seen, request, folder)
+        subject = _onnx(text, folder) if text.endswith(".onnx") else _torch(request, folder)
+    if request.images is not None and _image(subject.inputs) is None:
+        raise UsageError(f"`images=` is given, and {_arrays(subject)} aren't images: give `data='F.npz'` instead")
+    content, guesses = _written(subject, request, folder)
     write_bytes(output, content.encode())
     load_recipe(output)
-    return InitResult(output, text, content, guesses, _commands(seen, request, output))
+    return InitResult(output, text, content, guesses, _commands(subject, request, output))
 
 
 # What a model shows ------------------------------------------------------------------------------------------------------
 
 
-def _onnx(text: str, folder: Path) -> _Seen:
+def _onnx(text: str, folder: Path) -> _Subject:
     path = existing_file(text, "the model")
     model = load_model(path, lazy=True)
     if odd := next((info for info in model.inputs if not info.numeric), None):
@@ -160,7 +172,7 @@ def _onnx(text: str, folder: Path) -> _Seen:
         prepared, notes["preprocess"] = _trained_with(model, image)
     description = f"{path.name}: opset {model.opset}, {len(model.proto.graph.node)} nodes"
     scaled = is_quantized(model.proto)
-    return _Seen(_place(path.resolve(), folder), description, tuple(inputs), notes, prepared, scaled)
+    return _Subject(_place(path.resolve(), folder), description, tuple(inputs), notes, prepared, scaled)
 
 
 def _place(path: Path, folder: Path) -> str:
@@ -225,11 +237,11 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
     if image.dtype == "uint8":
         return keys, "The input takes pixels as they are. Guessed: how an image is brought to its size."
     photos = _photos()
-    known = statistics(model.proto)
-    if known is None or not photos:
+    recorded = statistics(model.proto)
+    if recorded is None or not photos:
         why = "the model doesn't tell what it was trained with" if photos else "scikit-image's photos aren't installed"
         return usual, f"A guess, no more, for {why}: use what your training used; docs/preprocessing.md has the keys."
-    found = []
+    candidates = []
     part = first_layers(model.proto)
     for words, prepared in _PREPARED:
         changed = {**prepared, **keys}
@@ -241,14 +253,16 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
         except TrtoptError:
             continue
         samples = [{image.name: array[None]} for array in batch[image.name]]
-        said = examine(part, samples)
-        if said["checked"] and said["shift"] is not None:
-            found.append((said["shift"] + abs(math.log(max(said["spread"], 1e-9))), words, changed, said["by"]))
-    if not found:
+        result = examine(part, samples)
+        if result["checked"] and result["shift"] is not None:
+            candidates.append(
+                (result["shift"] + abs(math.log(max(result["spread"], 1e-9))), words, changed, result["by"])
+            )
+    if not candidates:
         return usual, "A guess, no more: the model's first layers couldn't be run alone. Use what your training used."
-    found.sort(key=lambda item: item[0])
-    distance, words, changed, by = found[0]
-    others = ", ".join(f"{words} {far:.2g}" for far, words, *_ in found[1:])
+    candidates.sort(key=lambda item: item[0])
+    distance, words, changed, by = candidates[0]
+    others = ", ".join(f"{words} {far:.2g}" for far, words, *_ in candidates[1:])
     return changed, (
         f"A guess: with {words}, photos come nearest to what {by} saw in training ({distance:.2g}; {others}; 0 is the same). "
         "Nothing tells RGB from BGR, or how an image is brought to its size."
@@ -266,7 +280,7 @@ def _photos() -> list[Path]:
         return []
 
 
-def _torch(request: InitRequest, folder: Path) -> _Seen:
+def _torch(request: InitRequest, folder: Path) -> _Subject:
     text = os.fspath(request.source)
     with opened(text, None, request.factory_arg) as source:
         notes = {"source": " ".join(note if note.endswith(".") else f"{note}." for note in source.notes)}
@@ -292,7 +306,7 @@ def _torch(request: InitRequest, folder: Path) -> _Seen:
         module += ".py"  # so that `pipeline` sees when it changes
     if module.endswith(".py"):
         module = _place(Path(module).resolve(), folder)
-    return _Seen(f"{module}:{factory}", described, tuple(inputs), notes, prepared if image is not None else None)
+    return _Subject(f"{module}:{factory}", described, tuple(inputs), notes, prepared if image is not None else None)
 
 
 def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
@@ -309,8 +323,8 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
             if count == TRIES:
                 break
             if _runs(torch, source.module, infos, named=bool(takes.named)):
-                seen = ", ".join(f"{info.name} {list(info.shape)}" for info in infos)
-                why = f"Found by calling the module: it takes {seen}"
+                shapes = ", ".join(f"{info.name} {list(info.shape)}" for info in infos)
+                why = f"Found by calling the module: it takes {shapes}"
                 if any(len(info.shape) == 4 for info in infos):
                     why += "; another height and width may be what it was trained with"
                 return tuple(infos), f"{why}."
@@ -325,11 +339,11 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
 def _candidates(torch: Any, module: Any, name: str) -> Iterator[TensorInfo]:
     """Inputs that the module's layers might read, those first that the argument's name speaks for."""
     tokens = TensorInfo(name, "int64", ("batch", "sequence"))
-    found: dict[TensorInfo, None] = {}
+    candidates: dict[TensorInfo, None] = {}
     for layer in module.modules():
         shapes: list[tuple[int | str, ...]] = []
         if isinstance(layer, torch.nn.Embedding):
-            found.setdefault(tokens)
+            candidates.setdefault(tokens)
         elif isinstance(layer, torch.nn.Conv2d):
             shapes = [("batch", layer.in_channels, size, size) for size in SIZES]
         elif isinstance(layer, torch.nn.Conv1d):
@@ -341,11 +355,11 @@ def _candidates(torch: Any, module: Any, name: str) -> Iterator[TensorInfo]:
         elif isinstance(layer, torch.nn.Linear):
             shapes = [("batch", layer.in_features), ("batch", "sequence", layer.in_features)]
         for shape in shapes:
-            found.setdefault(TensorInfo(name, "float32", shape))
-    images = [info for info in found if len(info.shape) == 4]
+            candidates.setdefault(TensorInfo(name, "float32", shape))
+    images = [info for info in candidates if len(info.shape) == 4]
     likely = [info for info in images if info.shape[1] in (1, 3)] if len(images) > len(SIZES) else images
-    others = [info for info in found if info not in images and info != tokens]
-    ordered = [*([tokens] if tokens in found else []), *likely, *others[:6]]
+    others = [info for info in candidates if info not in images and info != tokens]
+    ordered = [*([tokens] if tokens in candidates else []), *likely, *others[:6]]
     if _TOKENS.search(name):
         ordered = [tokens, *(info for info in ordered if info != tokens)]
         ordered.append(TensorInfo(name, "float32", ("batch", "sequence")))
@@ -385,12 +399,12 @@ def _runs(torch: Any, module: Any, infos: Sequence[TensorInfo], named: bool) -> 
 # The file ----------------------------------------------------------------------------------------------------------------
 
 
-def _written(seen: _Seen, request: InitRequest, folder: Path) -> tuple[str, tuple[str, ...]]:
+def _written(subject: _Subject, request: InitRequest, folder: Path) -> tuple[str, tuple[str, ...]]:
     """The recipe as TOML, and what of it was guessed."""
-    notes, image = dict(seen.notes), _image(seen.inputs)
+    notes, image = dict(subject.notes), _image(subject.inputs)
     notes["precision"] = (
         "The model holds scales of its own, which are built as they are, without samples."
-        if seen.scaled
+        if subject.scaled
         else "The fastest where the model stands it; fp16 needs no samples; fp8 and bf16 are there, too."
     )
     notes["min_agreement"] = " ".join(
@@ -402,7 +416,7 @@ def _written(seen: _Seen, request: InitRequest, folder: Path) -> tuple[str, tupl
             ),
         )
     )
-    ranges = _ranges(seen.inputs)
+    ranges = _ranges(subject.inputs)
     if ranges:
         tuned = "Ranges (least, best, most) are guesses: an engine is tuned for the middle and takes nothing beyond the ends."
         notes["inputs"] = f"{notes.get('inputs', '')} {tuned}".strip()
@@ -412,15 +426,15 @@ def _written(seen: _Seen, request: InitRequest, folder: Path) -> tuple[str, tupl
         lines.extend(_comment(notes.get(key, "")))
         lines.append(line)
 
-    put("description", f"description = {_toml(seen.description)}")
-    put("source", f"source = {_toml(seen.source)}")
+    put("description", f"description = {_toml(subject.description)}")
+    put("source", f"source = {_toml(subject.source)}")
     if request.factory_arg:
         put("options", f"options = {_toml(dict(request.factory_arg))}")
-    if seen.preprocess is not None:
-        prepared = seen.preprocess
+    if subject.preprocess is not None:
+        prepared = subject.preprocess
         alone = isinstance(prepared, Mapping) and list(prepared) == ["preset"]
         put("preprocess", f"preprocess = {_toml(prepared['preset'] if alone else prepared)}")  # type: ignore[index]
-    lines.extend(_comment(_samples_note(seen, image)))
+    lines.extend(_comment(_samples_note(subject, image)))
     if request.images is not None or request.data is not None:
         key = "images" if request.images is not None else "data"
         place = _there(request.images if request.images is not None else request.data)
@@ -430,7 +444,7 @@ def _written(seen: _Seen, request: InitRequest, folder: Path) -> tuple[str, tupl
     put("precision", 'precision = "int8"')
     put("min_agreement", f"min_agreement = {MIN_AGREEMENT}")
     lines += ["", *_comment(notes.get("inputs", ""))]
-    for number, info in enumerate(seen.inputs):
+    for number, info in enumerate(subject.inputs):
         lines += [""] * bool(number)
         lines += [f"[inputs.{_key(info.name)}]", f"shape = {_toml(list(info.shape))}"]
         if info.dtype != "float32":
@@ -451,15 +465,15 @@ def _there(path: str | os.PathLike[str] | None) -> Path:
     return place
 
 
-def _samples_note(seen: _Seen, image: TensorInfo | None) -> str:
-    what = "compare" if seen.scaled else "calibrate"
+def _samples_note(subject: _Subject, image: TensorInfo | None) -> str:
+    what = "compare" if subject.scaled else "calibrate"
     if image is not None:
         return f"To {what} on: a folder of images like those that the model will see, some hundred; beside this file."
-    return f"To {what} on: real inputs, some hundred, as arrays of numpy.savez: {_arrays(seen)}; beside this file."
+    return f"To {what} on: real inputs, some hundred, as arrays of numpy.savez: {_arrays(subject)}; beside this file."
 
 
-def _arrays(seen: _Seen) -> str:
-    return ", ".join(f"{info.name} ({' × '.join(map(str, info.shape))}, {info.dtype})" for info in seen.inputs)
+def _arrays(subject: _Subject) -> str:
+    return ", ".join(f"{info.name} ({' × '.join(map(str, info.shape))}, {info.dtype})" for info in subject.inputs)
 
 
 def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, ShapeRange]:
@@ -503,9 +517,9 @@ def _toml(value: Any) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-def _commands(seen: _Seen, request: InitRequest, output: Path) -> tuple[str, ...]:
+def _commands(subject: _Subject, request: InitRequest, output: Path) -> tuple[str, ...]:
     base = ["trtopt", "pipeline", str(output), "-o", f"{output.stem}-out"]
-    if seen.scaled or request.images is not None or request.data is not None:
+    if subject.scaled or request.images is not None or request.data is not None:
         return (shlex.join(base),)
-    given = ["--images", "DIR"] if _image(seen.inputs) is not None else ["--data", "F.npz"]
-    return shlex.join([*base, *given]), shlex.join([*base, "--precision", "fp16"])
+    samples = ["--images", "DIR"] if _image(subject.inputs) is not None else ["--data", "F.npz"]
+    return shlex.join([*base, *samples]), shlex.join([*base, "--precision", "fp16"])

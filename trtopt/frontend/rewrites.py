@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,3 +83,123 @@ def attention_on_four_axes(torch: Any) -> Iterator[None]:
         yield
     finally:
         functional.scaled_dot_product_attention = original
+
+
+@contextlib.contextmanager
+def without_gaps(torch: Any) -> Iterator[None]:
+    """Functions that the exporter has no form for at all, or one that TensorRT lacks, in plain arithmetic."""
+    functional = torch.nn.functional
+
+    def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "") -> Any:
+        apart = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
+        if p in (1.0, 2.0):
+            return apart.sum(-1) if p == 1.0 else apart.square().sum(-1).sqrt()
+        return apart.amax(-1) if p == float("inf") else apart.pow(p).sum(-1).pow(1 / p)
+
+    def cosines(*weights: float) -> Any:
+        def window(window_length: int, periodic: bool = True, *given: float, dtype: Any = None, **options: Any) -> Any:
+            size = window_length if periodic else window_length - 1
+            kind = dtype or torch.get_default_dtype()
+            turn = torch.arange(window_length, dtype=kind, device=options.get("device")) * (2 * math.pi / max(size, 1))
+            parts = [given[0], -given[1]] if len(given) == 2 else weights
+            if window_length == 1:
+                return torch.ones_like(turn)
+            return sum(weight * torch.cos(place * turn) for place, weight in enumerate(parts))
+
+        return window
+
+    def hamming(
+        window_length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any
+    ) -> Any:
+        return cosines()(window_length, periodic, alpha, beta, **options)
+
+    def rrelu(
+        input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+    ) -> Any:
+        if training:
+            return originals[functional, "rrelu"](input, lower, upper, training, inplace)
+        return functional.leaky_relu(input, (lower + upper) / 2)
+
+    def fold(
+        input: Any, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+    ) -> Any:
+        sides, kernel, dilation, padding, stride = (
+            (item, item) if isinstance(item, int) else tuple(item)
+            for item in (output_size, kernel_size, dilation, padding, stride)
+        )
+        if input.dim() != 3:
+            return originals[functional, "fold"](input, output_size, kernel_size, dilation, padding, stride)
+        reach = [space * (size - 1) + 1 for size, space in zip(kernel, dilation)]
+        counts = [
+            (side + 2 * pad - length) // step + 1 for side, pad, length, step in zip(sides, padding, reach, stride)
+        ]
+        area = kernel[0] * kernel[1]
+        channels = input.shape[1] // area
+        pixels = torch.eye(area, dtype=input.dtype, device=input.device).view(area, 1, *kernel)
+        rest = [
+            side + 2 * pad - length - step * (count - 1)
+            for side, pad, length, step, count in zip(sides, padding, reach, stride, counts)
+        ]
+        blocks = input.reshape(-1, area, *counts)
+        # Each place of a block goes to its own pixel, and what meets is added: a transposed convolution.
+        whole = functional.conv_transpose2d(blocks, pixels, None, stride, padding, rest, 1, dilation)
+        return whole.reshape(-1, channels, *sides)
+
+    def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+        value, place = (found.select(dim, k - 1) for found in input.sort(dim))
+        if keepdim:
+            value, place = value.unsqueeze(dim), place.unsqueeze(dim)
+        return torch.return_types.kthvalue((value, place))
+
+    def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            return input.flatten().sort()[0].select(0, (input.numel() - 1) // 2)
+        return torch.return_types.median(tuple(kthvalue(input, (input.shape[dim] + 1) // 2, dim, keepdim)))
+
+    def searchsorted(
+        sorted_sequence: Any, input: Any, *, out_int32: bool = False, right: bool = False, side: Any = None, **_: Any
+    ) -> Any:
+        numbers = input if isinstance(input, torch.Tensor) else torch.tensor(input)
+        bounds = sorted_sequence.unsqueeze(-2) if sorted_sequence.dim() > 1 else sorted_sequence
+        values = numbers.unsqueeze(-1)
+        below = bounds <= values if right or side == "right" else bounds < values
+        return below.sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+    def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+        return searchsorted(boundaries, input, out_int32=out_int32, right=right)
+
+    def hypot(input: Any, other: Any) -> Any:
+        return (input.square() + other.square()).sqrt()
+
+    def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+        if mode != "circular" or any(isinstance(size, int) and size < 0 for size in pad):
+            return originals[functional, "pad"](input, pad, mode, value)
+        for place in range(len(pad) // 2):
+            axis, (before, behind) = input.dim() - 1 - place, pad[2 * place : 2 * place + 2]
+            start = input.narrow(axis, input.shape[axis] - before, before)
+            input = torch.cat([start, input, input.narrow(axis, 0, behind)], axis)
+        return input
+
+    instead = {
+        (torch, "cdist"): cdist,
+        (torch, "searchsorted"): searchsorted,
+        (torch, "bucketize"): bucketize,
+        **{
+            (place, name): made
+            for place in (torch, torch.Tensor)
+            for name, made in (("median", median), ("kthvalue", kthvalue), ("hypot", hypot))
+        },
+        (torch, "hamming_window"): hamming,
+        (torch, "blackman_window"): cosines(0.42, -0.5, 0.08),
+        (functional, "rrelu"): rrelu,
+        (functional, "fold"): fold,
+        (functional, "pad"): pad,
+    }
+    originals = {(place, name): getattr(place, name) for place, name in instead}
+    try:
+        for (place, name), function in instead.items():
+            setattr(place, name, function)
+        yield
+    finally:
+        for (place, name), function in originals.items():
+            setattr(place, name, function)

@@ -25,26 +25,26 @@ _WITHIN = (
 )  # fmt: skip
 
 
-def bounds(proto: ModelProto, seen: Mapping[str, Interval]) -> dict[str, Interval]:
+def bounds(proto: ModelProto, measured: Mapping[str, Interval]) -> dict[str, Interval]:
     """Tensor → two finite values that all of its values lie between, of those that this is known of.
 
     Args:
         proto: a model; of one that holds FP16 or BF16 nothing is known but what was seen.
         seen: tensor → its least and greatest value in some runs, for which the bounds hold.
     """
-    known = {name: _with_zero(*ends) for name, ends in seen.items()}
+    intervals = {name: _with_zero(*ends) for name, ends in measured.items()}
     if has_half(proto):
-        return known
+        return intervals
     constants = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     for node in proto.graph.node:
         rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
-        if rule is None or all(name in known for name in node.output):
+        if rule is None or all(name in intervals for name in node.output):
             continue
-        found = rule(node, known, constants)
-        if found is not None and all(map(math.isfinite, found)):
+        interval = rule(node, intervals, constants)
+        if interval is not None and all(map(math.isfinite, interval)):
             for name in node.output:
-                known.setdefault(name, _with_zero(*found))
-    return known
+                intervals.setdefault(name, _with_zero(*interval))
+    return intervals
 
 
 def _with_zero(low: float, high: float) -> Interval:
@@ -52,17 +52,17 @@ def _with_zero(low: float, high: float) -> Interval:
     return min(low, 0.0), max(high, 0.0)
 
 
-def _within(node: NodeProto, known: Mapping[str, Interval], _: _Constants) -> Interval | None:
-    return known.get(node.input[0])
+def _within(node: NodeProto, intervals: Mapping[str, Interval], _: _Constants) -> Interval | None:
+    return intervals.get(node.input[0])
 
 
-def _share(node: NodeProto, known: Mapping[str, Interval], _: _Constants) -> Interval | None:
+def _share(node: NodeProto, intervals: Mapping[str, Interval], _: _Constants) -> Interval | None:
     return 0.0, 1.0
 
 
-def _joined(node: NodeProto, known: Mapping[str, Interval], constants: _Constants) -> Interval | None:
+def _joined(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
     """Of elements of two tensors or more, added, multiplied or put side by side."""
-    ends = [_ends(name, known, constants) for name in node.input]
+    ends = [_ends(name, intervals, constants) for name in node.input]
     held = [item for item in ends if item is not None]
     if len(held) < len(ends):
         return None
@@ -73,10 +73,10 @@ def _joined(node: NodeProto, known: Mapping[str, Interval], constants: _Constant
     return (sum(lows), sum(highs)) if node.op_type == "Add" else (min(lows), max(highs))
 
 
-def _weighted(node: NodeProto, known: Mapping[str, Interval], constants: _Constants) -> Interval | None:
+def _weighted(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
     """Of a convolution or a matrix product with constant weights, the positive and the negative ones of each output apart."""
-    read, names = known.get(node.input[0]), [name for name in node.input[1:] if name]
-    if read is None or any(name not in constants for name in names):
+    data, names = intervals.get(node.input[0]), [name for name in node.input[1:] if name]
+    if data is None or any(name not in constants for name in names):
         return None
     weights, *bias = (to_array(constants[name]) for name in names)
     if node.op_type == "Conv":
@@ -89,15 +89,15 @@ def _weighted(node: NodeProto, known: Mapping[str, Interval], constants: _Consta
         return None
     positive = np.maximum(weights, 0).sum(axes, np.float64)
     negative = weights.sum(axes, np.float64) - positive
-    low = float((positive * read[0] + negative * read[1] + sum(bias)).min())
-    high = float((positive * read[1] + negative * read[0] + sum(bias)).max())
+    low = float((positive * data[0] + negative * data[1] + sum(bias)).min())
+    high = float((positive * data[1] + negative * data[0] + sum(bias)).max())
     rounding = _ROUNDING * max(high, -low)
     return low - rounding, high + rounding
 
 
-def _ends(name: str, known: Mapping[str, Interval], constants: _Constants) -> Interval | None:
+def _ends(name: str, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
     if name not in constants:
-        return known.get(name)
+        return intervals.get(name)
     array = to_array(constants[name])
     return (float(array.min()), float(array.max())) if array.size else None
 

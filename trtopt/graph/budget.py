@@ -55,8 +55,8 @@ class Budget:
         opsets: domain → version.
     """
 
-    def __init__(self, left: int, opsets: dict[str, int]) -> None:
-        self._left, self._opsets = left, opsets
+    def __init__(self, budget: int, opsets: dict[str, int]) -> None:
+        self._left, self._opsets = budget, opsets
 
     def __call__(self, node: ir.Node) -> bool:
         """Whether a node whose inputs are all constants is evaluated."""
@@ -66,12 +66,12 @@ class Budget:
         constants = {value.name or "": value.const_value for value in operands if value.const_value is not None}
         if any(constant.dtype == TensorProto.STRING for constant in constants.values()):
             return False
-        read = sum(constant.nbytes for constant in constants.values())
+        nbytes = sum(constant.nbytes for constant in constants.values())
         elements, size = self._result(node, constants)
         if elements is None and node.op_type in _SHRINKING:
             elements = sum(constant.size * max(1, len(constant.shape)) for constant in constants.values())
             size = elements * 8
-        if elements is None or size > max(RESULT, read) or not _quick(node, constants, elements):
+        if elements is None or size > max(RESULT, nbytes) or not _quick(node, constants, elements):
             return False
         freed = sum(constants[value.name or ""].nbytes for value in operands if len(value.uses()) == 1)
         growth = max(0, size - freed)
@@ -97,8 +97,8 @@ class Budget:
         except Exception:  # an operator that ONNX doesn't know, or operands that don't fit
             return None, 0
         dims = [dim.dim_value for dim in kind.shape.dim]
-        known = kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim)
-        if not known or kind.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
+        fixed = kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim)
+        if not fixed or kind.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
             return None, 0
         return math.prod(dims), tensor_size(TensorProto(data_type=kind.elem_type, dims=dims))
 

@@ -60,16 +60,16 @@ class _Carried:
     def _node(self, node: NodeProto) -> bool:
         for name in node.output:
             shape = self._shapes.get(name)
-            said = [True] * (2 if node.op_type == "Pad" else 1)  # what says how long a result of one dimension is
+            lengths = [True] * (2 if node.op_type == "Pad" else 1)  # what says how long a result of one dimension is
             unsaid = shape in (None, (None,)) and node.op_type in _SIZED
-            if unsaid and said in (self._known.get(name) for name in node.input):
+            if unsaid and lengths in (self._known.get(name) for name in node.input):
                 return False
             self._count(name)
         if node.op_type == "Constant" and node.attribute:
             self._constant(node.output[0], node.attribute[0].t)
-        elif node.output and (found := self._values(node)) is not None:
-            self._known[node.output[0]] = found
-            if len(found) > _LONG:
+        elif node.output and (elements := self._values(node)) is not None:
+            self._known[node.output[0]] = elements
+            if len(elements) > _LONG:
                 return False
         return all(self.read(attribute.g) for attribute in node.attribute if attribute.HasField("g"))
 
@@ -88,10 +88,10 @@ class _Carried:
         if node.op_type == "Shape":
             shape = self._shapes.get(node.input[0])
             return None if shape is None else [size is not None for size in shape]
-        read = [self._of(name) for name in node.input if name]
-        if not read or read[0] is None:
+        operands = [self._of(name) for name in node.input if name]
+        if not operands or operands[0] is None:
             return None
-        data = read[0]
+        data = operands[0]
         if node.op_type in _PASSING:
             return data
         if node.op_type == "Gather" and node.input[1] in self._constants:
@@ -99,8 +99,8 @@ class _Carried:
             return [data[place] for place in places if -len(data) <= place < len(data)]
         if node.op_type == "Slice":
             return data if all(data) or not any(data) else [True]  # whichever it takes
-        present = [item for item in read if item is not None]
-        if len(present) < len(read):
+        present = [item for item in operands if item is not None]
+        if len(present) < len(operands):
             return None
         if node.op_type == "Concat":
             return [known for item in present for known in item]

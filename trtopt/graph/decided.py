@@ -66,21 +66,21 @@ def how_to_decide(proto: ModelProto) -> str:
     """
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
-    found = dict[tuple[str, bool], None]()
+    deciding = dict[tuple[str, bool], None]()
     pending = [(name, True) for node in links.nodes if node.op_type in ("If", "Loop") for name in node.input[:1]]
     seen = set(pending)
     for name, by_value in pending:  # grows on the way
         if name in inputs:
-            found[name, by_value] = None
+            deciding[name, by_value] = None
         elif (maker := links.makers.get(name)) is not None:
-            further = [(read, by_value and maker.op_type not in ("Shape", "Size")) for read in node_reads(maker)]
+            further = [(operand, by_value and maker.op_type not in ("Shape", "Size")) for operand in node_reads(maker)]
             pending += [item for item in further if item not in seen]
             seen.update(further)
     infos = {value.name: tensor_info(value) for value in proto.graph.input}
-    if any(by_value and (infos[name].open_axes or not infos[name].numeric) for name, by_value in found):
+    if any(by_value and (infos[name].open_axes or not infos[name].numeric) for name, by_value in deciding):
         return ""
-    values = [f"{name}=VALUE" for name, by_value in found if by_value]
-    settings = values or [f"{name}:SIZES" for name, _ in found]
+    values = [f"{name}=VALUE" for name, by_value in deciding if by_value]
+    settings = values or [f"{name}:SIZES" for name, _ in deciding]
     if not settings:
         return ""
     what = "the value" if values else "sizes"
@@ -90,17 +90,17 @@ def how_to_decide(proto: ModelProto) -> str:
 def _size(proto: ModelProto, value: ValueInfoProto, text: str) -> None:
     info = tensor_info(value)
     sizes = [size.strip() for size in re.split("," if "," in text else "x", text)]
-    said = f"`set='{info.name}:{text}'`"
+    option = f"`set='{info.name}:{text}'`"
     if any(size != _OPEN and not size.isdigit() and not size.isidentifier() for size in sizes):
-        raise UsageError(f"{said} can't be read; write sizes and names such as 1x576, batchx576 or batch,576")
+        raise UsageError(f"{option} can't be read; write sizes and names such as 1x576, batchx576 or batch,576")
     if len(sizes) != len(info.shape):
-        raise UsageError(f"{said} has {len(sizes)} sizes; the input is {info.dims}")
+        raise UsageError(f"{option} has {len(sizes)} sizes; the input is {info.dims}")
     renamed: dict[str, str] = {}
     for axis, size in enumerate(sizes):
         dim = value.type.tensor_type.shape.dim[axis]
         if axis not in info.open_axes:
             if size not in (_OPEN, str(info.shape[axis])):
-                raise UsageError(f"{said}: size {axis} is {info.shape[axis]} in the model, {info.dims}")
+                raise UsageError(f"{option}: size {axis} is {info.shape[axis]} in the model, {info.dims}")
         elif size != _OPEN:
             if dim.dim_param:
                 renamed[dim.dim_param] = size
@@ -120,21 +120,21 @@ def _put(dim: object, size: str) -> None:
 
 
 def _value(info: TensorInfo, text: str) -> NDArray[np.generic]:
-    said = f"`set='{info.name}={text}'`"
+    option = f"`set='{info.name}={text}'`"
     if info.open_axes:
         example = ",".join("1" if axis in info.open_axes else str(size) for axis, size in enumerate(info.shape))
-        raise UsageError(f"{said}: the input is {info.dims}; set its sizes, too, as by `set='{info.name}:{example}'`")
+        raise UsageError(f"{option}: the input is {info.dims}; set its sizes, too, as by `set='{info.name}:{example}'`")
     shape = tuple(int(size) for size in info.shape)
     try:
-        given = np.asarray([_number(part.strip()) for part in text.split(",")])
-        array = given.astype(info.dtype)
+        numbers = np.asarray([_number(part.strip()) for part in text.split(",")])
+        array = numbers.astype(info.dtype)
     except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{said} can't be read; numbers with commas between are needed, of {info.dtype}") from None
-    if array.dtype.kind in "biu" and not np.array_equal(array, given):
-        raise UsageError(f"{said}: {info.dtype} can't hold that")
-    if len(given) not in (1, math.prod(shape)):
-        raise UsageError(f"{said} has {len(given)} numbers; the input is {x(shape)}, of {math.prod(shape)}")
-    return np.full(shape, array[0]) if len(given) == 1 else array.reshape(shape)
+        raise UsageError(f"{option} can't be read; numbers with commas between are needed, of {info.dtype}") from None
+    if array.dtype.kind in "biu" and not np.array_equal(array, numbers):
+        raise UsageError(f"{option}: {info.dtype} can't hold that")
+    if len(numbers) not in (1, math.prod(shape)):
+        raise UsageError(f"{option} has {len(numbers)} numbers; the input is {x(shape)}, of {math.prod(shape)}")
+    return np.full(shape, array[0]) if len(numbers) == 1 else array.reshape(shape)
 
 
 def _number(text: str) -> float:

@@ -59,12 +59,12 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
     """
     if not result.changed:
         return before
-    made = to_proto(result.model)
-    del made.graph.value_info[:], made.graph.output[:]
-    made.graph.output.extend(before.graph.output)
-    if problem := fault(before, made):
+    after = to_proto(result.model)
+    del after.graph.value_info[:], after.graph.output[:]
+    after.graph.output.extend(before.graph.output)
+    if problem := fault(before, after):
         raise ModelError(f"{what} ({problem}); {instead}")
-    return made
+    return after
 
 
 def _drawn(proto: ModelProto) -> int:
@@ -72,8 +72,8 @@ def _drawn(proto: ModelProto) -> int:
     links, count = Links(proto.graph), 0
     for node in links.nodes:
         if node.op_type == "Dropout":  # nothing where the mode is off, or the ratio 0
-            said = [links.constants[name] for name in node.input[1:3] if name in links.constants]
-            count += bool("".join(node.input[2:])) and all(to_array(tensor).any() for tensor in said)
+            sizes = [links.constants[name] for name in node.input[1:3] if name in links.constants]
+            count += bool("".join(node.input[2:])) and all(to_array(tensor).any() for tensor in sizes)
         else:
             count += node.op_type in _RANDOM
     return count
@@ -118,10 +118,10 @@ def _difference(before: ModelProto, after: ModelProto) -> str:
         except Exception:  # it has no such operator, or the made-up inputs don't fit: nothing to compare with
             return ""
         try:
-            found = ReferenceEvaluator(whole_copy(after)).run(None, feed)
+            actual = ReferenceEvaluator(whole_copy(after)).run(None, feed)
         except Exception as error:
             return f"it doesn't run any more ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-    for value, old, new in zip(before.graph.output, expected, found):
+    for value, old, new in zip(before.graph.output, expected, actual):
         if not _equal(old, new):
             return f"its output {value.name!r} has other values on made-up inputs"
     return ""

@@ -54,17 +54,17 @@ def widen(proto: ModelProto) -> ModelProto:
                 f"an FP16 or BF16 model with control flow ({node.op_type} {node.name!r}) can't be run on the CPU; "
                 "compare the engine's outputs on a GPU instead"
             )
-        read = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
+        source = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
         cast = _cast_to(node)
         _widen_attributes(node)
         nodes.append(node)
         for index, name in enumerate(node.output):
-            made = cast or types.get(name, read)  # without an inferred type: what goes in comes out
-            if name and made in _HALVES:
-                types[name] = made
+            target = cast or types.get(name, source)  # without an inferred type: what goes in comes out
+            if name and target in _HALVES:
+                types[name] = target
                 exact, short = f"{name}{EXACT}", f"{name}/rounded"
                 node.output[index] = exact
-                nodes.append(helper.make_node("Cast", [exact], [short], to=made))
+                nodes.append(helper.make_node("Cast", [exact], [short], to=target))
                 nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
     del graph.node[:]
     graph.node.extend(nodes)
@@ -81,8 +81,8 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
         return proto, {}
     types = _types(proto)
-    made = _with_fp32_constants(proto)
-    graph = made.graph
+    typed = _with_fp32_constants(proto)
+    graph = typed.graph
     renamed = {value.name: f"{value.name}/fp32" for value in graph.input if types[value.name] in _HALVES}
     ends = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     nodes: list[onnx.NodeProto] = [
@@ -110,7 +110,7 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     ]
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
-    return made, islands
+    return typed, islands
 
 
 def _types(proto: ModelProto) -> dict[str, int]:

@@ -83,7 +83,13 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
         named = {size for size in info.shape if isinstance(size, str) and size.lower().startswith("batch")}
         if (axis := _only(info.shape, named)) is not None:
             known[name] = axis
-    if not known and any(info.open_axes[:2] == (0, 1) and len(info.shape) < 4 for info in inputs.values()):
+    unlike = (
+        len({0 in info.open_axes for info in inputs.values()}) > 1
+    )  # a graph's edges, 2 × edges beside nodes × values
+    if not known and any(
+        len(info.shape) < 4 and (info.open_axes[:2] == (0, 1) or (unlike and info.open_axes))
+        for info in inputs.values()
+    ):
         kept = kept_apart(proto, inputs) or {}
         if any(0 in inputs[name].open_axes and 0 not in axes for name, axes in kept.items()):
             known = {name: axes[0] if axes else None for name, axes in kept.items() if len(axes) < 2}

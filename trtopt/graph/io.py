@@ -225,8 +225,8 @@ def external_files(proto: ModelProto, path: Path) -> list[Path]:
     Raises:
         InvalidModel: a reference that `load_model` would refuse.
     """
-    stored = [tensor for tensor in all_tensors(proto.graph) if tensor.data_location == TensorProto.EXTERNAL]
-    return sorted({_external_place(tensor, path, str(path))[0] for tensor in stored})
+    external = [tensor for tensor in all_tensors(proto.graph) if tensor.data_location == TensorProto.EXTERNAL]
+    return sorted({_external_place(tensor, path, str(path))[0] for tensor in external})
 
 
 def named_weights(path: Path) -> dict[str, Path]:
@@ -236,8 +236,8 @@ def named_weights(path: Path) -> dict[str, Path]:
         InvalidModel: a reference that `load_model` would refuse.
     """
     tensors = all_tensors(onnx.load(path, load_external_data=False).graph)
-    stored = [tensor.external_data for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
-    places = {entry.value for entries in stored for entry in entries if entry.key == "location"}
+    references = [tensor.external_data for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
+    places = {entry.value for entries in references for entry in entries if entry.key == "location"}
     return {place: external_file(path, place) for place in sorted(places)}
 
 
@@ -249,9 +249,9 @@ def _external_place(tensor: TensorProto, model: Path, what: str) -> tuple[Path, 
     except ValueError:
         offset = length = -1
     if offset < 0 or length < 0:
-        shown = {key: value[:80] for key, value in entries.items()}
+        reference = {key: value[:80] for key, value in entries.items()}
         raise InvalidModel(
-            f"{what}: the weight {tensor.name!r} has a bad external data reference {shown}; a file name "
+            f"{what}: the weight {tensor.name!r} has a bad external data reference {reference}; a file name "
             "beside the model, an offset and a length are needed: export it again"
         )
     try:
@@ -284,10 +284,10 @@ def external_file(model: Path, location: str) -> Path:
     Raises:
         InvalidModel: it lies elsewhere, doesn't exist or is no file.
     """
-    shown = location if len(location) <= 200 else f"{location[:200]}…"
+    reference = location if len(location) <= 200 else f"{location[:200]}…"
     if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise InvalidModel(
-            f"bad external data reference {shown!r}; a file name beside the model is needed: export it again"
+            f"bad external data reference {reference!r}; a file name beside the model is needed: export it again"
         )
     try:
         file = (model.parent / location).resolve()
@@ -295,15 +295,15 @@ def external_file(model: Path, location: str) -> Path:
         there = file.is_file()
     except (OSError, RuntimeError) as error:  # a name too long, links in a circle
         reason = error.strerror if isinstance(error, OSError) else "its links go in a circle"
-        raise InvalidModel(f"its external data {shown} can't be read: {reason}") from error
-    allowed = os.environ.get(ALLOW_EXTERNAL, "")
-    folders += [Path(folder).resolve() for folder in allowed.split(os.pathsep) if folder]
+        raise InvalidModel(f"its external data {reference} can't be read: {reason}") from error
+    extra = os.environ.get(ALLOW_EXTERNAL, "")
+    folders += [Path(folder).resolve() for folder in extra.split(os.pathsep) if folder]
     if not any(file.is_relative_to(folder) for folder in folders):
         raise InvalidModel(
-            f"its external data {shown} is a link to {file}, outside the model's folder: copy it there, or, if you trust "
+            f"its external data {reference} is a link to {file}, outside the model's folder: copy it there, or, if you trust "
             f"the model, allow that folder: {ALLOW_EXTERNAL}={file.parent}"
         )
     if not there:
         state = "is no file" if file.exists() else "is missing"
-        raise InvalidModel(f"its external data file {shown} {state}: copy it beside the model, to {file}")
+        raise InvalidModel(f"its external data file {reference} {state}: copy it beside the model, to {file}")
     return file

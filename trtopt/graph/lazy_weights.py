@@ -126,15 +126,15 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
         InvalidModel: the file isn't what it was when the model was read.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    path, left = Path(entries["location"]), int(entries["length"])
-    buffer = memoryview(bytearray(min(_CHUNK, left)))
+    path, remaining = Path(entries["location"]), int(entries["length"])
+    buffer = memoryview(bytearray(min(_CHUNK, remaining)))
     with _changing(path), path.open("rb", buffering=0) as file:
         file.seek(int(entries["offset"]))
-        while left:
-            if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:left])):
+        while remaining:
+            if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:remaining])):
                 raise OSError("another file")
             yield buffer[:size]
-            left -= size
+            remaining -= size
 
 
 def write_at(weights: Sequence[tuple[TensorProto, int]], target: BinaryIO) -> None:
@@ -150,6 +150,7 @@ def write_at(weights: Sequence[tuple[TensorProto, int]], target: BinaryIO) -> No
     for tensor, place in weights:
         target.seek(place)  # and writes what is buffered
         if not _sent(tensor, target.fileno()):
+            target.seek(place)
             target.writelines(chunks(tensor))
 
 
@@ -158,18 +159,18 @@ def _sent(tensor: TensorProto, target: int) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    path, offset, left = entries["location"], int(entries["offset"]), int(entries["length"])
+    path, offset, remaining = entries["location"], int(entries["offset"]), int(entries["length"])
     with _changing(path):
         source = os.open(path, os.O_RDONLY)
     try:
-        while left:
+        while remaining:
             with _changing(path):
                 if _stamp(os.fstat(source)) != entries[_STAMP]:
                     raise OSError("another file")
-            sent = os.sendfile(target, source, offset, left)
+            sent = os.sendfile(target, source, offset, remaining)
             if not sent:
                 raise OSError(errno.EINVAL, "nothing was copied")
-            offset, left = offset + sent, left - sent
+            offset, remaining = offset + sent, remaining - sent
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise

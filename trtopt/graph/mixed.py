@@ -189,6 +189,14 @@ class _Sizes:
         elif op in _RESIZING:
             result = self._shape(node.output[0])
             yield from (size for size, other in zip(first, result) if size != other)
+        elif op == "GatherND":
+            start = attribute(node, "batch_dims", 0)
+            yield from first[start : start + shapes[1][-1]]
+        elif op == "ScatterND":
+            yield from (*first[: shapes[1][-1]], *shapes[1][:-1])
+        elif op == "ScatterElements":
+            axis = attribute(node, "axis", 0)
+            yield from (first[axis], shapes[1][axis])
         elif op == "CumSum":
             (axis,) = self._numbers(node.input[1])
             yield first[axis]

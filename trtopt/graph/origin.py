@@ -59,12 +59,12 @@ class Origins:
         One that names nothing of the graph gets what TensorRT's builder most often fails on, where the model has that.
         """
         words = {word.rstrip(".") for word in re.findall(r"[^\s\"'`()\[\]{},;:]+", text)}
-        named = [node for name, node in self._nodes.items() if name in words]
-        origins = [f"{node.name} {origin}" for node in named if (origin := self.of(node.name))]
+        nodes = [node for name, node in self._nodes.items() if name in words]
+        origins = [f"{node.name} {origin}" for node in nodes if (origin := self.of(node.name))]
         if origins:
             return f"{text} (in the model: {'; '.join(origins[:4])})"
         flow = [node for node in self._nodes.values() if any(subgraphs(node))]
-        if named or not flow:
+        if nodes or not flow:
             return text
         some = first_of(
             f"{node.op_type} that {it}" if (it := self.of(node.name)) else node_label(node) for node in flow

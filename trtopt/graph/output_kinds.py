@@ -56,8 +56,8 @@ def parse(given: Given) -> dict[str, Kind]:
     return kinds
 
 
-def _meant(before: str, word: str, known: Iterable[str], after: str = "") -> str:
-    close = difflib.get_close_matches(word, map(str, known), 1, 0.5)
+def _meant(before: str, word: str, names: Iterable[str], after: str = "") -> str:
+    close = difflib.get_close_matches(word, map(str, names), 1, 0.5)
     return f"; did you mean {before}{close[0]}{after}?" if close else ""
 
 
@@ -67,14 +67,14 @@ def stated(given: Given, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     Raises:
         UsageError: as `parse`; or a name that is no output, or a kind that an output's shape doesn't allow.
     """
-    kinds, known = parse(given), {info.name: info for info in outputs}
+    kinds, infos = parse(given), {info.name: info for info in outputs}
     for name, kind in kinds.items():
-        if name not in known:
+        if name not in infos:
             raise UsageError(
-                f"`output_kind=['{name}={kind}']`: there is no output {name!r}; there is {', '.join(known)}"
-                + _meant("", name, known, f"={kind}")
+                f"`output_kind=['{name}={kind}']`: there is no output {name!r}; there is {', '.join(infos)}"
+                + _meant("", name, infos, f"={kind}")
             )
-        output, (least, needed) = known[name], _LEAST_AXES.get(kind, (0, ""))
+        output, (least, needed) = infos[name], _LEAST_AXES.get(kind, (0, ""))
         fits = len(output.shape) >= least or (kind is Kind.TOKENS and not _floating(output))
         if output.shape and not fits:
             raise UsageError(
@@ -266,8 +266,8 @@ class _Graph:
         if end.op == "norm" or _says(name, _EMBEDDING_WORDS):
             return Kind.EMBEDDING
         if end.op == "linear":
-            named = _says(name, _CLASS_WORDS)
-            return Kind.EMBEDDING if _embedding_width(shape[-1]) and not named else Kind.TOKENS
+            of_classes = _says(name, _CLASS_WORDS)
+            return Kind.EMBEDDING if _embedding_width(shape[-1]) and not of_classes else Kind.TOKENS
         return Kind.OTHER
 
     def _image(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
@@ -300,8 +300,8 @@ class _Graph:
         """False where both sizes are known and the output's is no larger."""
         assert end.node is not None
         before, after = (self.shapes.get(name, ())[2:] for name in (end.node.input[0], end.node.output[0]))
-        known = [(a, b) for a, b in zip(before, after) if isinstance(a, int) and isinstance(b, int) and min(a, b) >= 0]
-        return not known or any(b > a for a, b in known)
+        sizes = [(a, b) for a, b in zip(before, after) if isinstance(a, int) and isinstance(b, int) and min(a, b) >= 0]
+        return not sizes or any(b > a for a, b in sizes)
 
     def _detects(self, shape: tuple[int | str, ...], end: _End) -> bool:
         """Whether four coordinates, or two times two, are among what is joined on the way to the output."""

@@ -159,8 +159,10 @@ def node_reads(node: NodeProto) -> list[str]:
     for body in subgraphs(node):
         own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
         own |= {name for inner in body.node for name in inner.output}
-        wanted = [name for inner in body.node for name in node_reads(inner)] + [value.name for value in body.output]
-        names += [name for name in wanted if name not in own]
+        inner_reads = [name for inner in body.node for name in node_reads(inner)] + [
+            value.name for value in body.output
+        ]
+        names += [name for name in inner_reads if name not in own]
     return names
 
 
@@ -283,18 +285,18 @@ def to_array(tensor: TensorProto) -> NDArray[Any]:
 
 def name_nodes(proto: ModelProto) -> None:
     """Give nodes without a name one that is made from what they give."""
-    taken = {node.name for node in all_nodes(proto.graph)}
+    names = {node.name for node in all_nodes(proto.graph)}
     for node in all_nodes(proto.graph):
         if not node.name:
-            node.name = unique(f"{node.op_type}_{next(iter(node.output), '')}", taken)
+            node.name = unique(f"{node.op_type}_{next(iter(node.output), '')}", names)
 
 
-def unique(wished: str, taken: set[str]) -> str:
+def unique(wished: str, names: set[str]) -> str:
     """A name, or that name with a number where it is taken; from now on it is."""
     name, number = wished, 1
-    while name in taken:
+    while name in names:
         name, number = f"{wished}_{number}", number + 1
-    taken.add(name)
+    names.add(name)
     return name
 
 

@@ -68,7 +68,7 @@ def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str
             read_last.setdefault(name, number)
     segments = []
     for number, part in enumerate(parts):
-        made = {name for node in part for name in node.output if name}
+        results = {name for node in part for name in node.output if name}
         model = ModelProto(ir_version=proto.ir_version)
         model.opset_import.extend(proto.opset_import)
         model.functions.extend(proto.functions)
@@ -78,16 +78,16 @@ def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str
             added = model.graph.node.add()
             added.CopyFrom(node)
             for name in dict.fromkeys(node_reads(node)):
-                if name not in made and name not in weights:
+                if name not in results and name not in weights:
                     inputs[name] = _described(types, name)
             for index, name in enumerate(node.input):
                 if alias := renamed.get((node.name, index)):
                     added.input[index] = alias
                     inputs[alias] = _described(types, name, alias)
-        read = {name for node in model.graph.node for name in node_reads(node)}
-        model.graph.initializer.extend(tensor for name, tensor in weights.items() if name in read)
-        model.graph.input.extend(value for name, value in inputs.items() if name in read)
-        outputs = [name for name in sorted(made) if read_last.get(name, -1) > number]
+        reads = {name for node in model.graph.node for name in node_reads(node)}
+        model.graph.initializer.extend(tensor for name, tensor in weights.items() if name in reads)
+        model.graph.input.extend(value for name, value in inputs.items() if name in reads)
+        outputs = [name for name in sorted(results) if read_last.get(name, -1) > number]
         model.graph.output.extend(_described(types, name) for name in outputs)
         if outputs:
             segments.append(Segment(model, tuple(value.name for value in model.graph.input), tuple(outputs)))
@@ -106,26 +106,26 @@ def joined(segments: Sequence[Segment], outputs: Collection[str], aliases: Mappi
     model.functions.extend(segments[0].proto.functions)
     model.graph.name = segments[0].proto.graph.name
     inputs: dict[str, ValueInfoProto] = {}
-    given: dict[str, ValueInfoProto] = {}
+    results: dict[str, ValueInfoProto] = {}
     weights: dict[str, TensorProto] = {}
-    made: set[str] = set()
+    produced: set[str] = set()
     for segment in segments:
         graph = segment.proto.graph
         for value in graph.input:
             source = aliases.get(value.name)
-            if source in made and value.name not in made:
+            if source in produced and value.name not in produced:
                 model.graph.node.add(op_type="Identity", name=value.name, input=[source], output=[value.name])
-                made.add(value.name)
-            elif value.name not in made:
+                produced.add(value.name)
+            elif value.name not in produced:
                 inputs[value.name] = value
         model.graph.node.extend(graph.node)
         weights |= {tensor.name: tensor for tensor in graph.initializer}
-        made |= {name for node in graph.node for name in node.output if name}
-        given |= {value.name: value for value in graph.output if value.name in outputs}
+        produced |= {name for node in graph.node for name in node.output if name}
+        results |= {value.name: value for value in graph.output if value.name in outputs}
     model.graph.initializer.extend(weights.values())
     model.graph.input.extend(inputs.values())
-    model.graph.output.extend(given.values())
-    return Segment(model, tuple(inputs), tuple(given))
+    model.graph.output.extend(results.values())
+    return Segment(model, tuple(inputs), tuple(results))
 
 
 def _described(types: Mapping[str, ValueInfoProto], name: str, alias: str = "") -> ValueInfoProto:

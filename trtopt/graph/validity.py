@@ -192,13 +192,13 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
     known = outer | defined | producer.keys()
     needs: list[set[int]] = []
     for node in graph.node:
-        read = node_reads(node)
-        for name in read:
+        reads = node_reads(node)
+        for name in reads:
             if name not in known:
                 raise InvalidModel(
                     f"{what}: {node_label(node)} reads the tensor {name!r}, which no node, input or initializer defines"
                 )
-        needs.append({producer[name] for name in read if name in producer})
+        needs.append({producer[name] for name in reads if name in producer})
     for value in graph.output:
         if value.name not in known:
             raise InvalidModel(f"{what}: the output {value.name!r} is computed by no node")
@@ -265,9 +265,9 @@ def _complete_outputs(light: ModelProto) -> None:
     if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
         return
     inferred = _inferred(light)
-    for value, found in zip(light.graph.output, inferred.graph.output):
+    for value, typed in zip(light.graph.output, inferred.graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            value.CopyFrom(found)
+            value.CopyFrom(typed)
             value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
 
 

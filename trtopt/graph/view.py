@@ -41,7 +41,7 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
     model = read_ir(proto)
     for tensor in filter(is_lazy, proto.graph.initializer):
         model.graph.initializers[tensor.name].const_value = _LazyWeight(tensor)
-    _infer(model, proto)
+    infer_into(model, proto)
     return model
 
 
@@ -62,15 +62,15 @@ def read_ir(proto: onnx.ModelProto) -> ir.Model:
         ) from error
 
 
-def _infer(model: ir.Model, proto: onnx.ModelProto) -> None:
+def infer_into(model: ir.Model, proto: onnx.ModelProto) -> None:
     """Best effort (validity is `validity`'s business): without a shape passes stay conservative."""
     try:
         with quiet():
             inferred = ir.from_proto(infer_shapes(proto))
     except Exception:  # ONNX's inference raises whatever its operators do
         return
-    for graph, known in zip(model.graphs(), inferred.graphs()):
-        values = ir.convenience.create_value_mapping(known)
+    for graph, typed in zip(model.graphs(), inferred.graphs()):
+        values = ir.convenience.create_value_mapping(typed)
         for name, value in ir.convenience.create_value_mapping(graph).items():
             if name in values and not value.is_initializer():
                 value.type = values[name].type or value.type
@@ -114,8 +114,8 @@ def _slots(domain: str, op: str, opset: int, inputs: int, outputs: int) -> Slots
     def names(formal: Sequence[Any], count: int) -> tuple[str, ...]:  # the last one may stand for any number
         return tuple(formal[min(index, len(formal) - 1)].type_str for index in range(count if formal else 0))
 
-    allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
-    return Slots(names(schema.inputs, inputs), names(schema.outputs, outputs), allowed)
+    types = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
+    return Slots(names(schema.inputs, inputs), names(schema.outputs, outputs), types)
 
 
 def slots(node: ir.Node, opset: int) -> Slots | None:

@@ -59,8 +59,8 @@ def shapes_at(proto: ModelProto, sizes: Mapping[str, int], other: int) -> dict[s
     for graph in all_graphs(infer_shapes(light).graph):
         for value in (*graph.input, *graph.value_info, *graph.output):
             tensor = value.type.tensor_type
-            known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
-            if known and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
+            fixed = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+            if fixed and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
                 shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     return shapes
 

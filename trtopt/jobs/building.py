@@ -40,15 +40,15 @@ def examine(builds: Sequence[tuple[str, BuildRequest]], here: bool) -> tuple[str
     Raises:
         UnsupportedRequest: every reason, with the jobs that it holds for.
     """
-    refused: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for name, request in builds:
         if why := _refused(request, here):
-            refused.setdefault(why, []).append(name)
-    if refused:
-        told = [f"{first_of(names)}: {why}" for why, names in refused.items()]
+            names_by_reason.setdefault(why, []).append(name)
+    if names_by_reason:
+        lines = [f"{first_of(names)}: {why}" for why, names in names_by_reason.items()]
         raise UnsupportedRequest(
             "jobs of the list can't be built " + ("on this machine" if here else "anywhere"),
-            told,
+            lines,
             "nothing was started" + ("; with `ray=` they are built where Ray has what they need" if here else ""),
         )
     return tuple(device.name for device in probe().devices)
@@ -113,11 +113,11 @@ def parcel(request: BuildRequest) -> Parcel:
     Raises:
         UsageError: a file isn't there.
     """
-    named = {name: getattr(request, name) for name in _READ}
+    files = {name: getattr(request, name) for name in _READ}
     plan = Path(request.output)
     both = [plan, manifest_path(plan)]
     return Parcel(
-        {name: _content([existing_file(path, f"`{name}=`")]) for name, path in named.items() if path is not None},
+        {name: _content([existing_file(path, f"`{name}=`")]) for name, path in files.items() if path is not None},
         _content(both) if all(path.is_file() for path in both) else {},
     )
 
@@ -141,9 +141,9 @@ def sample_files(path: Path) -> Files:
     """A folder of images or arrays, or one file."""
     if path.is_file():
         return _content([path])
-    wanted = {*EXTENSIONS, ".npy", ".npz"}
-    found = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix.lower() in wanted)
-    return _content(found, path)
+    suffixes = {*EXTENSIONS, ".npy", ".npz"}
+    files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix.lower() in suffixes)
+    return _content(files, path)
 
 
 def build_sent(request: BuildRequest, model: Files, samples: Files | None, small: Parcel) -> dict[str, Any]:

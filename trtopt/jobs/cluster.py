@@ -115,10 +115,10 @@ class Cluster:
         if self._device is None:
             return None
         try:
-            found: Mapping[str, str] = self._ray.get(self._identity.remote(self._device))
+            answer: Mapping[str, str] = self._ray.get(self._identity.remote(self._device))
         except Exception as error:
             raise self._ours(error) from None
-        return found
+        return answer
 
     def stages(self, part: Samples, passes: int) -> bool:
         return True
@@ -150,14 +150,14 @@ class Cluster:
         result: Future[dict[str, Any]] = Future()
         self._pending[result] = reference
 
-        def arrived(found: Future[Any]) -> None:
+        def arrived(future: Future[Any]) -> None:
             self._pending.pop(result, None)
-            error = found.exception()
+            error = future.exception()
             if error is not None:
                 result.set_exception(self._ours(error))
             else:
-                self._memory.measured(measured, found.result()["peak"])
-                result.set_result(found.result())
+                self._memory.measured(measured, future.result()["peak"])
+                result.set_result(future.result())
 
         reference.future().add_done_callback(arrived)
         return result
@@ -170,8 +170,8 @@ class Cluster:
         Raises:
             BackendError: the cluster has no such resource, or no GPU where a build needs one.
         """
-        wanted = dict.fromkeys(job.resource for job in jobs)
-        if absent := [name for name in wanted if name and not self._there.get(name)]:
+        resources = dict.fromkeys(job.resource for job in jobs)
+        if absent := [name for name in resources if name and not self._there.get(name)]:
             own = ("CPU", "GPU", "memory", "object_store_memory")
             there = sorted(name for name in self._there if name not in own and not name.startswith("node:"))
             raise BackendError(
@@ -187,7 +187,7 @@ class Cluster:
         def takes(resource: str, job: BuildJob) -> bool:
             return job.resource == resource
 
-        return [Lane(partial(takes, name), self.build) for name in wanted for _ in range(self.slots)]
+        return [Lane(partial(takes, name), self.build) for name in resources for _ in range(self.slots)]
 
     def _gpus_for(self, job: BuildJob) -> int:
         """How many GPUs a build takes: TensorRT-RTX needs none, and gets the one of a kind that the list names."""
@@ -202,12 +202,12 @@ class Cluster:
         call = self._build.options(
             num_gpus=self._gpus_for(job), resources={job.resource: _TRACE} if job.resource else None
         )
-        asked = replace(request, model=str(request.model))
-        return self._future(call.remote(asked, model, samples, parcel(request)), job.name)
+        remote_request = replace(request, model=str(request.model))
+        return self._future(call.remote(remote_request, model, samples, parcel(request)), job.name)
 
-    def _sent_once(self, path: Path, read: Callable[[Path], Mapping[str, bytes]]) -> Any:
+    def _sent_once(self, path: Path, reader: Callable[[Path], Mapping[str, bytes]]) -> Any:
         if path not in self._sent:
-            self._sent[path] = self._ray.put(read(path))
+            self._sent[path] = self._ray.put(reader(path))
         return self._sent[path]
 
     def _ours(self, error: BaseException) -> BaseException:

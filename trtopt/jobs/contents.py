@@ -48,10 +48,10 @@ def _model(path: Path) -> object:
 
 def _samples(data: DataSet) -> object:
     source = data.source
-    wanted = EXTENSIONS if data.images is not None else {".npz", ".npy"}
+    suffixes = EXTENSIONS if data.images is not None else {".npz", ".npy"}
     try:
         files = [source] if source.is_file() else sorted(source.rglob("*"))
-        digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in wanted]
+        digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in suffixes]
     except OSError as error:
         return str(error)
     prepared = None if data.preprocess is None else data.preprocess.describe()

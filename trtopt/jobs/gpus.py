@@ -39,9 +39,9 @@ class Gpus:
 
 def places(count: int) -> list[dict[str, str]]:
     """For each of so many GPUs the environment in which a process sees that one alone."""
-    given = [item.strip() for item in os.environ.get(VISIBLE, "").split(",") if item.strip()]
-    chosen = given if len(given) >= count else [str(number) for number in range(count)]
-    return [{VISIBLE: name} for name in chosen[:count]]
+    visible = [item.strip() for item in os.environ.get(VISIBLE, "").split(",") if item.strip()]
+    numbers = visible if len(visible) >= count else [str(number) for number in range(count)]
+    return [{VISIBLE: name} for name in numbers[:count]]
 
 
 def find_gpus() -> Gpus:

@@ -40,14 +40,17 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.building import GOAL
+from trtopt.autotune.goal import drop_of
+from trtopt.autotune.tuning import budget_of
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, path_in, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import keyed, options
+from trtopt.core.options import fitting, keyed, options
 from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.evaluation.limits import Limits
 from trtopt.jobs.request import JobsRequest
 from trtopt.recipes.classnames import load_classes
 
@@ -185,10 +188,10 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
                 add(build.calibration, number)
             add(build, number)
             for name in SAVED:
-                kept = getattr(build.request, name)
-                if kept is not None and saved.setdefault(kept, build.name) != build.name:
+                output = getattr(build.request, name)
+                if output is not None and saved.setdefault(output, build.name) != build.name:
                     raise UsageError(
-                        f"{where}: [[job]] {number}: {name} = {str(kept)!r} is written by {saved[kept]}, too: give another"
+                        f"{where}: [[job]] {number}: {name} = {str(output)!r} is written by {saved[output]}, too: give another"
                     )
     return tuple(sorted(jobs.values(), key=lambda job: order[job.name]))
 
@@ -201,25 +204,25 @@ def in_list(text: str) -> str:
 def _named_models(entry: Mapping[str, Any], root: Path, where: str) -> tuple[str | None, list[Path]]:
     """What names the jobs instead of their models, if anything, and the models."""
     models = [path for text in _texts(entry, "model", where) for path in _models(text, root, where)]
-    named = entry.get("name")
-    if named is not None and not re.fullmatch(r"[\w.+-]+", _text(named, f"{where}: name")):
+    name = entry.get("name")
+    if name is not None and not re.fullmatch(r"[\w.+-]+", _text(name, f"{where}: name")):
         raise UsageError(
-            f"{where}: name is {named!r}; letters, digits and . _ + - are allowed, as files are named by it"
+            f"{where}: name is {name!r}; letters, digits and . _ + - are allowed, as files are named by it"
         )
-    if named is not None and len(models) > 1:
+    if name is not None and len(models) > 1:
         raise UsageError(
             f"{where}: name is for one model; here are {len(models)}: give each its [[job]], or drop the name"
         )
-    return named, models
+    return name, models
 
 
 def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, device: str, where: str) -> list[Job]:
-    if meant := [
+    if build_options := [
         name for name in _table(entry, where) if name not in _JOB and name in (*_BUILD, *options(BuildRequest))
     ]:
-        raise UsageError(f'{where}: {meant[0]} is said of engines: add kind = "build"')
+        raise UsageError(f'{where}: {build_options[0]} is said of engines: add kind = "build"')
     _table(entry, where, _JOB)
-    named, models = _named_models(entry, root, where)
+    base_name, models = _named_models(entry, root, where)
     methods = _texts(entry, "method", where) if "method" in entry else ["auto"]
     for method in methods:
         choice(method, METHODS, f"{where}: method")
@@ -228,15 +231,15 @@ def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, dev
         _ = [Override.parse(text) for text in overrides]
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    found = []
+    jobs = []
     for model in models:
-        for chosen in _texts(entry, "data", where):
-            source = _known(chosen, data, where)
+        for source_name in _texts(entry, "data", where):
+            source = _known(source_name, data, where)
             for method in methods:
-                name = f"{named or model.stem}.{chosen}.{method}"
+                name = f"{base_name or model.stem}.{source_name}.{method}"
                 table = _path(f"{name}.calib.json", folder, f"{where}: the table's name")
-                found.append(Job(name, model, source, method, overrides, table, device))
-    return found
+                jobs.append(Job(name, model, source, method, overrides, table, device))
+    return jobs
 
 
 def _known(name: str, data: Mapping[str, DataSet], where: str) -> DataSet:
@@ -259,9 +262,9 @@ def _builds(
     jobs: Mapping[str, Job | BuildJob],
     where: str,
 ) -> list[BuildJob]:
-    given = _options(entry, root, where)
-    named, models = _named_models(entry, root, where)
-    best = given.get("best", False)
+    defaults = _options(entry, root, where)
+    base_name, models = _named_models(entry, root, where)
+    best = defaults.get("best", False)
     if not best and "precision" not in entry:
         raise UsageError(f"{where}: lacks precision, one or several of {', '.join(PRECISIONS)}; or write best = true")
     precisions = _texts(entry, "precision", where) if "precision" in entry else ["best"]
@@ -271,46 +274,52 @@ def _builds(
     targets = _texts(entry, "target", where) if "target" in entry else [""]
     resources = _texts(entry, "resource", where) if "resource" in entry else [""]
     source = _known(_text(entry["data"], f"{where}: data"), data, where) if "data" in entry else None
-    if source is not None and (twice := [name for name in _BY_DATA if name in given]):
+    if source is not None and (twice := [name for name in _BY_DATA if name in defaults]):
         raise UsageError(f"{where}: {twice[0]} belongs into [data.{source.name}]")
     if (count := len(models) * len(precisions) * len(targets) * len(resources)) > 1:
         for name in SAVED:
-            if name in given:
+            if name in defaults:
                 raise UsageError(f"{where}: {name} is one file, and here are {count} engines: give each its [[job]]")
-    found = []
+    builds = []
     for model, precision, target, resource in product(models, precisions, targets, resources):
         try:
             compiled = "-".join(f"sm{number}" for number in parse_targets(target)) if target else ""
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
         kind = re.sub(r"[^\w.+-]", "_", resource.rpartition(":")[2])
-        name = ".".join(filter(None, [named or model.stem, precision, compiled, kind]))
-        asked = {**given, **dict.fromkeys(PRECISIONS.get(precision, ()), True)}
-        asked |= {"target": target} if target else {}
+        name = ".".join(filter(None, [base_name or model.stem, precision, compiled, kind]))
+        arguments = {**defaults, **dict.fromkeys(PRECISIONS.get(precision, ()), True)}
+        arguments |= {"target": target} if target else {}
         quantized = best or precision.partition("+")[0] in ("int8", "fp8")
-        own = given.get("calibrator", "trtopt") == "trtopt"
+        own = defaults.get("calibrator", "trtopt") == "trtopt"
         calibration = None
-        if quantized and own and source is not None and "calib" not in given:
-            calibration = _calibration(named, model, source, given.get("method", "auto"), folder, device, jobs, where)
-            asked["calib"] = calibration.output
-        judged = best or not own or any(item in given for item in GOAL)
-        if source is not None and (judged if quantized else precision != "fp32"):
-            asked |= {item: getattr(source, item) for item in ("images", "data", "preprocess", "limit")}
-        request = BuildRequest(model, _path(f"{name}.engine", engines, f"{where}: the engine's name"), **asked)
+        if quantized and own and source is not None and "calib" not in defaults:
+            calibration = _calibration(
+                base_name, model, source, defaults.get("method", "auto"), folder, device, jobs, where
+            )
+            arguments["calib"] = calibration.output
+        criteria = best or not own or any(item in defaults for item in GOAL)
+        if source is not None and (criteria if quantized else precision != "fp32"):
+            arguments |= {item: getattr(source, item) for item in ("images", "data", "preprocess", "limit")}
+        request = BuildRequest(model, _path(f"{name}.engine", engines, f"{where}: the engine's name"), **arguments)
         try:
+            request = fitting(request)
             spec_of(request)
+            Limits.of(request.min_agreement, request.min_snr)
+            drop_of(request.max_drop)
+            budget_of(request.budget)
         except UsageError as error:
             raise UsageError(f"{where}: {in_list(str(error))}") from None
-        found.append(BuildJob(name, request, precision, source, calibration, resource, given.get("device")))
+        builds.append(BuildJob(name, request, precision, source, calibration, resource, defaults.get("device")))
     if source is not None and not any(
-        job.calibration or job.request.images or job.request.data is not None for job in found
+        job.calibration or job.request.images or job.request.data is not None for job in builds
     ):
         raise UsageError(f"{where}: none of these engines needs data: drop it")
-    return found
+    return builds
 
 
 def _calibration(
-    named: str | None,
+    base_name: str | None,
     model: Path,
     data: DataSet,
     method: str,
@@ -320,7 +329,7 @@ def _calibration(
     where: str,
 ) -> Job:
     """The list's own job that makes the table, or a new one."""
-    names = [f"{base}.{data.name}.{method}" for base in (named, model.stem) if base]
+    names = [f"{base}.{data.name}.{method}" for base in (base_name, model.stem) if base]
     for name in names:
         job = jobs.get(name)
         if isinstance(job, Job) and job.model == model:
@@ -331,7 +340,7 @@ def _calibration(
 
 def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]:
     """What an entry says of its builds, by the names of `BuildRequest`, each of the kind that this takes."""
-    there, found = options(BuildRequest), dict[str, Any]()
+    there, values = options(BuildRequest), dict[str, Any]()
     own = ("model", "output", "data", "target", "reporter", *_FLAGS)
     for name in _FLAGS:
         if name in entry:
@@ -340,44 +349,51 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
         raise UsageError(
             f"{where}: output: engines are named by their jobs, in the folder that the list's engines says"
         )
-    allowed = [*_BUILD, *(name for name in there if name not in own), "target"]
+    names = [*_BUILD, *(name for name in there if name not in own), "target"]
     for name, value in entry.items():
-        if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(allowed)}"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
             raise UsageError(f"{where}: unknown key {name}; {hint}")
         if name in _BUILD or name == "target":
             continue
         field, about = there[name]
         at, typed = f"{where}: {name}", about.typed or type(field.default)
         if name in ("preprocess", "classes"):
-            known = value in PRESETS if name == "preprocess" else str(value).startswith(("imagenet", "package:"))
-            value = _path(value, root, at) if isinstance(value, str) and not known else value
+            _kind(
+                value,
+                (str, dict) if name == "preprocess" else (str, list),
+                "a text or a table" if name == "preprocess" else "a text or a list",
+                at,
+            )
+            if isinstance(value, str):
+                special = value in PRESETS if name == "preprocess" else value.startswith(("imagenet", "package:"))
+                value = value if special else _path(value, root, at)
             try:
-                found[name] = Preprocess.load(value) if name == "preprocess" else load_classes(value)
+                values[name] = Preprocess.load(value) if name == "preprocess" else load_classes(value)
             except UsageError as error:
                 raise UsageError(f"{at}: {error}") from None
         elif field.default == ():
-            found[name] = value if isinstance(value, dict) and name == "output_kind" else _texts(entry, name, where)
+            values[name] = value if isinstance(value, dict) and name == "output_kind" else _texts(entry, name, where)
         elif typed is Path:
-            found[name] = _path(value, root, at)
+            values[name] = _path(value, root, at)
         elif typed is bool:
-            found[name] = _kind(value, (bool,), "true or false", at)
+            values[name] = _kind(value, (bool,), "true or false", at)
         elif typed is int:
-            found[name] = _kind(value, (int,), "a whole number", at)
+            values[name] = _kind(value, (int,), "a whole number", at)
         elif typed is float:
-            found[name] = _kind(value, (int, float), "a number", at)
+            values[name] = _kind(value, (int, float), "a number", at)
         elif about.unit or name in (
             "max_drop",
             "min_agreement",
             "budget",
         ):  # "2GiB", "0.5%", "10min", or the bare number
-            found[name] = _kind(value, (str, int, float), "a text or a number", at)
+            values[name] = _kind(value, (str, int, float), "a text or a number", at)
         else:
-            found[name] = _text(value, at)
-    if "method" in found:
-        choice(found["method"], METHODS, f"{where}: method")
-    return found
+            values[name] = _text(value, at)
+    if "method" in values:
+        choice(values["method"], METHODS, f"{where}: method")
+    return values
 
 
 def _kind(value: Any, kinds: Sequence[type], what: str, where: str) -> Any:
@@ -392,12 +408,12 @@ def _models(text: str, root: Path, where: str) -> list[Path]:
         return [path]  # whether it exists is that job's own affair: one failure never stops the rest
     start = Path(text).anchor or root
     try:
-        found = sorted(path for path in Path(start).glob(text.removeprefix(Path(text).anchor)) if path.is_file())
+        paths = sorted(path for path in Path(start).glob(text.removeprefix(Path(text).anchor)) if path.is_file())
     except (ValueError, OSError, re.error) as error:
         raise UsageError(f"{where}: the model {text!r} isn't a pattern that can be searched for: {error}") from None
-    if not found:
+    if not paths:
         raise UsageError(f"{where}: no file fits the model {text!r}")
-    return found
+    return paths
 
 
 def _data_set(name: str, value: Any, root: Path, where: str) -> DataSet:

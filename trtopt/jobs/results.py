@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trtopt.core.documents import converted
+from trtopt.core.documents import AnyText, Count, Duration, Name, converted
 from trtopt.jobs.joblist import BuildJob, Job
 
 STATES = ("pending", "running", "done", "failed")
@@ -39,25 +39,25 @@ class JobResult:
         resource: of the Ray node that was to build it.
     """
 
-    name: str
+    name: Name
     state: Literal["pending", "running", "done", "failed"]
-    model: str = ""
-    data: str = ""
-    method: str = ""
-    output: str = ""
-    error: Mapping[str, str] | None = None
-    digest: str | None = None
-    samples: int = 0
-    tensors: Mapping[str, int] = field(default_factory=dict)
-    shards: int = 0
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    model: AnyText = ""
+    data: AnyText = ""
+    method: AnyText = ""
+    output: AnyText = ""
+    error: Mapping[str, AnyText] | None = None
+    digest: Name | None = None
+    samples: Count = 0
+    tensors: Mapping[Name, Count] = field(default_factory=dict)
+    shards: Count = 0
+    notes: tuple[Name, ...] = ()
+    seconds: Duration = 0.0
     cached: bool = False
     kind: Literal["calibrate", "build"] = "calibrate"
-    precision: str = ""
-    precision_summary: str = ""
-    targets: tuple[str, ...] = ()
-    resource: str = ""
+    precision: AnyText = ""
+    precision_summary: AnyText = ""
+    targets: tuple[Name, ...] = ()
+    resource: AnyText = ""
 
     @classmethod
     def of(cls, job: Job | BuildJob, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
@@ -102,8 +102,8 @@ class JobResult:
             return f"{self.error['type']}: {' '.join(self.error['message'].split())}"
         if self.kind == "build":
             return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
-        taken = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
-        return f"{sum(self.tensors.values())} tensors ({taken}) from {self.samples} samples"
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
+        return f"{sum(self.tensors.values())} tensors ({counts}) from {self.samples} samples"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.status}: {self.outcome}"

@@ -77,10 +77,10 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     building = [job for job in listed if isinstance(job, BuildJob)]
     calibrating = [job for job in listed if isinstance(job, Job)]
     check_place(building, request.ray is not None)
-    found: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     if building:
         named_requests = [(job.name, job.request) for job in building]
-        found = _asked("trtopt.jobs.building:examine", named_requests, request.ray is None)
+        devices = _asked("trtopt.jobs.building:examine", named_requests, request.ray is None)
     with ExitStack() as stack:
         state = stack.enter_context(State.locked(folder))
         pool = Pool(workers, request.threads or max(1, have // workers))
@@ -106,7 +106,7 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         else:
             engine = Local(pool, request.threads or 1, state.scratch)
         if building and request.ray is None:
-            lanes = local_lanes(pool, found, max(1, have // max(1, len(found))), stack)
+            lanes = local_lanes(pool, devices, max(1, have // max(1, len(devices))), stack)
         shared = have if request.threads is None and request.ray is None else None
         run = _Run(calibrating, building, state, pool, engine, lanes, request.shard, reporter, identity, shared)
         results = run.all()
@@ -136,10 +136,10 @@ def show_jobs(request: JobsStateRequest) -> JobsResult:
     if not (folder / "jobs").is_dir():
         raise UsageError(f"{folder} isn't the state folder of a job list; trtopt jobs run LIST.toml makes LIST.state")
     check_folder(folder)
-    kept = State(folder)
-    found, stopped = kept.jobs(), not kept.at_work()
-    found = [item | {"state": "pending"} if stopped and item.get("state") == "running" else item for item in found]
-    return JobsResult(tuple(JobResult.recorded(item, cached=True) for item in found), folder, 0, 0, 0.0)
+    state = State(folder)
+    records, stopped = state.jobs(), not state.at_work()
+    records = [item | {"state": "pending"} if stopped and item.get("state") == "running" else item for item in records]
+    return JobsResult(tuple(JobResult.recorded(item, cached=True) for item in records), folder, 0, 0, 0.0)
 
 
 class _Dropped(Exception):
@@ -293,9 +293,9 @@ class _Run:
     def _shard_size(self, data: OpenData, batch: int) -> int:
         """Samples in each shard: a multiple of the batch that models have fixed, so that their batches stay the same."""
         key = sha256_json({"data": data.described, "preprocess": data.preprocess})
-        known = self.state.shard_size(key)
-        if self.shard is None and known and known % batch == 0:
-            return known
+        recorded = self.state.shard_size(key)
+        if self.shard is None and recorded and recorded % batch == 0:
+            return recorded
         size = self.shard or min(LARGEST, max(SMALLEST, -(-len(data) // self.engine.slots)))
         size = -(-size // batch) * batch
         self.state.keep_shard_size(key, size)
@@ -305,8 +305,12 @@ class _Run:
         item.shards.append(shard)
         if shard in item.missing:  # the same content once more
             return False
-        seen = self.state.shard(item.key, shard)
-        if seen is not None and seen[0].samples == samples and seen[0].histograms.keys() == set(item.model.tensors):
+        record = self.state.shard(item.key, shard)
+        if (
+            record is not None
+            and record[0].samples == samples
+            and record[0].histograms.keys() == set(item.model.tensors)
+        ):
             self.reused += 1
             return False
         item.missing.add(shard)
@@ -317,11 +321,13 @@ class _Run:
         if self.engine.stages(part, len(users)):
             jobs = [job for item in users for job in item.jobs]
             source = await self._call(STAGE, jobs, lambda: self.engine.stage(part), partial(self.memory.need, "", 0))
-        left = {item.key for item in users}  # passes that still need the source
+        pending = {item.key for item in users}  # passes that still need the source
         for item in users:
-            self._add(item.jobs, self._observe_one(item, source, first, part.samples, name, left))
+            self._add(item.jobs, self._observe_one(item, source, first, part.samples, name, pending))
 
-    async def _observe_one(self, item: _Pass, source: Any, first: int, count: int, name: str, left: set[str]) -> None:
+    async def _observe_one(
+        self, item: _Pass, source: Any, first: int, count: int, name: str, pending: set[str]
+    ) -> None:
         model = item.model
         try:
             result = await self._call(
@@ -333,8 +339,8 @@ class _Run:
                 ),
             )
         finally:
-            left.discard(item.key)
-            if not left:
+            pending.discard(item.key)
+            if not pending:
                 self.engine.release(source)
         made_by = result.pop("versions")
         if made_by != self.versions:
@@ -390,13 +396,13 @@ class _Run:
             raise CalibrationError(f"its table wasn't made: {self.results[job.calibration.name]}")
         make_place(job.output)
         key, nbytes = f"build {job.model}", job.model.stat().st_size if job.model.is_file() else 0
-        built = await self._call(
+        result = await self._call(
             BUILD, [job], partial(lane.build, job), partial(self.memory.need, key, nbytes, unmeasured=BUILDER)
         )
-        self.memory.measured(key, built.pop("peak"))
-        if "manifest" in built:  # it was built elsewhere
-            install(job.output, built.pop("plan"), built.pop("manifest"))
-        self._record(job, "done", built)
+        self.memory.measured(key, result.pop("peak"))
+        if "manifest" in result:  # it was built elsewhere
+            install(job.output, result.pop("plan"), result.pop("manifest"))
+        self._record(job, "done", result)
 
     async def _call(
         self, priority: int, jobs: Sequence[Job | BuildJob], start: Callable[[], Future[Any]], need: Callable[[], int]
@@ -440,8 +446,8 @@ class _Run:
         engine's manifest."""
         if name not in self._keys:
             return {"kind": "build"}
-        known = self._pass_of.get(name)
-        return {"key": self._keys[name]} | ({"pass": known} if known else {})
+        pass_key = self._pass_of.get(name)
+        return {"key": self._keys[name]} | ({"pass": pass_key} if pass_key else {})
 
     def _fail(self, jobs: Iterable[Job | BuildJob], error: Exception) -> None:
         for job in jobs:

@@ -141,19 +141,19 @@ class State:
         Returns:
             Files removed. What can't be removed stays.
         """
-        left = [
+        unfinished = [
             item
             for item in self.jobs()
             if item["name"] not in jobs and item.get("state") != "done" and item.get("kind") != "build"
         ]
-        waiting = [str(item.get("pass", "")) for item in left]
+        waiting = [str(item.get("pass", "")) for item in unfinished]
         if not all([*jobs.values(), *waiting]):
             return 0
-        kept = {key[:32]: {f"{name[:32]}.json" for name in complete.get(key, ())} for key in jobs.values()}
-        kept |= {key[:32]: set[str]() for key in waiting}  # empty: all of it
+        shards = {key[:32]: {f"{name[:32]}.json" for name in complete.get(key, ())} for key in jobs.values()}
+        shards |= {key[:32]: set[str]() for key in waiting}  # empty: all of it
         removed = 0
         for folder in (self.folder / "shards").iterdir():
-            names = kept.get(folder.name)
+            names = shards.get(folder.name)
             if not folder.is_dir() or names == set():
                 continue
             for file in list(folder.iterdir()):
@@ -167,13 +167,13 @@ class State:
 
     def shard(self, pass_key: str, shard: str) -> tuple[Observation, list[Sample], float] | None:
         """A finished shard: what was observed, how its samples looked, its seconds; None if not there or damaged."""
-        found = _read(self._shard(pass_key, shard), _SHARD_FORMAT)
-        if (found.get("pass"), found.get("shard")) != (pass_key, shard):
+        document = _read(self._shard(pass_key, shard), _SHARD_FORMAT)
+        if (document.get("pass"), document.get("shard")) != (pass_key, shard):
             return None
-        observation = unpacked_observation(found)
+        observation = unpacked_observation(document)
         try:
-            samples = [_sample(item) for item in converted(found.get("looks"), list[dict[str, Any]], "looks")]
-            seconds = converted(found.get("seconds"), float, "seconds")
+            samples = [_sample(item) for item in converted(document.get("looks"), list[dict[str, Any]], "looks")]
+            seconds = converted(document.get("seconds"), float, "seconds")
         except (Damaged, KeyError, TypeError, ValueError):
             return None
         if not observation or observation.samples != len(samples):
@@ -191,12 +191,12 @@ def packed_looks(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     ]
 
 
-def packed_observation(seen: Observation) -> dict[str, Any]:
+def packed_observation(observation: Observation) -> dict[str, Any]:
     """As plain JSON, histograms compressed as in a table."""
     return {
-        "samples": seen.samples,
+        "samples": observation.samples,
         "blocks": [
-            {name: packed(item) if item.total else None for name, item in block.items()} for block in seen.blocks
+            {name: packed(item) if item.total else None for name, item in block.items()} for block in observation.blocks
         ],
     }
 

@@ -176,15 +176,17 @@ def observe_shard(
         batches = survey.watch(_read(model, shard))
         engine = None if device is None else torch_engine(model.folder, device)
         proto = graph or _graph(model.folder)
-        seen = observe(proto, model.tensors, batches, threads=threads, shard=True, engine=engine)
+        observation = observe(proto, model.tensors, batches, threads=threads, shard=True, engine=engine)
     except CalibrationError as error:
         if not shard.first:
             raise
         raise CalibrationError(f"{error} (samples counted from number {shard.first} of the data set)") from None
-    if seen.samples != shard.count:
-        raise CalibrationError(f"{seen.samples} of the {shard.count} samples of a shard were there: the data changed")
+    if observation.samples != shard.count:
+        raise CalibrationError(
+            f"{observation.samples} of the {shard.count} samples of a shard were there: the data changed"
+        )
     return {
-        **packed_observation(seen),
+        **packed_observation(observation),
         "looks": packed_looks(survey.samples),
         "seconds": round(time.monotonic() - started, 3),
         "peak": peak_memory(),
@@ -194,8 +196,8 @@ def observe_shard(
 
 def versions(engine: Mapping[str, str] | None = None) -> dict[str, str]:
     """Of what the bits of a histogram may depend on; `engine`: of what else than ONNX Runtime runs models."""
-    found = {"trtopt": __version__, "onnxruntime": ort_version("calibration")}
-    return found | dict(engine or {})
+    components = {"trtopt": __version__, "onnxruntime": ort_version("calibration")}
+    return components | dict(engine or {})
 
 
 def make_tables(
@@ -204,7 +206,7 @@ def make_tables(
     data: OpenData,
     pass_key: str,
     shards: Sequence[str],
-    wanted: Sequence[tuple[Path, str, Path]],
+    tables: Sequence[tuple[Path, str, Path]],
     unusual: bool,
 ) -> list[dict[str, Any] | TrtoptError]:
     """Merge the shards of a pass and write a table for each (model, method, output): a result or an error each.
@@ -219,18 +221,18 @@ def make_tables(
     folder, prepared = State(state), model.loaded()
     observations, survey, seconds = [], Survey(), 0.0
     for shard in shards:
-        found = folder.shard(pass_key, shard)
-        if found is None:
+        record = folder.shard(pass_key, shard)
+        if record is None:
             raise CalibrationError(f"the shard {shard[:32]} in {state} can't be read any more: run the list again")
-        observations.append(found[0])
-        survey.samples += found[1]
-        seconds += found[2]
+        observations.append(record[0])
+        survey.samples += record[1]
+        seconds += record[2]
     survey.samples = [replace(item, name=data.name(number)) for number, item in enumerate(survey.samples)]
     quality = facts(survey)
     refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
     whole = combined(prepared.proto, observations)
     probes = _probes(model, data, survey.samples)
-    examined = examine(load_model(wanted[0][0], lazy=True).proto, probes.images)
+    examined = examine(load_model(tables[0][0], lazy=True).proto, probes.images)
     quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
     ranges = half_ranges(prepared.proto, probes.feeds, whole.histograms)
 
@@ -261,7 +263,7 @@ def make_tables(
             "notes": list(data_notes(table)),
         }
 
-    return [written(*item) for item in wanted]
+    return [written(*item) for item in tables]
 
 
 def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> Survey:

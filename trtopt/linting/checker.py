@@ -197,15 +197,15 @@ def check(request: CheckRequest) -> CheckReport:
     suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
-        said = f"build makes an engine for batch {low} to {high}, tuned for {best}"
-        findings.append(Finding("info", "batch-range", "", "", said, "`shapes=` for another range"))
+        batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
+        findings.append(Finding("info", "batch-range", "", "", batches, "`shapes=` for another range"))
         suggestion = NOTHING
-    written, verified = None, None
+    output, verified = None, None
     if request.fix is not None:
         with reporter.phase("clean and compare"):
             problems, verified = _fix(loaded, folded, Path(request.fix), limit, profiles)
             findings += problems
-            written = None if any(item.level == "error" for item in problems) else Path(request.fix)
+            output = None if any(item.level == "error" for item in problems) else Path(request.fix)
     return CheckReport(
         model=name,
         findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),
@@ -215,8 +215,8 @@ def check(request: CheckRequest) -> CheckReport:
         fingerprint=fingerprint,
         folding=folding,
         parser=None if reason else str(generation),
-        fixed=written,
-        verified=verified if written else None,
+        fixed=output,
+        verified=verified if output else None,
         shapes=suggestion,
         nodes=listed(to_ir(folded), *((can.float_only, can.conv_borders) if can else ())) if request.nodes else (),
     )
@@ -260,15 +260,15 @@ def _ask(generation: trt.Generation, original: ModelProto, folded: ModelProto) -
     alike: dict[tuple[str, str], list[Issue]] = {}
     for issue in issues:  # the same reason, whatever tensors it names
         alike.setdefault((issue.op, re.sub(r"'[^']*'", "", issue.reason)), []).append(issue)
-    refused = []
+    findings = []
     for issue, *others in alike.values():
         origin = f" ({origin})" if (origin := origins.of(issue.node)) else ""
         text = f"{generation}: {issue.reason}{origin}{such([issue.node, *(other.node for other in others)])}"
-        refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
-    written = [Finding("info", "written-out", "", "", text) for text in notes.texts]
+        findings.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
+    rewrites = [Finding("info", "written-out", "", "", text) for text in notes.texts]
     text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
-    wanted = [Finding("info", "shape-input", name, "", text) for name, _ in values]
-    return [*refused, *written, *wanted], dict(values)
+    shape_inputs = [Finding("info", "shape-input", name, "", text) for name, _ in values]
+    return [*findings, *rewrites, *shape_inputs], dict(values)
 
 
 class _Texts(Reporter):
@@ -354,8 +354,8 @@ def _fix(
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
             return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True
     except (MissingDependency, ModelError) as error:
-        missing, verified = isinstance(error, MissingDependency), False
-        why, hint = (error, "") if missing else (f"the original wasn't run ({str(error)[:200]})", "give `shapes=`")
+        no_runtime, verified = isinstance(error, MissingDependency), False
+        why, hint = (error, "") if no_runtime else (f"the original wasn't run ({str(error)[:200]})", "give `shapes=`")
         text = f"the cleaned model wasn't compared: {why}"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)

@@ -261,11 +261,11 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
     for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
         for info in map(tensor_info, values):
             kind = info.dtype
-            said = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
+            label = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
             if kind in _NO_TENSORS or kind.startswith("complex"):
                 yield _said("unsupported-type", info.name, side=side, kind=kind)
-            elif said and not (kind == "uint8" and side == "input" and graph.cast_at_once(info.name)):
-                yield _said(said, info.name, code=f"{said}-{side}", side=side, kind=kind)
+            elif label and not (kind == "uint8" and side == "input" and graph.cast_at_once(info.name)):
+                yield _said(label, info.name, code=f"{label}-{side}", side=side, kind=kind)
 
 
 def _constants(graph: _Graph) -> Iterator[Finding]:

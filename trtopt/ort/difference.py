@@ -50,16 +50,16 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
     return Difference(absolute, relative, scale, output)
 
 
-def _far(expected: Any, found: Any) -> tuple[float, float, float]:
+def _far(expected: Any, actual: Any) -> tuple[float, float, float]:
     """Of one output: absolute and relative difference, and the scale."""
     if not isinstance(expected, np.ndarray) or expected.dtype.kind in "OUS":
-        gap = 0.0 if _alike(expected, found) else math.inf
+        gap = 0.0 if _alike(expected, actual) else math.inf
         return gap, gap, 0.0
     a = expected.astype(np.float64)
     scale = float(np.abs(np.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0)).max(initial=0.0))
-    if found is None or found.shape != expected.shape:
+    if actual is None or actual.shape != expected.shape:
         return math.inf, math.inf, scale
-    b = found.astype(np.float64)
+    b = actual.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))  # also for infinities, whose difference is NaN
     with np.errstate(invalid="ignore"):
         gaps = np.where(same, 0.0, np.abs(a - b))
@@ -67,10 +67,10 @@ def _far(expected: Any, found: Any) -> tuple[float, float, float]:
     return absolute, absolute / scale if scale else (math.inf if absolute else 0.0), scale
 
 
-def _alike(expected: Any, found: Any) -> bool:
+def _alike(expected: Any, actual: Any) -> bool:
     """Whether two sequences, optionals or arrays of text are the same; arrays of numbers to single precision."""
     if isinstance(expected, (list, tuple)):
-        return isinstance(found, (list, tuple)) and len(expected) == len(found) and all(map(_alike, expected, found))
-    if isinstance(expected, np.ndarray) and isinstance(found, np.ndarray) and expected.dtype.kind not in "OUS":
-        return expected.shape == found.shape and np.allclose(expected, found, rtol=1e-3, atol=1e-5, equal_nan=True)
-    return bool(np.all(np.asarray(expected == found)))
+        return isinstance(actual, (list, tuple)) and len(expected) == len(actual) and all(map(_alike, expected, actual))
+    if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray) and expected.dtype.kind not in "OUS":
+        return expected.shape == actual.shape and np.allclose(expected, actual, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return bool(np.all(np.asarray(expected == actual)))

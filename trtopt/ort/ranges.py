@@ -67,9 +67,9 @@ def measure_ranges(
     nodes = [node for node in proto.graph.node if node.op_type != "Constant"]
     own = {name for node in nodes for name in node.output if name}
     own |= {f"{name}{EXACT}" for name in own} if wide is not proto else set()
-    made = [name for node in wide.graph.node for name in node.output if name in own]
+    results = [name for node in wide.graph.node for name in node.output if name in own]
     # What has no known type is asked for as well: operators of other domains give floats, too.
-    floating = [name for name in made if kinds.get(name, TensorProto.FLOAT) in (*_FLOATS, TensorProto.UNDEFINED)]
+    floating = [name for name in results if kinds.get(name, TensorProto.FLOAT) in (*_FLOATS, TensorProto.UNDEFINED)]
     names = [name for name in floating if name not in but]
     session = open_session(wide, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE) if names else None
     fed = [name for name, info in network_inputs(wide).items() if info.dtype.startswith(("float", "bfloat"))]
@@ -79,23 +79,23 @@ def measure_ranges(
 
     def run(feed: Feed) -> dict[str, NDArray[np.float64]]:
         try:
-            found = [] if session is None else session.run(names, as_taken(session, feed))
+            values = [] if session is None else session.run(names, as_taken(session, feed))
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
-        seen = {name: _counted(np.asarray(feed[name])) for name in inputs}
-        found.reverse()
+        counts = {name: _counted(np.asarray(feed[name])) for name in inputs}
+        values.reverse()
         for name in names:
-            value = found.pop()  # freed as soon as it is counted
+            value = values.pop()  # freed as soon as it is counted
             if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-                seen[name] = _counted(value)
-        return seen
+                counts[name] = _counted(value)
+        return counts
 
     totals: dict[str, NDArray[np.float64]] = {}
     workers, pending = threads or cores(), iter(feeds)
     with ThreadPoolExecutor(workers, thread_name_prefix="trtopt-ranges") as pool:
         while group := list(islice(pending, 2 * workers)):  # bounds memory
-            for seen in pool.map(run, group):
-                for name, figures in seen.items():
+            for counts in pool.map(run, group):
+                for name, figures in counts.items():
                     total = totals.setdefault(name, np.zeros(4))
                     total[0] = max(total[0], figures[0])
                     total[1:] += figures[1:]
@@ -113,19 +113,19 @@ def not_finite(proto: ModelProto, ranges: Mapping[str, TensorRange]) -> dict[str
     """Node → what it gives, of those that give NaN or infinity where all that they read is finite."""
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     fp16 = any(tensor.data_type == TensorProto.FLOAT16 for tensor in proto.graph.initializer)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in proto.graph.node:
         bad = [name for name in node.output if name in ranges and ranges[name].nonfinite]
         if not bad or any(ranges[name].nonfinite for name in node.input if name in ranges):
             continue
         held = [to_array(constants[name]) for name in node.input if name in constants]
         if all(np.isfinite(item.astype(np.float32)).all() for item in held if item.dtype.kind in "fV"):
-            seen = ranges[bad[0]]
-            what = f"{seen.nonfinite} values that aren't finite"
-            if fp16 and seen.largest > FP16_MAX:
-                what = f"{seen.largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, and so {what}"
-            found[node.name] = f"gives {what}"
-    return found
+            worst = ranges[bad[0]]
+            what = f"{worst.nonfinite} values that aren't finite"
+            if fp16 and worst.largest > FP16_MAX:
+                what = f"{worst.largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, and so {what}"
+            reasons[node.name] = f"gives {what}"
+    return reasons
 
 
 def _counted(values: NDArray[Any]) -> NDArray[np.float64]:

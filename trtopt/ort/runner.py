@@ -73,9 +73,9 @@ class OnnxRunner:
         Raises:
             DataError, UsageError: an input is missing, or its kind or shape doesn't fit.
         """
-        missing = [name for name in self.inputs if name not in inputs]
-        if missing:
-            raise DataError(f"{self._what} needs {', '.join(missing)}; the data has {', '.join(inputs)}")
+        absent = [name for name in self.inputs if name not in inputs]
+        if absent:
+            raise DataError(f"{self._what} needs {', '.join(absent)}; the data has {', '.join(inputs)}")
         feed: dict[str, NDArray[Any]] = {}
         for name, dtype in self._types.items():
             array = np.asarray(inputs[name])

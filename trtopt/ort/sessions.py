@@ -89,11 +89,11 @@ def open_session(
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
     options.enable_mem_pattern = memory_pattern
-    wanted: list[Any] = [CPU]
+    providers: list[Any] = [CPU]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch())
         if gpu and GPU in ort.get_available_providers():
-            wanted.insert(0, (GPU, {"use_tf32": str(int(tf32))}))
+            providers.insert(0, (GPU, {"use_tf32": str(int(tf32))}))
             stack.enter_context(quiet())  # without a GPU or its libraries it prints that, and goes on without
             if hasattr(
                 ort, "preload_dlls"
@@ -112,8 +112,8 @@ def open_session(
             try:
                 source = os.fspath(path if isinstance(model, ModelProto) else model)
                 if unordered and any(node.op_type == "Conv" for node in light.graph.node):
-                    return _unordered(ort, path, options, wanted)
-                return ort.InferenceSession(source, options, providers=wanted)
+                    return _unordered(ort, path, options, providers)
+                return ort.InferenceSession(source, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 older = _older(model, str(error))
                 if older is None:
@@ -126,13 +126,15 @@ def open_session(
 
 def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> Any:
     """A session of the graph that ONNX Runtime makes of a model, without the nodes that only put its outputs in order."""
-    made = path.with_name("made.onnx")
-    options.optimized_model_filepath = os.fspath(made)
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{made.name}.data")
+    optimized = path.with_name("made.onnx")
+    options.optimized_model_filepath = os.fspath(optimized)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", f"{optimized.name}.data"
+    )
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     session = ort.InferenceSession(os.fspath(path), options, providers=providers)
     light = ModelProto()
-    light.ParseFromString(made.read_bytes())
+    light.ParseFromString(optimized.read_bytes())
     graph = light.graph
     readers = Links(graph).readers
     last = {node.output[0]: index for index, node in enumerate(graph.node) if node.op_type == "ReorderOutput"}
@@ -148,14 +150,14 @@ def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> 
         value.CopyFrom(ValueInfoProto(name=graph.node[last[value.name]].input[0]))
     for index in sorted(unread, reverse=True):
         del graph.node[index]
-    write_bytes(made, light.SerializeToString())
+    write_bytes(optimized, light.SerializeToString())
     del session  # with its weights
     options.optimized_model_filepath = ""
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(os.fspath(made), options, providers=providers)
+    return ort.InferenceSession(os.fspath(optimized), options, providers=providers)
 
 
-def _older(model: ModelProto | str | os.PathLike[str], told: str) -> ModelProto | None:
+def _older(model: ModelProto | str | os.PathLike[str], message: str) -> ModelProto | None:
     """The model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why, or it is
     there already (a model-local function has versions of its own).
 
@@ -164,8 +166,8 @@ def _older(model: ModelProto | str | os.PathLike[str], told: str) -> ModelProto 
     Raises:
         ModelError: the older opset can't express it.
     """
-    opset = _NEWEST_OPSET.search(told)
-    newest = opset or _NEWEST_IR.search(told)
+    opset = _NEWEST_OPSET.search(message)
+    newest = opset or _NEWEST_IR.search(message)
     if newest is None:
         return None
     whole = model if isinstance(model, ModelProto) else load_model(model).proto
@@ -183,11 +185,11 @@ def _older(model: ModelProto | str | os.PathLike[str], told: str) -> ModelProto 
 
 def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """What of `feed` a session takes; in FP32 where it does and the arrays are of a half type (`graph.half.widen`)."""
-    taken = {item.name: item.type for item in session.get_inputs()}
+    types = {item.name: item.type for item in session.get_inputs()}
     return {
-        name: np.asarray(array, np.float32) if taken[name] == "tensor(float)" else np.asarray(array)
+        name: np.asarray(array, np.float32) if types[name] == "tensor(float)" else np.asarray(array)
         for name, array in feed.items()
-        if name in taken
+        if name in types
     }
 
 

@@ -37,9 +37,23 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from trtopt.core.documents import Damaged, converted, path_in, read_toml
+from trtopt.core.documents import (
+    AnyNumber,
+    AnyText,
+    Damaged,
+    Name,
+    Positive,
+    Rule,
+    Share,
+    TypeName,
+    converted,
+    one_of,
+    path_in,
+    read_by,
+    read_toml,
+)
 from trtopt.core.errors import MissingDependency, UsageError
-from trtopt.core.values import ShapeRange, TensorInfo
+from trtopt.core.values import Precision, ShapeRange, TensorInfo
 
 FOLDER = Path(__file__).resolve().parent / "models"
 PACKAGE = "package:"
@@ -61,26 +75,26 @@ class Recipe:
         requires: what pip installs to get the packages it names; "" if it doesn't say.
     """
 
-    name: str
+    name: Name
     path: Path
-    description: str
-    source: str
+    description: AnyText
+    source: Name
     arguments: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    weights: Annotated[Path | None, str | None] = None
-    requires: str = ""
-    outputs: tuple[str, ...] = ()
-    opset: int | None = None
-    preprocess: str | Mapping[str, Any] | None = None
-    images: Annotated[Path | None, str | None] = None
-    data: Annotated[Path | None, str | None] = None
-    calibration: str | None = None
-    precision: str | None = None
-    min_snr: float | None = None
-    min_agreement: float | None = None
-    labelled: str | None = None
-    classes: str | None = None
-    inputs: Annotated[tuple[TensorInfo, ...], dict[str, Any]] = ()
+    weights: Annotated[Path | None, Name | None] = None
+    requires: AnyText = ""
+    outputs: tuple[Name, ...] = ()
+    opset: Positive | None = None
+    preprocess: Name | Mapping[str, Any] | None = None
+    images: Annotated[Path | None, Name | None] = None
+    data: Annotated[Path | None, Name | None] = None
+    calibration: Name | None = None
+    precision: Annotated[str, one_of([str(item) for item in Precision])] | None = None
+    min_snr: AnyNumber | None = None
+    min_agreement: Share | None = None
+    labelled: Name | None = None
+    classes: Name | None = None
+    inputs: Annotated[tuple[TensorInfo, ...], dict[Name, _Input]] = ()
     onnx: Path | None = None
     ranges: Mapping[str, ShapeRange] = field(default_factory=dict)
 
@@ -137,13 +151,17 @@ class Recipe:
 _OURS = {"name", "path", "onnx", "ranges"}  # of a recipe's attributes, no keys of its file
 
 
+def _is_size(size: int | str) -> bool:
+    return size.isidentifier() if isinstance(size, str) else not isinstance(size, bool) and size > 0
+
+
 @dataclass(frozen=True)
 class _Input:
     """An input's table."""
 
-    shape: tuple[int | str, ...] = ()
-    dtype: str = "float32"
-    range: str | None = None
+    shape: tuple[Annotated[int | str, Rule("a positive size or a dimension's name", _is_size)], ...] = ()
+    dtype: TypeName = "float32"
+    range: Annotated[str, read_by(ShapeRange.parse)] | None = None
 
 
 def known_recipes() -> tuple[str, ...]:
@@ -170,7 +188,7 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
             check_keys(table, {item.name for item in fields(_Input)}, where)
             if "shape" not in table:
                 raise UsageError(f"the recipe {path}: {where} has no shape; write such as ['batch', 3, 224, 224]")
-            infos.append(TensorInfo(key, one.dtype, check_shape(one.shape, f"the recipe {path}: {where}")))
+            infos.append(TensorInfo(key, one.dtype, one.shape))
             if one.range is not None:
                 ranges[key] = _fitting(ShapeRange.parse(one.range), infos[-1], f"the recipe {path}: {where}")
     except Damaged as error:
@@ -182,9 +200,9 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         raise UsageError(
             f"the recipe {path}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
         )
-    given = [name for name in ("images", "data", "calibration") if getattr(recipe, name) is not None]
-    if len(given) > 1:
-        raise UsageError(f"the recipe {path} has {' and '.join(given)}; only one of them can be calibrated on")
+    sources = [name for name in ("images", "data", "calibration") if getattr(recipe, name) is not None]
+    if len(sources) > 1:
+        raise UsageError(f"the recipe {path} has {' and '.join(sources)}; only one of them can be calibrated on")
     preprocess = recipe.preprocess
     if isinstance(preprocess, str) and preprocess.endswith(".toml"):
         preprocess = str(recipe._resolved(preprocess))
@@ -206,14 +224,14 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
 
 
 def _place(name: str | os.PathLike[str]) -> Path:
-    text, path, known = os.fspath(name), Path(name), known_recipes()
-    if text in known:
+    text, path, names = os.fspath(name), Path(name), known_recipes()
+    if text in names:
         return FOLDER / f"{text}.toml"
     if path.suffix == ".toml" and path.is_file():
         return path
-    if path.parent == Path("models") and path.suffix == ".toml" and path.stem in known:
+    if path.parent == Path("models") and path.suffix == ".toml" and path.stem in names:
         return FOLDER / path.name
-    raise UsageError(f"there is no model recipe {text!r}; known: {', '.join(known)}, or the path of a .toml file")
+    raise UsageError(f"there is no model recipe {text!r}; known: {', '.join(names)}, or the path of a .toml file")
 
 
 def package_file(reference: str, requires: str = "") -> Path:
@@ -231,10 +249,10 @@ def package_file(reference: str, requires: str = "") -> Path:
     if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or outside:
         raise UsageError(f"{reference!r} isn't a file of a package; write package:NAME/FILE")
     try:
-        found = importlib.util.find_spec(package)  # of a top-level name: imports nothing
+        package_spec = importlib.util.find_spec(package)  # of a top-level name: imports nothing
     except (OSError, ValueError):  # a name too long for a file's; __main__
-        found = None
-    places = list(found.submodule_search_locations or []) if found else []
+        package_spec = None
+    places = list(package_spec.submodule_search_locations or []) if package_spec else []
     install = f": pip install {requires}" if requires else ""
     if not places:
         raise MissingDependency(f"{reference} needs the package {package}, which isn't installed{install}")
@@ -252,21 +270,20 @@ def _path(folder: Path, text: str, where: str) -> Path:
         raise UsageError(f"{where}: {error}") from None
 
 
-def check_keys(table: Iterable[str], known: Iterable[str], where: str = "it") -> None:
+def check_keys(table: Iterable[str], names: Iterable[str], where: str = "it") -> None:
     """Refuse a key that a document's kind lacks: in a file that people write it is a slip, which would go unseen.
 
     Raises:
         Damaged: it and the known ones are named.
     """
-    if unknown := sorted(set(table) - set(known)):
-        raise Damaged(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    if unknown := sorted(set(table) - set(names)):
+        raise Damaged(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(names))}")
 
 
 def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
     """`shape` if every entry is a positive size or a dimension's name; () is a single number's."""
     for size in shape:
-        is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
-        if not is_size and not (isinstance(size, str) and size.isidentifier()):
+        if not isinstance(size, (int, str)) or not _is_size(size):
             raise UsageError(
                 f"{what}: the shape {list(shape)} has {size!r}; needed: a positive size or a dimension's name"
             )
@@ -275,7 +292,7 @@ def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
 
 def _fitting(range_: ShapeRange, info: TensorInfo, what: str) -> ShapeRange:
     for sizes in (range_.min, range_.opt, range_.max):
-        fixed = ((want, size) for want, size in zip(info.shape, sizes) if not isinstance(want, str))
-        if len(sizes) != len(info.shape) or any(want != size for want, size in fixed):
+        pairs = ((want, size) for want, size in zip(info.shape, sizes) if not isinstance(want, str))
+        if len(sizes) != len(info.shape) or any(want != size for want, size in pairs):
             raise UsageError(f"{what}: the range {range_} doesn't fit the shape {list(info.shape)}")
     return range_

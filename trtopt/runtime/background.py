@@ -39,11 +39,11 @@ class Background:
     async def run(self, call: Call) -> dict[str, Any]:
         """What the call gives; the event loop isn't blocked meanwhile, also not while all places are taken."""
         loop, places = asyncio.get_running_loop(), self._places
-        called: asyncio.Future[None] = loop.create_future()
+        signal: asyncio.Future[None] = loop.create_future()
 
         def turn() -> None:
             try:
-                loop.call_soon_threadsafe(_wake, called)
+                loop.call_soon_threadsafe(_wake, signal)
             except RuntimeError:  # the loop was closed over a task that still waited: nobody will come for the place
                 leave()
 
@@ -53,7 +53,7 @@ class Background:
 
         waiter = places.ask(turn)
         try:
-            await called
+            await signal
         except BaseException:
             leave()
             raise
@@ -81,6 +81,6 @@ class Background:
         self._workers.shutdown(wait=not inside, cancel_futures=not finish)
 
 
-def _wake(called: asyncio.Future[None]) -> None:
-    if not called.done():
-        called.set_result(None)
+def _wake(signal: asyncio.Future[None]) -> None:
+    if not signal.done():
+        signal.set_result(None)

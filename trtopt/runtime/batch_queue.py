@@ -203,7 +203,7 @@ class Queue:
             if batch is None:
                 batch = self._open[group.shapes] = Batch(group, request.accepted)
                 self._waiting.append(batch)
-                self._ready.notify()  # somebody has to wait for its time
+                self._ready.notify()  # a thread has to wait until it is due
             request.batch = batch
             batch.requests.append(request)
             batch.samples += request.samples
@@ -222,13 +222,13 @@ class Queue:
         try:
             with self._ready:
                 while self._beyond(request):
-                    left = _LOOK if end is None else end - time.monotonic()
-                    if left <= 0:
+                    seconds = _LOOK if end is None else end - time.monotonic()
+                    if seconds <= 0:
                         raise Busy(
                             f"no room in {timeout:.3g} s: {self.most} batches wait already (max_queue); call less often, "
                             "wait longer, or make the batcher with more"
                         )
-                    self._room.wait(min(left, _LOOK))
+                    self._room.wait(min(seconds, _LOOK))
                 if self._dropping:
                     raise DeviceError(CLOSED)
         except BaseException:
@@ -270,7 +270,7 @@ class Queue:
                     self._waiting.remove(batch)
                     self._room.notify_all()
                     if self._waiting:
-                        self._ready.notify()  # somebody has to wait for its time
+                        self._ready.notify()  # a thread has to wait until it is due
                     return batch
                 if self._closing and not self._waiting:
                     return None
@@ -302,7 +302,7 @@ class Queue:
     # The whole -------------------------------------------------------------------------------------------------------
 
     def close(self, finish: bool = True) -> list[Request]:
-        """Accept nothing more. Returns: requests to cancel, if what waits shall not be finished."""
+        """Accept nothing more. Returns: requests to cancel, if what waits isn't to run."""
         if os.getpid() != self._process:  # a thread that isn't here may have the lock
             return []
         with self._ready:
@@ -343,12 +343,12 @@ def _finish() -> None:
 
 
 def _copied(rows: Array) -> Array:
-    copied: Array = np.empty(rows.shape, rows.dtype)
+    copy: Array = np.empty(rows.shape, rows.dtype)
     if rows.nbytes > MAPPED:
-        np.copyto(copied, rows)
+        np.copyto(copy, rows)
     else:
-        _bytes(copied)[:] = _bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
-    return copied
+        _bytes(copy)[:] = _bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
+    return copy
 
 
 def _bytes(array: Array) -> memoryview:

@@ -39,12 +39,12 @@ def _serve_one(session: Session, queue: Queue, buffer: _Buffer) -> bool:
         results = [(request.future, request.results()) for request in requests if request.future is not None]
         for future, result in results:
             future.set_result(result)
-    except BaseException as error:  # whatever it is, nobody shall wait for ever
+    except BaseException as error:  # whatever it is, no caller may wait forever
         for request in batch.requests:
             request.fail(_own(error))
     finally:
         _tell(batch.requests)
-        batch.requests.clear()  # they refer to it: results shall not wait for the garbage collector
+        batch.requests.clear()  # they refer to it: results must be freed without the garbage collector
     return True
 
 
@@ -135,10 +135,10 @@ class _Buffer:
             arrays = {}
             for tensor, shape in zip(self._session._signature.inputs, shapes):
                 whole = (samples, *shape)
-                held = self._held.get(tensor.name)
-                if held is None or held.size < math.prod(whole):
+                memory = self._held.get(tensor.name)
+                if memory is None or memory.size < math.prod(whole):
                     self._views.clear()
-                    held = self._held[tensor.name] = self._session.pinned(tensor.name, whole).reshape(-1)
-                arrays[tensor.name] = held[: math.prod(whole)].reshape(whole)
+                    memory = self._held[tensor.name] = self._session.pinned(tensor.name, whole).reshape(-1)
+                arrays[tensor.name] = memory[: math.prod(whole)].reshape(whole)
             self._views[shapes, samples] = arrays
         return arrays

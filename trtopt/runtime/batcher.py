@@ -55,8 +55,8 @@ class Batcher:
             as a number.
         max_batch: samples a batch at the most; None: the largest batch of the session's profiles.
         max_queue: batches that fill or wait for a slot before `submit` holds its callers up.
-        slots: batches that run at the same time, each with page-locked memory for its inputs; None: two for each GPU. No more
-            than the session's `contexts` are of use.
+        slots: batches that run at the same time, each with page-locked memory for its inputs, at the most as many as calls of
+            the session (`contexts`, on each GPU); None: two for each GPU.
         clock: gives seconds that only grow, for tests.
 
     Raises:
@@ -77,11 +77,16 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         session._alive()
-        delay = parse_seconds(max_delay, "max_delay")
-        slots = 2 * max(1, len(session._gpus)) if slots is None else slots
+        delay = parse_seconds(max_delay, "`max_delay=`")
+        usual, most = 2 * max(1, len(session._gpus)), session._slots.most
+        slots = usual if slots is None else slots
         for name, value in (("max_queue", max_queue), ("slots", slots), ("max_batch", max_batch)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value!r}; a number of at least 1 is needed")
+        if slots > max(usual, most):
+            raise UsageError(
+                f"slots is {slots}; the session runs {most} calls at the same time, and more are of no use"
+            )
         self._session, self._process = session, os.getpid()
         self._inputs = session._signature.inputs
         self._names = tuple(tensor.name for tensor in self._inputs)
@@ -150,11 +155,11 @@ class Batcher:
         """
         request = self._request(inputs)
         loop = asyncio.get_running_loop()
-        ran: asyncio.Future[None] = loop.create_future()
-        request.task = loop, ran
+        signal: asyncio.Future[None] = loop.create_future()
+        request.task = loop, signal
         self._queue.enter(request)
         try:
-            await ran
+            await signal
         except BaseException:
             self._queue.leave(request)
             raise
@@ -184,33 +189,33 @@ class Batcher:
     ) -> None:
         self.close(finish=kind is None)
 
-    def _largest(self, wanted: int | None) -> int:
+    def _largest(self, max_batch: int | None) -> int:
         """Samples a batch at the most."""
         limits = [high for profile in self._session.profiles for _, high in _batches(profile, self._inputs)]
         limits = limits or [size for size in [self._inputs[0].shape[0]] if size != -1]
-        if not limits and wanted is None:
+        if not limits and max_batch is None:
             raise UsageError(
                 f"max_batch isn't given, and {self._session.engine.name} doesn't say how large its batches may be: give "
                 "max_batch=32, for example"
             )
-        if wanted is not None and limits and wanted > max(limits):
+        if max_batch is not None and limits and max_batch > max(limits):
             raise UsageError(
-                f"max_batch is {wanted}; the engine takes batches of at most {max(limits)}: build it with other `shapes=`"
+                f"max_batch is {max_batch}; the engine takes batches of at most {max(limits)}: build it with other `shapes=`"
             )
-        return wanted or max(limits)
+        return max_batch or max(limits)
 
     def _request(self, inputs: Mapping[str, Any]) -> Request:
         """Check what a caller gave, as the session does."""
         self._session._alive()
         try:
-            given = [inputs[name] for name in self._names]
+            values = [inputs[name] for name in self._names]
         except (KeyError, IndexError, TypeError):
             self._session._signature.check_names(inputs)
             raise
-        if len(given) != len(inputs):
+        if len(values) != len(inputs):
             self._session._signature.check_names(inputs)
         arrays: list[Array] = []
-        for tensor, item in zip(self._inputs, given):
+        for tensor, item in zip(self._inputs, values):
             array = view(item, 0)
             if isinstance(array, View):
                 raise UsageError(
@@ -232,7 +237,7 @@ class Batcher:
                 f"the request has {samples} samples; a batch of this shape holds {group.capacity}: submit them in parts, or "
                 "call Session.run_batches"
             )
-        return Request(group, samples, arrays, None if type(given[0]) is np.ndarray else given[0])
+        return Request(group, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
 
     def _group(self, full: Shapes) -> Group:
         """Which batches samples of these shapes can be in.
@@ -249,10 +254,10 @@ class Batcher:
                 if all(_inside(shape, profile[tensor.name]) for shape, tensor in zip(shapes, self._inputs)):
                     ranges += _batches(profile, self._inputs)
             if not signature.profiles:
-                fixed = self._inputs[0].shape[0]
-                size = full[0][0] if fixed == -1 else fixed
+                batch = self._inputs[0].shape[0]
+                size = full[0][0] if batch == -1 else batch
                 signature.profile([(size, *shape) for shape in shapes])
-                ranges = [(1, self.max_batch) if fixed == -1 else (fixed, fixed)]
+                ranges = [(1, self.max_batch) if batch == -1 else (batch, batch)]
             if not ranges:
                 signature.profile(full)  # says why
             if len(self._groups) >= _REMEMBERED:
@@ -276,9 +281,9 @@ def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor], elsewhere: 
                 )
 
 
-def _inside(shape: Shape, allowed: ShapeRange) -> bool:
+def _inside(shape: Shape, bounds: ShapeRange) -> bool:
     """Whether one sample's shape is in a profile's range."""
-    low, high = allowed.min[1:], allowed.max[1:]
+    low, high = bounds.min[1:], bounds.max[1:]
     return len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high))
 
 

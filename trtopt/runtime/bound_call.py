@@ -37,10 +37,15 @@ class BoundCall:
     """
 
     def __init__(
-        self, call: Callable[[], None], outputs: Mapping[str, Any], note: str, kept: Any, release: Callable[[], None]
+        self,
+        call: Callable[[], None],
+        outputs: Mapping[str, Any],
+        note: str,
+        references: Any,
+        release: Callable[[], None],
     ) -> None:
         self.outputs, self.note = outputs, note
-        self._call, self._kept, self._lock = call, kept, threading.Lock()
+        self._call, self._kept, self._lock = call, references, threading.Lock()
         self._finalizer = weakref.finalize(self, after_capture, release)
         self._finalizer.atexit = False
         _bound.add(self)
@@ -96,65 +101,69 @@ def prepare_call(
     """
     slot.settle(None)
     slot.shared = True
-    bound = slot.contexts.bind(arrays, shapes)
-    if None in bound.outputs:
+    bound_context = slot.contexts.bind(arrays, shapes)
+    if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
     own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
-    found, copies_in, makers = _inputs(slot, arrays, bound.staging, own)
+    location_list, copies_in, makers = _inputs(slot, arrays, bound_context.staging, own)
     results: dict[str, Any] = {}
     copies_out: list[Copy] = []
     on_gpu = View in map(type, arrays)
-    for tensor, shape, size, landing in zip(slot.signature.outputs, bound.outputs, bound.sizes, bound.landing):
+    for tensor, shape, size, landing in zip(
+        slot.signature.outputs, bound_context.outputs, bound_context.sizes, bound_context.landing
+    ):
         assert shape is not None
         assert landing is not None
-        given = out.get(tensor.name) if out else None
-        if given is not None:
-            check_shape(tensor, given, shape)
-        if isinstance(given, View):
-            slot.order(given, own)
-            found.append(given.address)
-            results[tensor.name] = given.owner
-        elif given is None and on_gpu and not tensor.on_host:
+        out_array = out.get(tensor.name) if out else None
+        if out_array is not None:
+            check_shape(tensor, out_array, shape)
+        if isinstance(out_array, View):
+            slot.order(out_array, own)
+            location_list.append(out_array.address)
+            results[tensor.name] = out_array.owner
+        elif out_array is None and on_gpu and not tensor.on_host:
             block = slot.blocks.take(size, own)
-            found.append(block.address)
+            location_list.append(block.address)
             if stream is not None:
                 block.streams.add(stream)
             value: Any = slot.wrap(tensor, block, shape, None)
             results[tensor.name] = value if example is None else like(example, value)
         else:
-            found.append(STAGED)
-            array = np.empty(shape, tensor.dtype) if given is None else given
+            location_list.append(STAGED)
+            array = np.empty(shape, tensor.dtype) if out_array is None else out_array
             copies_out.append((array, landing))
-            results[tensor.name] = array if example is None or given is not None else like_host(example, array)
+            results[tensor.name] = array if example is None or out_array is not None else like_host(example, array)
     for target, source in copies_in:
         np.copyto(target, source)
-    locations = tuple(found)
+    locations = tuple(location_list)
 
     def enqueue() -> None:
-        slot.contexts.enqueue(bound, arrays, locations, own)
+        slot.contexts.enqueue(bound_context, arrays, locations, own)
 
     enqueue()  # TensorRT wants one before a capture
     slot.device.cuda("cudaStreamSynchronize", raw)
-    graph, note = slot.contexts.captured(bound, arrays, locations)
-    others = tuple(makers - {own}) if stream is None else ()
+    graph, note = slot.contexts.captured(bound_context, arrays, locations)
+    other_streams = tuple(makers - {own}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
-    launched, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    stretch = _stretch(slot, others, address, copies_in, copies_out) if graph is not None and own == slot.own else None
+    raw_graph, address = (None, 0) if graph is None else (graph.raw, graph.handle)
+    stretch = (
+        _stretch(slot, other_streams, address, copies_in, copies_out) if graph is not None and own == slot.own else None
+    )
 
     def call() -> None:
         if stretch is not None and not stretch.run():
             return
-        if others:
-            slot.after(others)
+        if other_streams:
+            slot.after(other_streams)
         for target, source in copies_in:
             np.copyto(target, source)
-        if launched is None:
+        if raw_graph is None:
             with slot.device.current():
                 enqueue()
         else:
-            slot.launch(launched, address, raw, own)
+            slot.launch(raw_graph, address, raw, own)
         if waits:
             slot.wait(raw, own)
         for target, source in copies_out:
@@ -186,10 +195,10 @@ def _inputs(
 
 
 def _stretch(
-    slot: Slot, others: Sequence[int], graph: int, copies_in: Sequence[Copy], copies_out: Sequence[Copy]
+    slot: Slot, streams: Sequence[int], graph: int, copies_in: Sequence[Copy], copies_out: Sequence[Copy]
 ) -> Stretch | None:
     """The whole of a call in one stretch; None where there can be none, or an array isn't contiguous."""
-    work = slot.work(graph, others)
+    work = slot.work(graph, streams)
     if not work or not all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
         return None
     copies = (
@@ -215,8 +224,8 @@ def _forked() -> None:
 
 def _refuse_in_child() -> None:
     """At the fork, so that calls needn't ask where they are."""
-    for bound in tuple(_bound):
-        bound._call, bound._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
+    for bound_call in tuple(_bound):
+        bound_call._call, bound_call._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
 
 
 if hasattr(os, "register_at_fork"):

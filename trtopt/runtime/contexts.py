@@ -40,9 +40,9 @@ _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's larg
 _REMEMBERED = 64  # shapes and locations seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
 _GRAPHS = 4  # for each shape, on average
-# Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done side
-# by side, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 stood still for good, one thread in a context's first
-# run and one making another context.
+# Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done
+# concurrently, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 deadlocked, one thread in a context's first run
+# and one making another context.
 _SLOWLY = threading.RLock()
 
 
@@ -103,8 +103,8 @@ class BoundContext:
         for replay in self.graphs.values():
             if replay is not None:
                 replay.graph.free()
-        for known in (self.graphs, self.seen, self.separate):
-            known.clear()
+        for collection in (self.graphs, self.seen, self.separate):
+            collection.clear()
 
 
 class _LeastRecentlyUsed:
@@ -116,25 +116,25 @@ class _LeastRecentlyUsed:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._full = 0  # calls: until then none can go. (To look for one takes ten microseconds.)
+        self._full = 0  # calls: until then none can go, so none is looked for: that takes long beside a call
 
     def changed(self) -> None:
         """One was dropped."""
         self._full = 0
 
-    def makes_room(self, calls: int, kept: Callable[[], Iterable[tuple[int, Callable[[], object]]]]) -> bool:
+    def makes_room(self, calls: int, candidates: Callable[[], Iterable[tuple[int, Callable[[], object]]]]) -> bool:
         """Whether one more can be kept, the one used longest ago being dropped if need be.
 
         Args:
-            kept: gives, for each, the number of the call that used it last, and what drops it.
+            candidates: gives, for each, the number of the call that used it last, and what drops it.
         """
         if calls < self._full:
             return False
-        items = list(kept())
+        items = list(candidates())
         if len(items) >= self.most:
-            used, drop = min(items, key=lambda item: item[0])
-            if calls - used < _LATELY * self.most:
-                self._full = used + _LATELY * self.most
+            last_call, drop = min(items, key=lambda item: item[0])
+            if calls - last_call < _LATELY * self.most:
+                self._full = last_call + _LATELY * self.most
                 return False
             drop()
         return True
@@ -160,7 +160,7 @@ class ContextCache:
         self,
         device: Device,
         stream: Stream,
-        loaded: LoadedEngine,
+        engine: LoadedEngine,
         signature: Signature,
         memory: Memory,
         *,
@@ -168,13 +168,13 @@ class ContextCache:
         shares: bool,
     ) -> None:
         self._device, self._stream, self._cuda = device, stream, device.cuda
-        self._loaded, self._signature, self._memory = loaded, signature, memory
+        self._loaded, self._signature, self._memory = engine, signature, memory
         self._shares = shares
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
         self.reads_shapes = any(item.on_host for item in signature.inputs)
-        self._scratch = memory.gpu(loaded.scratch_bytes)
-        self._epoch = 0  # grows when buffers move: what was set up or captured before is no good any more
+        self._scratch = memory.gpu(engine.scratch_bytes)
+        self._epoch = 0  # grows when buffers move: what was set up or captured before is stale
         self.gpu: dict[str, DeviceBuffer] = {}
         self.host: dict[str, HostBuffer] = {}
         self.allocated: dict[str, Shape] = {}
@@ -199,15 +199,15 @@ class ContextCache:
             pairs = zip(self._signature.inputs, arrays)
             values = tuple(np.asarray(array).tobytes() for tensor, array in pairs if tensor.on_host)
         key = shapes, values
-        bound = self._kept.get(key)
+        bound_context = self._kept.get(key)
         self.calls += 1
-        if bound is None or bound.key != key or bound.epoch != self._epoch:
+        if bound_context is None or bound_context.key != key or bound_context.epoch != self._epoch:
             with _SLOWLY, self._device.current():
-                bound = bound or self._another(key)
-                if bound.key != key or bound.epoch != self._epoch:
-                    self._set_up(bound, key, arrays)
-        bound.used = self.calls
-        return bound
+                bound_context = bound_context or self._another(key)
+                if bound_context.key != key or bound_context.epoch != self._epoch:
+                    self._set_up(bound_context, key, arrays)
+        bound_context.used = self.calls
+        return bound_context
 
     def _another(self, key: Key) -> BoundContext:
         """The fallback; or, for a shape that comes again, one that stays with it."""
@@ -216,59 +216,62 @@ class ContextCache:
         self._seen.move_to_end(key)
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
-        wanted = again and self._shares and self._for_contexts.most
-        if wanted and self._for_contexts.makes_room(self.calls, self._contexts_by_use):
-            bound, self._fallback = self._fallback, None
-            if bound is None or bound.key not in (key, None):  # the fallback serves another shape
-                bound, self._fallback = self._context(), bound
-            self._kept[key] = bound
-            return bound
+        may_stay = again and self._shares and self._for_contexts.most
+        if may_stay and self._for_contexts.makes_room(self.calls, self._contexts_by_use):
+            bound_context, self._fallback = self._fallback, None
+            if bound_context is None or bound_context.key not in (key, None):  # the fallback serves another shape
+                bound_context, self._fallback = self._context(), bound_context
+            self._kept[key] = bound_context
+            return bound_context
         if self._fallback is None:
             self._fallback = self._context()
         return self._fallback
 
     def _contexts_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
-        return [(bound.used, functools.partial(self._evict, self._kept, key)) for key, bound in self._kept.items()]
+        return [
+            (bound_context.used, functools.partial(self._evict, self._kept, key))
+            for key, bound_context in self._kept.items()
+        ]
 
     def _graphs_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
         return [
-            (replay.used, functools.partial(self._evict, bound.graphs, locations))
-            for bound in self._kept.values()
-            for locations, replay in bound.graphs.items()
+            (replay.used, functools.partial(self._evict, bound_context.graphs, locations))
+            for bound_context in self._kept.values()
+            for locations, replay in bound_context.graphs.items()
             if replay is not None
         ]
 
-    def _evict(self, kept: dict[Any, Any], key: Any) -> None:
+    def _evict(self, cache: dict[Any, Any], key: Any) -> None:
         """Drop a context or a graph."""
         self._device.synchronize()  # it may still run, on a stream of the caller's too
         self.recalled.clear()
-        dropped = kept.pop(key)
-        if isinstance(dropped, Replay):
-            dropped.graph.free()
+        item = cache.pop(key)
+        if isinstance(item, Replay):
+            item.graph.free()
         else:
-            self._forget(dropped)
+            self._forget(item)
         self.evictions += 1
 
-    def _forget(self, bound: BoundContext) -> None:
+    def _forget(self, bound_context: BoundContext) -> None:
         self.recalled.clear()
         self._for_graphs.changed()
-        bound.forget()
+        bound_context.forget()
 
-    def _set_up(self, bound: BoundContext, key: Key, arrays: Sequence[Source]) -> None:
-        bound.key = None  # until it is complete: an error on the way must not leave half of it in force
-        self._forget(bound)
-        bound.addresses.clear()
-        bound.warm = False
-        shapes, context = key[0], bound.context
+    def _set_up(self, bound_context: BoundContext, key: Key, arrays: Sequence[Source]) -> None:
+        bound_context.key = None  # until it is complete: an error on the way must not leave half of it in force
+        self._forget(bound_context)
+        bound_context.addresses.clear()
+        bound_context.warm = False
+        shapes, context = key[0], bound_context.context
         inputs, outputs = self._signature.inputs, self._signature.outputs
         number = self._signature.profile(shapes)
-        if bound.profile is None:
-            bound.profile = max(0, int(context.active_optimization_profile))
-        if number != bound.profile:
+        if bound_context.profile is None:
+            bound_context.profile = max(0, int(context.active_optimization_profile))
+        if number != bound_context.profile:
             if not context.set_optimization_profile_async(number, self._stream.handle):
                 raise EngineError(f"TensorRT refused optimization profile {number}; its log says why")
             self._stream.synchronize()
-            bound.profile = number
+            bound_context.profile = number
         self._room_at_once(context, number)
         for tensor, shape, array in zip(inputs, shapes, arrays):
             self._room(tensor, shape)
@@ -276,49 +279,54 @@ class ContextCache:
                 np.copyto(self.host[tensor.name].array(tensor.dtype, shape), np.asarray(array))
             if not context.set_input_shape(tensor.name, shape):
                 raise EngineError(f"TensorRT refused shape {x(shape)} for input {tensor.name!r}; its log says why")
-            self._address(bound, tensor.name, self.buffer(tensor).handle)  # shape tensors are read by infer_shapes
-        missing = context.infer_shapes()
-        if missing:
-            raise EngineError(f"TensorRT can't infer the output shapes; it lacks {', '.join(map(str, missing))}")
-        found: list[Shape | None] = []
+            # Also of shape tensors, which `infer_shapes` reads.
+            self._address(bound_context, tensor.name, self.buffer(tensor).handle)
+        missing_inputs = context.infer_shapes()
+        if missing_inputs:
+            raise EngineError(f"TensorRT can't infer the output shapes; it lacks {', '.join(map(str, missing_inputs))}")
+        output_shapes: list[Shape | None] = []
         for tensor in outputs:
             shape = tuple(int(size) for size in context.get_tensor_shape(tensor.name))
             if min(shape, default=0) < 0:
                 self._unsized.add(tensor.name)  # after a run, 8.6 gives that run's shape here
             if tensor.name in self._unsized:
-                self._allocate(bound, tensor)
-                found.append(None)
+                self._allocate(bound_context, tensor)
+                output_shapes.append(None)
             else:
                 self._room(tensor, shape)
-                found.append(shape)
-        bound.outputs, bound.key, bound.epoch = tuple(found), key, self._epoch
-        bound.sizes = tuple(0 if shape is None else tensor.nbytes(shape) for tensor, shape in zip(outputs, found))
-        bound.staging = tuple(
+                output_shapes.append(shape)
+        bound_context.outputs, bound_context.key, bound_context.epoch = tuple(output_shapes), key, self._epoch
+        bound_context.sizes = tuple(
+            0 if shape is None else tensor.nbytes(shape) for tensor, shape in zip(outputs, output_shapes)
+        )
+        bound_context.staging = tuple(
             self.host[tensor.name].array(tensor.dtype, shape) for tensor, shape in zip(inputs, shapes)
         )
-        bound.landing = tuple(
+        bound_context.landing = tuple(
             None if shape is None else self.host[tensor.name].array(tensor.dtype, shape)
-            for tensor, shape in zip(outputs, found)
+            for tensor, shape in zip(outputs, output_shapes)
         )
-        known = zip(outputs, found)
-        bound.results = tuple((tensor.name, shape, tensor.dtype) for tensor, shape in known if shape is not None)
-        bound.staged = (STAGED,) * len(outputs)
+        pairs = zip(outputs, output_shapes)
+        bound_context.results = tuple(
+            (tensor.name, shape, tensor.dtype) for tensor, shape in pairs if shape is not None
+        )
+        bound_context.staged = (STAGED,) * len(outputs)
 
-    def _allocate(self, bound: BoundContext, tensor: Tensor) -> None:
+    def _allocate(self, bound_context: BoundContext, tensor: Tensor) -> None:
         """Let TensorRT ask for the memory of an output whose shape depends on the data."""
         # Not self: in a cycle, contexts would go when the garbage collector comes.
         buffers, memory = self.gpu, self._memory
 
         def reallocate(name: str, nbytes: int, alignment: int) -> int:
-            held = buffers.get(name)
-            if held is None or held.nbytes < nbytes:
-                buffers[name] = held = memory.gpu(max(nbytes, 2 * held.nbytes if held else 0))
-            return held.handle
+            buffer = buffers.get(name)
+            if buffer is None or buffer.nbytes < nbytes:
+                buffers[name] = buffer = memory.gpu(max(nbytes, 2 * buffer.nbytes if buffer else 0))
+            return buffer.handle
 
         allocator = self._loaded.output_allocator(reallocate, self.allocated.__setitem__)
-        if not bound.context.set_output_allocator(tensor.name, allocator):
+        if not bound_context.context.set_output_allocator(tensor.name, allocator):
             raise EngineError(f"TensorRT refused an allocator for output {tensor.name!r}; its log says why")
-        bound.allocators[tensor.name] = allocator
+        bound_context.allocators[tensor.name] = allocator
 
     # Buffers -------------------------------------------------------------------------------------------------------
 
@@ -347,14 +355,14 @@ class ContextCache:
         """Buffers that hold `shape`; they only grow, and what was captured with old ones is dropped."""
         size = tensor.nbytes(shape)
         name = tensor.name
-        held = self.host.get(name)
-        if held is None or held.nbytes < size:
-            if held is not None:
+        host = self.host.get(name)
+        if host is None or host.nbytes < size:
+            if host is not None:
                 self._stream.synchronize()  # a copy of the last call may still read or write the old one
                 self._moved()
             self.host[name] = self._memory.pinned(size)
-            if held is not None:
-                held.free()
+            if host is not None:
+                host.free()
         if tensor.on_host:
             return
         gpu = self.gpu.get(name)
@@ -367,14 +375,14 @@ class ContextCache:
     def _moved(self) -> None:
         self._epoch += 1
         self.recalled.clear()
-        for bound in self._kept.values():
-            self._forget(bound)
+        for bound_context in self._kept.values():
+            self._forget(bound_context)
 
-    def _address(self, bound: BoundContext, name: str, address: int) -> None:
-        if bound.addresses.get(name) != address:
-            if not bound.context.set_tensor_address(name, address):
+    def _address(self, bound_context: BoundContext, name: str, address: int) -> None:
+        if bound_context.addresses.get(name) != address:
+            if not bound_context.context.set_tensor_address(name, address):
                 raise EngineError(f"TensorRT refused the address of {name!r}; its log says why")
-            bound.addresses[name] = address
+            bound_context.addresses[name] = address
 
     @property
     def contexts(self) -> int:
@@ -383,74 +391,76 @@ class ContextCache:
     @property
     def graphs(self) -> int:
         """CUDA graphs that are kept. Any thread may ask."""
-        kept = (*list(self._kept.values()), *([fallback] if (fallback := self._fallback) else []))
-        return sum(replay is not None for bound in kept for replay in list(bound.graphs.values()))
+        contexts = (*list(self._kept.values()), *([fallback] if (fallback := self._fallback) else []))
+        return sum(replay is not None for bound_context in contexts for replay in list(bound_context.graphs.values()))
 
     def remember(
         self,
         key: Any,
-        bound: BoundContext,
+        bound_context: BoundContext,
         streams: tuple[int, ...],
-        taken: Locations,
+        addresses: Locations,
         replay: tuple[Replay, tuple[Stretch, Stretch] | None],
     ) -> None:
-        """A call with that key and with the results at `taken` was this replay."""
+        """A call with that key and with the results at `addresses` was this replay."""
         if key not in self.recalled and len(self.recalled) >= max(_REMEMBERED, self._for_graphs.most):
             self.recalled.clear()
-        known = self.recalled.setdefault(key, Recalled(bound, streams, bound.sizes if taken else ()))
-        known.replays[taken] = replay
+        call = self.recalled.setdefault(key, Recalled(bound_context, streams, bound_context.sizes if addresses else ()))
+        call.replays[addresses] = replay
 
-    def again(self, known: Recalled, replay: Replay) -> None:
+    def again(self, call: Recalled, replay: Replay) -> None:
         """Such a call comes again."""
         self.calls += 1
-        known.bound.used = replay.used = self.calls
+        call.bound.used = replay.used = self.calls
 
     # Launching -----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
+    def enqueue(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
         """Copies in, the inference, copies out: given to `target`."""
-        if bound.warm:
-            self._enqueue(bound, arrays, locations, target)
+        if bound_context.warm:
+            self._enqueue(bound_context, arrays, locations, target)
             return
         with _SLOWLY:
-            self._enqueue(bound, arrays, locations, target)
-        bound.warm = True
+            self._enqueue(bound_context, arrays, locations, target)
+        bound_context.warm = True
 
-    def _enqueue(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
+    def _enqueue(
+        self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations, target: int
+    ) -> None:
         inputs, outputs = self._signature.inputs, self._signature.outputs
-        if locations not in bound.separate:
-            self._check_overlap(bound, arrays, locations)
+        if locations not in bound_context.separate:
+            self._check_overlap(bound_context, arrays, locations)
         for tensor, array, location in zip(inputs, arrays, locations):
             if tensor.on_host:
-                self._address(bound, tensor.name, self.host[tensor.name].handle)
+                self._address(bound_context, tensor.name, self.host[tensor.name].handle)
             elif location > 0:
-                self._address(bound, tensor.name, location)
+                self._address(bound_context, tensor.name, location)
             else:
                 inside = self.gpu[tensor.name].handle
-                self._address(bound, tensor.name, inside)
+                self._address(bound_context, tensor.name, inside)
                 if location != RESIDENT:
                     source = -location or self.host[tensor.name].handle
                     self._copy(inside, source, tensor.nbytes(array.shape), self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
-        for tensor, shape, location in zip(outputs, bound.outputs, locations[len(inputs) :]):
+        for tensor, shape, location in zip(outputs, bound_context.outputs, locations[len(inputs) :]):
             if shape is None:
                 continue
             size = tensor.nbytes(shape)
             if location:
-                self._address(bound, tensor.name, location)
+                self._address(bound_context, tensor.name, location)
             elif self._mapped(tensor, size):
-                self._address(bound, tensor.name, self.host[tensor.name].handle)
+                self._address(bound_context, tensor.name, self.host[tensor.name].handle)
             else:
-                self._address(bound, tensor.name, self.gpu[tensor.name].handle)
+                self._address(bound_context, tensor.name, self.gpu[tensor.name].handle)
                 back.append((tensor, size))
-        for tensor, shape in zip(outputs, bound.outputs):
+        for tensor, shape in zip(outputs, bound_context.outputs):
             if shape is None:
                 self.allocated.pop(tensor.name, None)  # the last call's must not stand for this one's
-        if not bound.context.execute_async_v3(target):
+        if not bound_context.context.execute_async_v3(target):
             raise EngineError("TensorRT couldn't enqueue the inference; its log says why")
-        for tensor, shape in zip(outputs, bound.outputs):
+        for tensor, shape in zip(outputs, bound_context.outputs):
             if shape is None:  # known by now: TensorRT has waited for it
-                bound.allocators[tensor.name].check()
+                bound_context.allocators[tensor.name].check()
                 if tensor.name not in self.allocated:
                     self._cuda("cudaStreamSynchronize", target)
                 if tensor.name not in self.allocated:
@@ -462,10 +472,10 @@ class ContextCache:
         for tensor, size in back:
             self._copy(self.host[tensor.name].handle, self.gpu[tensor.name].handle, size, self._to_host, target)
 
-    def _check_overlap(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations) -> None:
+    def _check_overlap(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> None:
         """Raise UsageError where TensorRT would write a result over an input that it still reads."""
         inputs, outputs = self._signature.inputs, self._signature.outputs
-        for result, size, location in zip(outputs, bound.sizes, locations[len(inputs) :]):
+        for result, size, location in zip(outputs, bound_context.sizes, locations[len(inputs) :]):
             for tensor, array, address in zip(inputs, arrays, locations):
                 over = location < address + tensor.nbytes(array.shape) and address < location + size
                 if location > 0 and address > 0 and over and not self._loaded.aliases(tensor.name, result.name):
@@ -473,64 +483,73 @@ class ContextCache:
                         f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
                         "over what it still reads; give an array of its own"
                     )
-        if len(bound.separate) > _REMEMBERED:
-            bound.separate.clear()
-        bound.separate.add(locations)
+        if len(bound_context.separate) > _REMEMBERED:
+            bound_context.separate.clear()
+        bound_context.separate.add(locations)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: Any, target: int) -> None:
         if nbytes:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
-    def _worth(self, bound: BoundContext, locations: Locations) -> bool:
+    def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:
         """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
-        if not self._for_contexts.most or not bound.warm or None in bound.outputs or self._loaded.captures_itself:
+        if (
+            not self._for_contexts.most
+            or not bound_context.warm
+            or None in bound_context.outputs
+            or self._loaded.captures_itself
+        ):
             return False
         foreign = any(location > 0 or location < RESIDENT for location in locations)
-        if not foreign or locations in bound.seen:
-            return bound is not self._fallback or not self._shares
-        if len(bound.seen) > _REMEMBERED:
-            bound.seen.clear()
-        bound.seen.add(locations)
+        if not foreign or locations in bound_context.seen:
+            return bound_context is not self._fallback or not self._shares
+        if len(bound_context.seen) > _REMEMBERED:
+            bound_context.seen.clear()
+        bound_context.seen.add(locations)
         return False
 
-    def replay(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations) -> Replay | None:
+    def replay(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> Replay | None:
         """The CUDA graph for these locations; a new one, if they are worth it and there is room."""
-        if (known := bound.graphs.get(locations)) is not None:
-            known.used = self.calls
-            return known
+        if (earlier_replay := bound_context.graphs.get(locations)) is not None:
+            earlier_replay.used = self.calls
+            return earlier_replay
         if (
-            locations in bound.graphs
-            or not self._worth(bound, locations)
+            locations in bound_context.graphs
+            or not self._worth(bound_context, locations)
             or not self._for_graphs.makes_room(self.calls, self._graphs_by_use)
         ):
             return None
-        graph, note = self.captured(bound, arrays, locations)
+        graph, note = self.captured(bound_context, arrays, locations)
         if graph is None:
-            self.note, bound.graphs[locations] = note, None
+            self.note, bound_context.graphs[locations] = note, None
             return None
-        replay = bound.graphs[locations] = Replay(graph, graph.raw, graph.handle, self.calls)
+        replay = bound_context.graphs[locations] = Replay(graph, graph.raw, graph.handle, self.calls)
         return replay
 
-    def captured(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations) -> tuple[Graph | None, str]:
+    def captured(
+        self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations
+    ) -> tuple[Graph | None, str]:
         """A CUDA graph of a call; or why there is none."""
         if self._loaded.captures_itself:
             return None, "plain enqueues: TensorRT-RTX captures graphs itself"
-        if None in bound.outputs:
+        if None in bound_context.outputs:
             return None, "plain enqueues: an output's shape depends on data"
         try:
             with _SLOWLY, self._device.capturing:
-                return self._stream.capture(lambda: self._enqueue(bound, arrays, locations, self._stream.handle)), ""
+                return self._stream.capture(
+                    lambda: self._enqueue(bound_context, arrays, locations, self._stream.handle)
+                ), ""
         except (DeviceError, EngineError) as error:
             return None, f"plain enqueues: capturing a CUDA graph failed: {error}"
 
     def close(self) -> None:
         """Free everything; nothing of it may run any more."""
-        for bound in (*self._kept.values(), *([self._fallback] if self._fallback else [])):
-            self._forget(bound)
-            bound.context = None  # before what it points to
+        for bound_context in (*self._kept.values(), *([self._fallback] if self._fallback else [])):
+            self._forget(bound_context)
+            bound_context.context = None  # before what it points to
         self._kept.clear()
         self._fallback = None
-        for held in (*self.gpu.values(), *self.host.values(), self._scratch):
-            held.free()
+        for buffer in (*self.gpu.values(), *self.host.values(), self._scratch):
+            buffer.free()
         self.gpu.clear()
         self.host.clear()

@@ -17,7 +17,7 @@ from trtopt.runtime.contexts import Source
 from trtopt.runtime.profiling import LayerTimes, profile_slot
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.trt import LoadedEngine, Loader, PlanOrigin, host_code_refused, plan_loader, plan_origin
+from trtopt.trt import LoadedEngine, Loader, PlanOrigin, host_code_refused, plan_loader, plan_origin, unrecorded
 
 
 def ordinals(devices: str | Sequence[int]) -> list[int]:
@@ -37,39 +37,44 @@ def open_gpus(
     backend: str,
     graphs: int,
     limit: int | None,
-    trust_host_code: bool = False,
+    trust: bool,
+    trust_host_code: bool,
 ) -> tuple[str, list[GpuEngine]]:
     """The family of TensorRT that runs the plan `engine`, and it on each GPU.
 
     Args:
         backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
+        trust: as of `Session`.
         graphs, limit, trust_host_code: see `GpuEngine`.
 
     Raises:
         UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
     """
-    found = probe()
-    if not found:
+    gpus = probe()
+    if not gpus:
         raise DeviceError(
-            f"running {engine.name} needs an NVIDIA GPU: {found.reason}. To develop without one, ask for the graph "
+            f"running {engine.name} needs an NVIDIA GPU: {gpus.reason}. To develop without one, ask for the graph "
             "that build kept by `save_onnx=`, on the CPU: `backend='onnxruntime'`; it is "
             "never taken by itself"
         )
     plan = engine.read_bytes()
-    made = plan_origin(plan) if manifest is None else manifest.origin
-    generation = plan_loader(backend, made)
-    if manifest is not None:
+    origin = plan_origin(plan) if manifest is None else manifest.origin
+    generation = plan_loader(backend, origin)
+    if manifest is None:
+        if not trust:
+            raise unrecorded(engine.name)
+    else:
         _check_made(manifest.origin, generation, engine)
         if manifest.origin.carries and not trust_host_code:
             raise host_code_refused(engine.name)
         manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
-    opened = []
+    engines = []
     for ordinal in ordinals:
         device = Device(ordinal)
         if manifest is not None:
             _check_gpu(manifest, device.info, engine)
-        opened.append(GpuEngine(device, generation, plan, engine, graphs, limit, trust_host_code))
-    return generation.family, opened
+        engines.append(GpuEngine(device, generation, plan, engine, graphs, limit, trust_host_code))
+    return generation.family, engines
 
 
 class GpuEngine:
@@ -97,11 +102,11 @@ class GpuEngine:
     ) -> None:
         self.device, self._graphs = device, graphs
         self.notes: list[str] = []
-        self._store, kept = self._kept(plan) if generation.family == "rtx" else (None, None)
+        self._store, runtime_cache = self._kept(plan) if generation.family == "rtx" else (None, None)
         self.memory = Memory(device, limit)
         with device.current():
             self._loaded: LoadedEngine | None = generation.load(
-                plan, path.name, host_code=trust_host_code, runtime_cache=kept, capture=graphs > 0
+                plan, path.name, host_code=trust_host_code, runtime_cache=runtime_cache, capture=graphs > 0
             )
             self.signature: Signature = signature(self._loaded.engine)
             self.shares = not self.signature.dynamic or self._second_context()
@@ -117,11 +122,11 @@ class GpuEngine:
 
     def _second_context(self) -> bool:
         """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
-        loaded = self._loaded
-        assert loaded is not None
-        with self.memory.gpu(loaded.scratch_bytes) as scratch:
-            contexts = [loaded.context(scratch.handle, scratch.nbytes) for _ in range(2)]
-            shares = loaded.shares_profiles(contexts[1])
+        engine = self._loaded
+        assert engine is not None
+        with self.memory.gpu(engine.scratch_bytes) as scratch:
+            contexts = [engine.context(scratch.handle, scratch.nbytes) for _ in range(2)]
+            shares = engine.shares_profiles(contexts[1])
             contexts.clear()
         return shares
 
@@ -135,13 +140,13 @@ class GpuEngine:
         self,
         arrays: Sequence[Source],
         shapes: tuple[Shape, ...],
-        known: Sequence[LayerInfo],
+        layer_infos: Sequence[LayerInfo],
         iterations: int,
         warmup: int,
     ) -> LayerTimes:
         """Time each layer, in a slot of its own."""
-        loaded = self._loaded
-        if loaded is None:
+        engine = self._loaded
+        if engine is None:
             raise DeviceError(CLOSED)
         if not self.shares:
             raise UsageError(
@@ -150,7 +155,7 @@ class GpuEngine:
         slot = self.slot()
         try:
             with self.device.current():
-                return profile_slot(slot, loaded, arrays, shapes, known, iterations, warmup)
+                return profile_slot(slot, engine, arrays, shapes, layer_infos, iterations, warmup)
         finally:
             slot.close()
 
@@ -177,31 +182,31 @@ def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
     here, built_for = info.compute_capability, manifest.built_for
     if manifest.targets:
         if here not in built_for and manifest.generation["family"] == "rtx":
-            named = ", ".join(f"sm{target}" for target in built_for)
+            targets = ", ".join(f"sm{target}" for target in built_for)
             raise EngineMismatch(
-                f"{engine} is for {named}; GPU {info.ordinal} is {info}: build it with `target='sm{here}'`"
+                f"{engine} is for {targets}; GPU {info.ordinal} is {info}: build it with `target='sm{here}'`"
             )
         return
     if not built_for:
         return
-    built, level = manifest.generation.get("gpu"), manifest.spec.get("hardware_compatibility", "none")
+    build_gpu, level = manifest.generation.get("gpu"), manifest.spec.get("hardware_compatibility", "none")
     if level == "ampere_plus":
         if here < 80:
             raise EngineMismatch(
-                f"{engine} was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {built}); GPU "
+                f"{engine} was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {build_gpu}); GPU "
                 f"{info.ordinal} is {info}: build it here"
             )
     elif here not in built_for:
         raise EngineMismatch(
-            f"{engine} was built on {built}; GPU {info.ordinal} is {info}: build it here, or with "
+            f"{engine} was built on {build_gpu}; GPU {info.ordinal} is {info}: build it here, or with "
             "`hardware_compatibility='ampere_plus'`"
         )
 
 
-def _check_made(made: PlanOrigin, generation: Loader, engine: Path) -> None:
-    if made.product != generation.product:
+def _check_made(origin: PlanOrigin, generation: Loader, engine: Path) -> None:
+    if origin.product != generation.product:
         raise EngineMismatch(
-            f"{engine} was built by {made}, here is {generation}: build it again here, or install that one"
+            f"{engine} was built by {origin}, here is {generation}: build it again here, or install that one"
         )
-    if why := generation.unread(made):
-        raise EngineMismatch(f"{engine} was built by {made}, here is {generation}: {why}")
+    if why := generation.unread(origin):
+        raise EngineMismatch(f"{engine} was built by {origin}, here is {generation}: {why}")

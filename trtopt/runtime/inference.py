@@ -94,15 +94,15 @@ class RunResult:
     @property
     def timing(self) -> str:
         """The times in a sentence."""
-        first, *rest = self.milliseconds
-        said = f"{len(self.milliseconds)} call{'s' if rest else ''}: the first, with warming up, {first:.2f} ms"
-        return f"{said}, then {statistics.median(rest):.2f} ms in the median" if rest else said
+        first, *later_times = self.milliseconds
+        text = f"{len(self.milliseconds)} call{'s' if later_times else ''}: the first, with warming up, {first:.2f} ms"
+        return f"{text}, then {statistics.median(later_times):.2f} ms in the median" if later_times else text
 
     def to_json(self) -> dict[str, Any]:
-        rounded = tuple(round(value, 4) for value in self.milliseconds)
-        described = plain(replace(self, milliseconds=rounded, arrays={}))
-        del described["arrays"]
-        return dict(described)
+        milliseconds = tuple(round(value, 4) for value in self.milliseconds)
+        document = plain(replace(self, milliseconds=milliseconds, arrays={}))
+        del document["arrays"]
+        return dict(document)
 
 
 @taking(RunRequest)
@@ -119,6 +119,7 @@ def run(request: RunRequest) -> RunResult:
             what the manifest says.
         top: how many of the best classes to give.
         backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
+        trust: as for `Session`: load a plan that no manifest describes.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
         trusted_keys: as for `Session`: run only an engine that one of these has signed.
 
@@ -137,6 +138,7 @@ def run(request: RunRequest) -> RunResult:
     options: dict[str, Any] = {
         "backend": request.backend,
         "device": request.device,
+        "trust": request.trust,
         "trust_host_code": request.trust_host_code,
         "trusted_keys": request.trusted_keys,
     }
@@ -150,14 +152,14 @@ def run(request: RunRequest) -> RunResult:
 
 
 def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
-    named = _arrays(request.input, session.inputs)
-    known = {info.name: info for info in session.inputs}
-    wrong = [f"unknown {name!r}" for name in named if name not in known]
-    wrong += [f"missing {name!r}" for name in known if name not in named]
+    raw_arrays = _arrays(request.input, session.inputs)
+    infos = {info.name: info for info in session.inputs}
+    wrong = [f"unknown {name!r}" for name in raw_arrays if name not in infos]
+    wrong += [f"missing {name!r}" for name in infos if name not in raw_arrays]
     if wrong:
         takes = "; ".join(f"{info.name!r} {info.dtype} {x(info.shape)}" for info in session.inputs)
         raise UsageError(f"`input=`: {', '.join(wrong)}; the engine takes {takes}")
-    arrays = {name: _converted(named[name], info, request.reporter) for name, info in known.items()}
+    arrays = {name: _converted(raw_arrays[name], info, request.reporter) for name, info in infos.items()}
     files = _files(folder, session)
     parts: list[dict[str, Array]] = []
     milliseconds: list[float] = []
@@ -183,31 +185,31 @@ def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> R
     )
 
 
-def _arrays(given: Any, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
+def _arrays(source: Any, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
     """Input name → array, from whatever form it was given in.
 
     Raises:
         UsageError: an input given twice, or without its name where there are several.
         DataError: a file that can't be read.
     """
-    if isinstance(given, Mapping):
-        return {str(name): _loaded(item) if _is_path(item) else np.asarray(item) for name, item in given.items()}
-    if _is_path(given):
-        return _from_file(os.fspath(given), inputs)
-    if hasattr(given, "__array__"):
-        return {_only(inputs, "an array"): np.asarray(given)}
-    if not isinstance(given, Iterable):
+    if isinstance(source, Mapping):
+        return {str(name): _loaded(item) if _is_path(item) else np.asarray(item) for name, item in source.items()}
+    if _is_path(source):
+        return _from_file(os.fspath(source), inputs)
+    if hasattr(source, "__array__"):
+        return {_only(inputs, "an array"): np.asarray(source)}
+    if not isinstance(source, Iterable):
         raise UsageError(
-            f"`input=` holds {type(given).__name__}; an array, a file, a mapping of input names to these, or a list of them is "
-            "needed"
+            f"`input=` holds {type(source).__name__}; an array, a file, a mapping of input names to these, or a list of them "
+            "is needed"
         )
-    found: dict[str, Array] = {}
-    for item in given:
-        named = _arrays(item, inputs)
-        if twice := sorted(set(named) & set(found)):
+    arrays: dict[str, Array] = {}
+    for item in source:
+        item_arrays = _arrays(item, inputs)
+        if twice := sorted(set(item_arrays) & set(arrays)):
             raise UsageError(f"`input=` gives {', '.join(map(repr, twice))} twice; give each input once")
-        found |= named
-    return found
+        arrays |= item_arrays
+    return arrays
 
 
 def _is_path(item: Any) -> bool:
@@ -215,9 +217,9 @@ def _is_path(item: Any) -> bool:
 
 
 def _from_file(text: str, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
-    name, equals, rest = text.partition("=")
+    name, equals, path = text.partition("=")
     if equals and not Path(text).exists():
-        return {name: _loaded(rest)}
+        return {name: _loaded(path)}
     if not text.endswith(".npz"):
         return {_only(inputs, text): _loaded(text)}
     arrays = stored_arrays(existing_file(text, "`input=`"))
@@ -277,10 +279,10 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
     if folder is not None:
         for name in _LISTS:
             check_writable(folder / name)
-    ranked: list[Ranked] = []
+    rankings: list[Ranked] = []
     parts: list[dict[str, Array]] = []
     names: list[str] = []
-    skipped: list[Skipped] = []
+    skipped_images: list[Skipped] = []
     milliseconds: list[float] = []
     together = max([_TOGETHER, *(item.min[0] for profile in session.profiles for item in profile.values() if item.min)])
     prepare = session.preparation()
@@ -293,7 +295,7 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
             for number, item, image in zip(numbers, chunk, images):
                 name = os.fspath(item) if _is_path(item) else f"image {number}"
                 if isinstance(image, str):
-                    skipped.append(Skipped(name, image))
+                    skipped_images.append(Skipped(name, image))
                 else:
                     samples.append(image)
                     names.append(name)
@@ -303,24 +305,24 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
                 if isinstance(results, dict):
                     parts.append(results)
                 else:
-                    ranked += [Ranked(name, tuple(best)) for name, best in zip(names[len(ranked) :], results)]
+                    rankings += [Ranked(name, tuple(best)) for name, best in zip(names[len(rankings) :], results)]
             phase.advance(len(chunk))
     if not names:
-        some = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:3])
+        some = "; ".join(f"{item.name}: {item.reason}" for item in skipped_images[:3])
         raise DataError(f"none of the {len(items)} images can be used ({some})")
     outputs = joined(parts) if parts else {}
-    written = list(files.values()) if parts else []
+    written_files = list(files.values()) if parts else []
     summaries = _kept(outputs, files)
     if folder is not None:
-        written.append(folder / _LISTS[0 if parts else 1])
-        write_json(written[-1], names if parts else [asdict(item) for item in ranked])
+        written_files.append(folder / _LISTS[0 if parts else 1])
+        write_json(written_files[-1], names if parts else [asdict(item) for item in rankings])
     return RunResult(
         session.engine,
         session.backend,
         summaries,
-        tuple(ranked) or _ranked(session, outputs, request.top),
-        tuple(skipped),
-        tuple(written),
+        tuple(rankings) or _ranked(session, outputs, request.top),
+        tuple(skipped_images),
+        tuple(written_files),
         tuple(milliseconds),
         tuple(names),
         outputs,
@@ -391,9 +393,9 @@ def _kept(outputs: Mapping[str, Array], files: Mapping[str, Path]) -> tuple[Outp
     for name, array in outputs.items():
         if name in files:
             # .npy has no names for BF16 and FP8: those are written as float32, which holds them exactly
-            known = array if array.dtype.kind != "V" and array.dtype.isbuiltin == 1 else array.astype(np.float32)
+            npy_array = array if array.dtype.kind != "V" and array.dtype.isbuiltin == 1 else array.astype(np.float32)
             with writing(files[name]) as partial, partial.open("wb") as file:
-                np.save(file, known)
+                np.save(file, npy_array)
         values = array if array.dtype.kind in "iub" else array.astype(np.float64)
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)

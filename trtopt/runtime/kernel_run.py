@@ -42,12 +42,12 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint3
 
 def libraries() -> list[str]:
     """Where CUPTI may be: where the loader looks, in NVIDIA's packages, in CUDA's toolkit."""
-    named = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
-    homes = [*named, "/usr/local/cuda", *sorted(Path("/usr/local").glob("cuda-*"))]
+    folders = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
+    homes = [*folders, "/usr/local/cuda", *sorted(Path("/usr/local").glob("cuda-*"))]
     patterns = [(place, "nvidia/*/lib/libcupti.so*") for place in sys.path]
     patterns += [(str(home), pattern) for home in homes if home for pattern in _TOOLKIT]
-    found = [str(path) for place, pattern in patterns for path in sorted(Path(place).glob(pattern))]
-    return ["libcupti.so", "libcupti.so.13", "libcupti.so.12", *found]
+    paths = [str(path) for place, pattern in patterns for path in sorted(Path(place).glob(pattern))]
+    return ["libcupti.so", "libcupti.so.13", "libcupti.so.12", *paths]
 
 
 _kept: list[Any] = []  # CUPTI calls it until the process ends
@@ -90,7 +90,7 @@ def run(folder: Path) -> dict[str, Any]:
         subscribe(names)
         from trtopt.runtime.session import Session
 
-        found = []
+        kernels = []
         # The plan was built just now, by the process that asks.
         engine, device = folder / "run.engine", request["device"]
         with Session(engine, device=device, backend="tensorrt", graphs=0, trust_host_code=True) as session:
@@ -99,10 +99,10 @@ def run(folder: Path) -> dict[str, Any]:
                 arrays = {name: np.ones(shape, types[name]) for name, shape in shapes.items()}
                 names.clear()
                 session.run(arrays)
-                found.append(list(names))
+                kernels.append(list(names))
     except (TrtoptError, OSError, KeyError) as error:
         return {"problem": str(error)}
-    return {"kernels": found}
+    return {"kernels": kernels}
 
 
 def main() -> None:

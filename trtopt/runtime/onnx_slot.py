@@ -35,16 +35,16 @@ class OnnxSlot:
     def __init__(
         self, model: str | os.PathLike[str], manifest: Manifest | None = None, threads: int | None = None
     ) -> None:
-        loaded = load_model(model)
-        if manifest is not None and manifest.graph != loaded.fingerprint:
+        graph = load_model(model)
+        if manifest is not None and manifest.graph != graph.fingerprint:
             raise EngineMismatch(
-                f"{os.fspath(model)} has content {loaded.fingerprint[:16]}…; the engine was built from "
+                f"{os.fspath(model)} has content {graph.fingerprint[:16]}…; the engine was built from "
                 f"{str(manifest.graph)[:16]}…: build it again with `save_onnx=`"
             )
         profiles = () if manifest is None else manifest.profiles
-        inputs, outputs = (tuple(map(_tensor, items)) for items in (loaded.inputs, loaded.outputs))
+        inputs, outputs = (tuple(map(_tensor, items)) for items in (graph.inputs, graph.outputs))
         self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in profiles))
-        self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(loaded.proto), threads=threads)
+        self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
     own = 0  # there is no stream
 
@@ -59,15 +59,15 @@ class OnnxSlot:
     ) -> dict[str, Any]:
         """As `Slot.run`, for arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
-            raise UsageError("backend='onnxruntime' runs on the CPU: give arrays in host memory, and no stream")
+            raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:
             raise DeviceError("this session is closed; open the engine again")
         try:
-            found = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
+            outputs = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
         except DataError as error:
             raise EngineError(str(error)) from error
         results: dict[str, Any] = {
-            item.name: found[item.name].astype(item.dtype, copy=False) for item in self.signature.outputs
+            item.name: outputs[item.name].astype(item.dtype, copy=False) for item in self.signature.outputs
         }
         for name, array in (out or {}).items():
             if array.shape != results[name].shape:  # NumPy would repeat a smaller result
@@ -97,5 +97,7 @@ def _tensor(info: TensorInfo) -> Tensor:
 
 def _profile(texts: Mapping[str, str], inputs: Sequence[Tensor]) -> Profile:
     """A profile as the engine itself would give it: fixed inputs, which the manifest leaves out, with their shape."""
-    fixed = {item.name: ShapeRange(item.shape, item.shape, item.shape) for item in inputs if item.name not in texts}
-    return fixed | {name: ShapeRange.parse(text) for name, text in texts.items()}
+    fixed_ranges = {
+        item.name: ShapeRange(item.shape, item.shape, item.shape) for item in inputs if item.name not in texts
+    }
+    return fixed_ranges | {name: ShapeRange.parse(text) for name, text in texts.items()}

@@ -38,9 +38,9 @@ def best(scores: NDArray[Any], top: int, classes: Sequence[str] | None, engine: 
             f"{engine} gives {odd} of {scores.size} scores as NaN or infinity: its arithmetic overflows, or the "
             "input isn't finite; build it with `bf16=True`, or with `precision_override=`"
         )
-    shifted = np.exp(scores - scores.max())
-    already = bool((scores >= 0).all() and abs(scores.sum() - 1) < 1e-3)  # the model ends in a softmax
-    shares = scores if already else shifted / shifted.sum()
-    named = classes if classes and len(classes) == len(scores) else None
+    exponentials = np.exp(scores - scores.max())
+    are_shares = bool((scores >= 0).all() and abs(scores.sum() - 1) < 1e-3)  # the model ends in a softmax
+    shares = scores if are_shares else exponentials / exponentials.sum()
+    names = classes if classes and len(classes) == len(scores) else None
     order = np.argsort(-scores, kind="stable")[:top]
-    return [Prediction(int(i), float(shares[i]), named[i] if named else None) for i in order]
+    return [Prediction(int(i), float(shares[i]), names[i] if names else None) for i in order]

@@ -56,10 +56,10 @@ class LayerTimes:
 
 def profile_slot(
     slot: Slot,
-    loaded: LoadedEngine,
+    engine: LoadedEngine,
     arrays: Sequence[Source],
     shapes: tuple[Shape, ...],
-    known: Sequence[LayerInfo],
+    layer_infos: Sequence[LayerInfo],
     iterations: int,
     warmup: int,
 ) -> LayerTimes:
@@ -67,29 +67,29 @@ def profile_slot(
 
     Args:
         slot: one that nothing else uses, now or later: its context keeps the profiler.
-        known: what the manifest says of the layers.
+        layer_infos: what the manifest says of the layers.
     """
     whole = time_slot(slot, arrays, shapes, iterations, warmup)
-    bound, everything = run_once(slot, arrays, shapes)
+    bound_context, locations = run_once(slot, arrays, shapes)
     times: dict[str, float] = {}
 
     def note(name: str, milliseconds: float) -> None:
         times[name] = times.get(name, 0.0) + milliseconds  # of a loop's body, each time that it ran
 
     runs: list[dict[str, float]] = []
-    bound.context.profiler = profiler = loaded.profiler(note)
+    bound_context.context.profiler = profiler = engine.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
-        slot.contexts.enqueue(bound, arrays, everything, slot.own)
+        slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
         slot.stream.synchronize()
         if number >= warmup:
             runs.append(dict(times))
     del profiler
-    by_name = {layer.name: layer for layer in known}
+    by_name = {layer.name: layer for layer in layer_infos}
     layers = []
     for name in dict.fromkeys(name for run in runs for name in run):
         each, info = [run.get(name, 0.0) for run in runs], by_name.get(name)
         kind, precision, nodes = (info.kind, info.precision, info.nodes) if info else ("other", None, ())
         layers.append(LayerTime(name, statistics.median(each), min(each), max(each), kind, precision, nodes))
-    said = {tensor.name: x(shape) for tensor, shape in zip(slot.signature.inputs, shapes)}
-    return LayerTimes(said, tuple(layers), whole.gpu, iterations)
+    shapes_text = {tensor.name: x(shape) for tensor, shape in zip(slot.signature.inputs, shapes)}
+    return LayerTimes(shapes_text, tuple(layers), whole.gpu, iterations)

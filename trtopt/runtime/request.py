@@ -35,6 +35,7 @@ class RunRequest:
     top: int = option(5, help="How many of the best classes to show.", least=1)
     backend: str = option("auto", help="auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU.")
     device: int = shared.gpu()
+    trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
     trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT

@@ -103,7 +103,7 @@ class Session:
     """A TensorRT engine, ready to run.
 
     Args:
-        engine: a plan file; its manifest, where there is one beside it, is checked.
+        engine: a plan file, which must be the one that the manifest beside it describes.
         device: the GPU's number.
         devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. No
             call changes which device is the calling thread's current one.
@@ -111,13 +111,14 @@ class Session:
             "rtx", or "onnxruntime": without a GPU, on the CPU, the graph that `build --save-onnx` kept (or an ONNX file given
             as `engine`). It is never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
-            every thread that calls: those beyond only wait, and handing contexts over takes time (H200, EfficientNet-Lite0:
-            12 threads on 8 contexts made two thirds of the calls that they made on 16).
+            every thread that calls: those beyond only wait, and handing contexts over takes time.
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
+        trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
         trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
-            library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust.
+            library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust;
+            `trust` is included.
         trusted_keys: public Ed25519 keys (PEM files): open only an engine that one of them has signed (`trtopt.sign`), manifest
             and plan as they are; such a one may carry a library. Empty: who made it isn't asked.
         threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
@@ -127,7 +128,7 @@ class Session:
     only let go of frees its memory, too, but writes no file.
 
     Raises:
-        UsageError: no such file, arguments that can't be right, or a plan that needs `trust_host_code`.
+        UsageError: no such file, arguments that can't be right, or a plan that needs `trust` or `trust_host_code`.
         DeviceError: no GPU, no driver, or not enough memory.
         EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
         EngineError: the plan or its manifest is damaged; SignatureRefused: no trusted key has signed it.
@@ -146,11 +147,12 @@ class Session:
         queue: int = 64,
         graphs: int = 16,
         memory: str | int | None = None,
+        trust: bool = False,
         trust_host_code: bool = False,
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
         threads: int | None = None,
     ) -> None:
-        choice(backend, BACKENDS, "backend")
+        choice(backend, BACKENDS, "`backend=`")
         for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
             if value < least:
                 raise UsageError(f"{name} is {value!r}; a number of at least {least} is needed")
@@ -174,23 +176,24 @@ class Session:
         if backend == "onnxruntime":
             self._open_onnx(threads)
         else:
-            opened = open_gpus(
+            family_and_engines = open_gpus(
                 self.engine,
                 self.manifest,
                 [device] if devices is None else ordinals(devices),
                 backend,
                 graphs,
                 self._limit,
+                trust or trust_host_code,
                 trust_host_code or bool(trusted_keys),
             )
-            self._use_gpus(*opened, contexts)
+            self._use_gpus(*family_and_engines, contexts)
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
         # memory themselves, must not go there.
         weakref.finalize(self, after_capture, [self._slots, self._gpus].clear)
         self.inputs, self.outputs = self._infos(self._signature.inputs), self._infos(self._signature.outputs)
         self.profiles: tuple[Profile, ...] = self._signature.profiles
-        stored = self.manifest.preprocess if self.manifest else None
-        self.preprocess: Preprocess | None = Preprocess.load(stored) if stored else None
+        preprocessing = self.manifest.preprocess if self.manifest else None
+        self.preprocess: Preprocess | None = Preprocess.load(preprocessing) if preprocessing else None
         self.embedded: Embedded | None = embedded_by(self.manifest)
         self.classes: tuple[str, ...] | None = None
         if self.manifest and self.manifest.classes:
@@ -238,13 +241,14 @@ class Session:
         """
         from trtopt.builder.request import BuildRequest
         from trtopt.core.options import taking
+        from trtopt.engine.store import PLAN
         from trtopt.runtime.stored import opened
 
         if backend != "onnxruntime":
             chosen_builder(backend)
         first = device if devices is None else ordinals(devices)[0]
         beside = {} if backend == "onnxruntime" else {"backend": backend}
-        asked = {"output": "", "device": first, **beside, **build}
+        options = {"output": PLAN, "device": first, **beside, **build}
 
         @taking(BuildRequest)
         def for_model(request: BuildRequest) -> Session:
@@ -266,7 +270,7 @@ class Session:
             session._entry = entry
             return session
 
-        return for_model(model, **asked)
+        return for_model(model, **options)
 
     def _open_onnx(self, threads: int | None) -> None:
         self.backend = "onnxruntime"
@@ -274,7 +278,7 @@ class Session:
         if graph.suffix != ".onnx":
             if self.manifest is None or self.manifest.graph_file is None:
                 raise UsageError(
-                    f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none in its folder: "
+                    f"`backend='onnxruntime'` runs the graph that was kept beside {graph.name}; there is none in its folder: "
                     "build with `save_onnx=`, or give an ONNX file"
                 )
             self.manifest.check_plan(self.engine)
@@ -336,40 +340,40 @@ class Session:
         if self._forked:
             self._alive()
         try:
-            given = [inputs[name] for name in self._names]
+            values = [inputs[name] for name in self._names]
         except (KeyError, IndexError, TypeError):
             self._signature.check_names(inputs)
             raise
-        if len(given) != len(inputs):
+        if len(values) != len(inputs):
             self._signature.check_names(inputs)
-        if stream is None and out is None and {*map(type, given)} == _PLAIN:
-            shapes = self._accept(given)
+        if stream is None and out is None and {*map(type, values)} == _PLAIN:
+            shapes = self._accept(values)
             slot = self._slots.take(None, timeout)
             try:
-                return slot.run(given, shapes)
+                return slot.run(values, shapes)
             finally:
                 self._slots.give(slot)
         if out is not None and type(out) is not dict:
             check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
-        slot = self._slots.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
+        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
             target = slot.own if handle is None else handle
-            arrays = [view(array, target) for array in given]
+            arrays = [view(array, target) for array in values]
             results = {name: view(array, target, write=True) for name, array in out.items()} if out else None
-            example = given[0] if given else None
+            example = values[0] if values else None
             key = call_key(arrays, results, out) if handle is None else None
-            found = None if key is None else slot.recall(key, results, example)
-            if found is None:
+            outputs = None if key is None else slot.recall(key, results, example)
+            if outputs is None:
                 shapes = self._accept(arrays)
                 if results and out:
                     check_out(self._signature, results, out)
-                found = slot.run(arrays, shapes, results, handle, example, key)
+                outputs = slot.run(arrays, shapes, results, handle, example, key)
         finally:
             self._slots.give(slot)
         if out:
-            found.update(out)
-        return found
+            outputs.update(out)
+        return outputs
 
     def bind(
         self,
@@ -401,44 +405,44 @@ class Session:
         self._signature.check_names(inputs)
         check_mapping("out", {} if out is None else out)
         handle = None if stream is None else stream_handle(stream)
-        given = [inputs[name] for name in self._names]
-        slot = self._slots.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
+        values = [inputs[name] for name in self._names]
+        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
             assert isinstance(slot, Slot)
             target = slot.own if handle is None else handle
-            arrays = [view(array, target) for array in given]
+            arrays = [view(array, target) for array in values]
             shapes = self._accept(arrays)
             results = {name: view(array, target, write=True) for name, array in (out or {}).items()}
             check_out(self._signature, results, out or {})
             with slot.device.current():
-                call, made, note, held = prepare_call(
-                    slot, arrays, shapes, results, handle, given[0] if given else None
+                call, call_outputs, note, references = prepare_call(
+                    slot, arrays, shapes, results, handle, values[0] if values else None
                 )
             release = self._slots.keep(slot)
         except BaseException:
             self._slots.give(slot)
             raise
-        bound = BoundCall(call, {**made, **(out or {})}, note, (held, given, out), release)
+        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (references, values, out), release)
         with self._opening:
             if not self._closing:
-                self._bound.add(bound)
-                return bound
-        bound.close()  # `close` has looked for bound calls already, and waits for this one's slot
+                self._bound.add(bound_call)
+                return bound_call
+        bound_call.close()  # `close` has looked for bound calls already, and waits for this one's slot
         raise DeviceError(CLOSED)
 
     def _again(self, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         self.run(inputs, out=results)
 
-    def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
+    def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
         """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
-        wanted = next(
-            (found for array in (*given, *(out or {}).values()) if (found := gpu_of(array)) is not None), None
+        ordinal = next(
+            (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None), None
         )
-        if wanted is None:
+        if ordinal is None:
             return None
-        if wanted not in [gpu.device.info.ordinal for gpu in self._gpus]:
-            raise UsageError(f"an input lies on GPU {wanted}, which this session doesn't use")
-        return lambda slot: isinstance(slot, Slot) and slot.device.info.ordinal == wanted
+        if ordinal not in [gpu.device.info.ordinal for gpu in self._gpus]:
+            raise UsageError(f"an input lies on GPU {ordinal}, which this session doesn't use")
+        return lambda slot: isinstance(slot, Slot) and slot.device.info.ordinal == ordinal
 
     def _accept(self, arrays: Sequence[Source]) -> tuple[Shape, ...]:
         """Check types, ranks and shapes; the last two only when they weren't seen before."""
@@ -505,8 +509,8 @@ class Session:
             raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
         one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
         if one or not isinstance(images, Iterable):
-            said = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
-            raise UsageError(f"images is {said}; a list is needed, for one image too: run_images([image])")
+            text = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+            raise UsageError(f"images is {text}; a list is needed, for one image too: run_images([image])")
         samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
         if not samples:
             raise UsageError("there are no images to run")
@@ -560,8 +564,8 @@ class Session:
 
     def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
         """`run_images` on what `preparation` made of each image."""
-        prepared = np.stack(samples)
-        outputs = self.run_batches({self.inputs[0].name: prepared.astype(self._signature.inputs[0].dtype, copy=False)})
+        batch = np.stack(samples)
+        outputs = self.run_batches({self.inputs[0].name: batch.astype(self._signature.inputs[0].dtype, copy=False)})
         [(name, scores), *others] = outputs.items()
         if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
             return outputs
@@ -616,8 +620,8 @@ class Session:
 
     def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
         """As the engine has them; where samples lie the manifest knows."""
-        known = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
-        axes = {item["name"]: item.get("batch_axis", 0) for item in known}
+        entries = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
+        axes = {item["name"]: item.get("batch_axis", 0) for item in entries}
         return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
 
     # What it holds -------------------------------------------------------------------------------------------------
@@ -636,16 +640,14 @@ class Session:
         tensor = next((item for item in self._signature.inputs if item.name == name), None)
         if tensor is None:
             raise UsageError(f"there is no input {name!r}; the engine takes {', '.join(map(repr, self._names))}")
-        wanted = tuple(map(int, shape))
-        if len(wanted) != len(tensor.shape) or any(
-            size not in (-1, there) for size, there in zip(tensor.shape, wanted)
-        ):
-            raise UsageError(f"input {name!r} takes shape {x(tensor.shape)}, not {x(wanted)}")
-        if min(wanted, default=0) < 0:
-            raise UsageError(f"shape {x(wanted)} of input {name!r} has a negative size")
+        sizes = tuple(map(int, shape))
+        if len(sizes) != len(tensor.shape) or any(size not in (-1, there) for size, there in zip(tensor.shape, sizes)):
+            raise UsageError(f"input {name!r} takes shape {x(tensor.shape)}, not {x(sizes)}")
+        if min(sizes, default=0) < 0:
+            raise UsageError(f"shape {x(sizes)} of input {name!r} has a negative size")
         if not self._gpus:
-            return np.empty(wanted, tensor.dtype)
-        return self._gpus[0].memory.pinned(tensor.nbytes(wanted)).array(tensor.dtype, wanted)
+            return np.empty(sizes, tensor.dtype)
+        return self._gpus[0].memory.pinned(tensor.nbytes(sizes)).array(tensor.dtype, sizes)
 
     def memory(self) -> MemoryReport:
         """What this holds now."""
@@ -692,8 +694,8 @@ class Session:
         arrays, shapes = self._to_measure(inputs, iterations, warmup)
         if not self._gpus:
             raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
-        known = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
-        return self._gpus[0].profile(arrays, shapes, known, iterations, warmup)
+        layer_infos = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
+        return self._gpus[0].profile(arrays, shapes, layer_infos, iterations, warmup)
 
     def _to_measure(
         self, inputs: Mapping[str, Any], iterations: int, warmup: int
@@ -720,8 +722,8 @@ class Session:
             return
         if self._in_background is not None:
             self._in_background.close(finish)
-        for bound in bound_calls:
-            bound.close()
+        for bound_call in bound_calls:
+            bound_call.close()
         del bound_calls
         slots = self._slots.close(finish)
         while slots:
@@ -781,7 +783,7 @@ def _bytes(memory: str | int | None) -> int | None:
 def _manifest(engine: Path, trusted_keys: Sequence[str | os.PathLike[str]]) -> Manifest | None:
     if not trusted_keys:
         return load_manifest(engine)
-    found = load_manifest(engine, lambda content: check_signed(engine, content, trusted_keys))
-    if found is None:
+    manifest = load_manifest(engine, lambda content: check_signed(engine, content, trusted_keys))
+    if manifest is None:
         raise SignatureRefused(f"{engine} has no manifest, which is what is signed: build it by trtopt, and sign it")
-    return found
+    return manifest

@@ -24,7 +24,7 @@ from trtopt.runtime.stretch import Prepared, Row, Stretch, available, calling, p
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
-_KNOWN = 256  # arrays whose address is remembered: to look whose memory it is takes half a microsecond
+_KNOWN = 256  # arrays whose address is remembered, so that each call needn't find out whose memory it is
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
 
@@ -37,7 +37,7 @@ class Slot:
     """
 
     def __init__(
-        self, device: Device, loaded: LoadedEngine, signature: Signature, memory: Memory, *, graphs: int, shares: bool
+        self, device: Device, engine: LoadedEngine, signature: Signature, memory: Memory, *, graphs: int, shares: bool
     ) -> None:
         self.device, self.signature = device, signature
         self._cuda = device.cuda
@@ -55,8 +55,8 @@ class Slot:
         self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
         self._behind: int | None = None  # a caller's stream on which this slot's last call may still run
         self._dirty = False  # a call ended early: its work may still run
-        self.shared = False  # somebody else launched from it (`trtopt.runtime.bound_call`)
-        self.contexts = ContextCache(device, self.stream, loaded, signature, memory, graphs=graphs, shares=shares)
+        self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
+        self.contexts = ContextCache(device, self.stream, engine, signature, memory, graphs=graphs, shares=shares)
         self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._done))
         self.replays = 0
 
@@ -83,16 +83,16 @@ class Slot:
         """
         if self._dirty or self._behind is not None or self.shared:
             self.settle(stream)
-        bound = self.contexts.bind(arrays, shapes)
-        found = self._again(bound, arrays, out, example) if stream is None else None
-        if found is None:
+        bound_context = self.contexts.bind(arrays, shapes)
+        results = self._again(bound_context, arrays, out, example) if stream is None else None
+        if results is None:
             with self.device.current():
-                found = self._run(bound, arrays, out, stream, example, key)
-        return found
+                results = self._run(bound_context, arrays, out, stream, example, key)
+        return results
 
     def _again(
         self,
-        bound: BoundContext,
+        bound_context: BoundContext,
         arrays: Sequence[Source],
         out: Mapping[str, Source] | None,
         example: Any,
@@ -102,11 +102,11 @@ class Slot:
 
         Returns: None if this is no such call, or the stretch failed: then the other way says why, or works.
         """
-        if not self._stretches or self.contexts.reads_shapes or (out and not _fits(bound, out)):
+        if not self._stretches or self.contexts.reads_shapes or (out and not _fits(bound_context, out)):
             return None
         locations: list[int] = []
         copies: list[Copy] = []
-        for array, staging in zip(arrays, bound.staging):
+        for array, staging in zip(arrays, bound_context.staging):
             if isinstance(array, View) or not array.flags.c_contiguous:
                 return None
             if array.base is not None and array.nbytes >= PINNED and (address := self.pinned_at(array)):
@@ -114,30 +114,30 @@ class Slot:
             else:
                 locations.append(STAGED)
                 copies.append((staging, array))
-        replay = bound.graphs.get((*locations, *bound.staged))
+        replay = bound_context.graphs.get((*locations, *bound_context.staged))
         if replay is None:
             return None
         self._dirty = True
-        prepared = replay.prepared or self._prepare(replay, bound, copies)
-        words = prepared.stretch.words
-        found: dict[str, Any] = {}
-        for word, (_, source) in zip(prepared.sources, copies):
+        prepared_call = replay.prepared or self._prepare(replay, bound_context, copies)
+        words = prepared_call.stretch.words
+        results: dict[str, Any] = {}
+        for word, (_, source) in zip(prepared_call.sources, copies):
             words[word] = start(source)
-        for word, (name, shape, dtype) in zip(prepared.targets, bound.results):
-            given = None if out is None else out.get(name)
-            value: Any = np.empty(shape, dtype) if given is None else given
-            found[name] = value
+        for word, (name, shape, dtype) in zip(prepared_call.targets, bound_context.results):
+            out_array = None if out is None else out.get(name)
+            value: Any = np.empty(shape, dtype) if out_array is None else out_array
+            results[name] = value
             words[word] = start(value)
-        if prepared.stretch.run():
+        if prepared_call.stretch.run():
             self.settle(None)
             return None
         self._dirty = False
         replay.used = self.contexts.calls
         self.replays += 1
         if example is not None:
-            for name in found.keys() - (out or {}).keys():
-                found[name] = like_host(example, found[name])
-        return found
+            for name in results.keys() - (out or {}).keys():
+                results[name] = like_host(example, results[name])
+        return results
 
     def recall(self, key: Any, out: Mapping[str, Source] | None, example: Any) -> dict[str, Any] | None:
         """Infer again on arrays in GPU memory that say of themselves what they said in a call before (`call_key`): nothing is
@@ -145,39 +145,39 @@ class Slot:
 
         Returns: None if there was no such call, or it wasn't a replay.
         """
-        known = self.contexts.recalled.get(key)
-        if known is None:
+        call = self.contexts.recalled.get(key)
+        if call is None:
             return None
         if self._dirty or self._behind is not None or self.shared:
             self.settle(None)
         own = self.own
-        blocks = [self.blocks.take(size, own, True) for size in known.sizes]
-        found = known.replays.get(tuple([block.address for block in blocks]))
-        if found is None:
+        blocks = [self.blocks.take(size, own, True) for size in call.sizes]
+        entry = call.replays.get(tuple([block.address for block in blocks]))
+        if entry is None:
             return None
-        replay, stretches = found
+        replay, stretches = entry
         self._dirty = True
         if stretches is None or stretches[0].hold():
-            self.after(known.streams)
+            self.after(call.streams)
             self.launch(replay.raw, replay.address, self._raw, own)
         # The rest, while the GPU works.
         results: dict[str, Any] = {}
-        for tensor, shape, block in zip(self.signature.outputs, known.bound.outputs, blocks):
+        for tensor, shape, block in zip(self.signature.outputs, call.bound.outputs, blocks):
             assert shape is not None
             value = self.wrap(tensor, block, shape, None)
             results[tensor.name] = value if example is None else like(example, value)
         for array in (out or {}).values():
             if isinstance(array, View) and isinstance(array.owner, DeviceArray):
                 array.owner.written(None, None)
-        self.contexts.again(known, replay)
+        self.contexts.again(call, replay)
         self.replays += 1
         if stretches is None or stretches[1].run():
             self.wait(self._raw, own)
         self._dirty = False
         return results
 
-    def _prepare(self, replay: Replay, bound: BoundContext, copies: Sequence[Copy]) -> Prepared:
-        landing = [source for source in bound.landing if source is not None]
+    def _prepare(self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]) -> Prepared:
+        landing = [source for source in bound_context.landing if source is not None]
         replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
         return replay.prepared
 
@@ -197,7 +197,7 @@ class Slot:
 
     def _run(
         self,
-        bound: BoundContext,
+        bound_context: BoundContext,
         arrays: Sequence[Source],
         out: Mapping[str, Source] | None,
         stream: int | None,
@@ -207,81 +207,81 @@ class Slot:
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
         on_gpu = View in map(type, arrays)
-        found = self.locate(bound, arrays, target)
-        results: Sequence[Block | Source | None] = [None] * len(bound.outputs)
+        location_list = self.locate(bound_context, arrays, target)
+        results: Sequence[Block | Source | None] = [None] * len(bound_context.outputs)
         waits = True
         if out is None and not on_gpu:
-            found += bound.staged
+            location_list += bound_context.staged
         else:
-            waits = stream is None or min(found, default=1) <= STAGED
-            results = self._targets(bound, out, on_gpu, target)
+            waits = stream is None or min(location_list, default=1) <= STAGED
+            results = self._targets(bound_context, out, on_gpu, target)
             for result in results:
                 location = STAGED if result is None or isinstance(result, np.ndarray) else result.address
                 waits = waits or location == STAGED
-                found.append(location)
-        locations = tuple(found)
-        replay = self.contexts.replay(bound, arrays, locations)
+                location_list.append(location)
+        locations = tuple(location_list)
+        replay = self.contexts.replay(bound_context, arrays, locations)
         if replay is None and min(locations, default=0) < RESIDENT:
             locations = self.uploaded(arrays, locations, target)
-            replay = self.contexts.replay(bound, arrays, locations)
+            replay = self.contexts.replay(bound_context, arrays, locations)
         if replay is not None:
             self.launch(replay.raw, replay.address, raw, target)
             self.replays += 1
             if key is not None and stream is None:
-                self._remember(key, bound, arrays, results, locations, replay)
+                self._remember(key, bound_context, arrays, results, locations, replay)
         else:
-            self.contexts.enqueue(bound, arrays, locations, target)
+            self.contexts.enqueue(bound_context, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
-        return self._finish(bound, results, raw, target, waits, example)
+        return self._finish(bound_context, results, raw, target, waits, example)
 
     def _remember(
         self,
         key: Any,
-        bound: BoundContext,
+        bound_context: BoundContext,
         arrays: Sequence[Source],
         results: Sequence[Block | Source | None],
         locations: Locations,
         replay: Replay,
     ) -> None:
         """This call, for `recall`; unless some of it is in host memory, or some results alone are arrays of the caller's."""
-        taken = tuple([result.address for result in results if isinstance(result, Block)])
-        if min(locations, default=0) <= STAGED or len(taken) not in (0, len(results)):
+        addresses = tuple([result.address for result in results if isinstance(result, Block)])
+        if min(locations, default=0) <= STAGED or len(addresses) not in (0, len(results)):
             return
         views = [item for item in (*arrays, *results) if isinstance(item, View)]
         makers = {item.stream for item in views if item.stream is not None}
-        streams = tuple((makers | {LEGACY} if taken else makers) - {self.own})
+        streams = tuple((makers | {LEGACY} if addresses else makers) - {self.own})
         rows = self.work(replay.address, streams)
         stretches = (Stretch(rows[:-1]), Stretch(rows[-1:])) if rows else None
-        self.contexts.remember(key, bound, streams, taken, (replay, stretches))
+        self.contexts.remember(key, bound_context, streams, addresses, (replay, stretches))
 
     def _targets(
-        self, bound: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
+        self, bound_context: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
         """Where each result goes. None: an array in host memory, still to be made."""
         results: list[Block | Source | None] = []
-        for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
-            given = out.get(tensor.name) if out else None
-            if given is not None:
+        for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
+            out_array = out.get(tensor.name) if out else None
+            if out_array is not None:
                 if shape is not None:
-                    check_shape(tensor, given, shape)
-                elif isinstance(given, View):
+                    check_shape(tensor, out_array, shape)
+                elif isinstance(out_array, View):
                     raise UsageError(
                         f"the shape of output {tensor.name!r} depends on the data, so it comes in host memory: give a NumPy "
                         "array of the shape that it will have, or leave it out of out"
                     )
-                results.append(given)
+                results.append(out_array)
             elif on_gpu and shape is not None and not tensor.on_host:
                 results.append(self.blocks.take(size, target))
             else:
                 results.append(None)
-            if isinstance(given, View):
-                self.order(given, target)
+            if isinstance(out_array, View):
+                self.order(out_array, target)
         return results
 
     def _finish(
         self,
-        bound: BoundContext,
+        bound_context: BoundContext,
         results: Sequence[Block | Source | None],
         raw: Any,
         target: int,
@@ -290,9 +290,11 @@ class Slot:
     ) -> dict[str, Any]:
         """Make the results, and wait for them; or not, where they stay in the order of the stream."""
         free = None if waits else target
-        wrapped: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         copies: list[Copy] = []
-        for tensor, shape, landing, result in zip(self.signature.outputs, bound.outputs, bound.landing, results):
+        for tensor, shape, landing, result in zip(
+            self.signature.outputs, bound_context.outputs, bound_context.landing, results
+        ):
             value: Any
             if isinstance(result, Block):
                 assert shape is not None
@@ -310,7 +312,7 @@ class Slot:
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
                 value = value if example is None or result is not None else like_host(example, value)
-            wrapped[tensor.name] = value
+            outputs[tensor.name] = value
         if free is not None:
             self._cuda("cudaEventRecord", self._done.raw, free)
             self._behind = free
@@ -319,7 +321,7 @@ class Slot:
         for array, landing in copies:
             np.copyto(array, landing)
         self._dirty = False
-        return wrapped
+        return outputs
 
     def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
         """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
@@ -345,10 +347,11 @@ class Slot:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
             self._behind = None
 
-    def locate(self, bound: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
-        """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory."""
+    def locate(self, bound_context: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
+        """Copy inputs into pinned memory where they must be there; for each its address on the GPU, `STAGED`, or minus its
+        address in pinned memory of the caller's."""
         locations: list[int] = []
-        for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
+        for tensor, array, staging in zip(self.signature.inputs, arrays, bound_context.staging):
             if isinstance(array, View):
                 if tensor.on_host:
                     raise wanted_on_host(tensor)
@@ -365,27 +368,27 @@ class Slot:
     def uploaded(self, arrays: Sequence[Source], locations: Sequence[int], target: int) -> tuple[int, ...]:
         """The locations after a copy of what lies in pinned memory of the caller's: a graph for each address there is made only
         where addresses come again."""
-        found = list(locations)
+        location_list = list(locations)
         for index, (tensor, array) in enumerate(zip(self.signature.inputs, arrays)):
-            if found[index] < RESIDENT:
+            if location_list[index] < RESIDENT:
                 assert isinstance(array, np.ndarray)
-                inside, address, size = self.contexts.gpu[tensor.name].address, -found[index], array.nbytes
+                inside, address, size = self.contexts.gpu[tensor.name].address, -location_list[index], array.nbytes
                 if self._driver is None or target != self.own or self._driver.upload(inside, address, size, target):
                     self._cuda("cudaMemcpyAsync", inside, address, size, self._to_gpu, target)
-                found[index] = RESIDENT
-        return tuple(found)
+                location_list[index] = RESIDENT
+        return tuple(location_list)
 
     def pinned_at(self, array: NDArray[Any]) -> int:
         """The array's address if it is whole and page-locked, else 0."""
         if not array.flags.c_contiguous:
             return 0
-        known = self._pinned.get(id(array))
-        if known is not None and known[0]() is array:
-            return known[1]
+        entry = self._pinned.get(id(array))
+        if entry is not None and entry[0]() is array:
+            return entry[1]
         owner: Any = array
         while isinstance(owner, np.ndarray):
             owner = owner.base
-        if owner is None:  # NumPy's own memory: asking CUDA takes microseconds
+        if owner is None:  # NumPy's own memory: asking CUDA takes longer than the rest of this
             return 0
         address = start(array)
         if not isinstance(owner, HostBuffer):
@@ -415,7 +418,7 @@ class Slot:
         self._cuda("cudaStreamWaitEvent", target, self._done.raw, 0)
 
     def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
-        done = None if stream is None else self._ready(block.address, stream)
+        event = None if stream is None else self._ready(block.address, stream)
         cuda, to_host = self._cuda, self._to_host
 
         def fetch(target: NDArray[Any], address: int) -> None:
@@ -428,7 +431,7 @@ class Slot:
             self._ordinal,
             block,
             stream=stream,
-            ready=done,
+            ready=event,
             copy_to_host=fetch,
             streams=block.streams,
         )
@@ -453,26 +456,26 @@ class Slot:
             self.stream.free()
 
 
-def _follow_default(device: Device, done: Event, stream: int) -> None:
+def _follow_default(device: Device, event: Event, stream: int) -> None:
     """What is given to the stream from now on comes after what the current device's default stream has to do by now."""
     if not device.idle(LEGACY):
-        device.cuda("cudaEventRecord", done.raw, LEGACY)
-        device.cuda("cudaStreamWaitEvent", stream, done.raw, 0)
+        device.cuda("cudaEventRecord", event.raw, LEGACY)
+        device.cuda("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
-def _fits(bound: BoundContext, out: Mapping[str, Source]) -> bool:
+def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
     """Whether results can be copied as they are into those arrays of the caller's."""
-    given = [(out[name], shape) for name, shape, _ in bound.results if name in out]
+    pairs = [(out[name], shape) for name, shape, _ in bound_context.results if name in out]
     return all(
-        not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in given
+        not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in pairs
     )
 
 
-def call_key(arrays: Sequence[Source], out: Mapping[str, Source] | None, given: Mapping[str, Any] | None) -> Any:
+def call_key(arrays: Sequence[Source], out: Mapping[str, Source] | None, originals: Mapping[str, Any] | None) -> Any:
     """What tells calls on arrays in GPU memory apart, for `Slot.recall`: all that their views say, but not whose they are.
 
     Args:
-        out: views of the arrays to write results into, `given`, of which the type tells whether they can be written.
+        out: views of the arrays to write results into, `originals`, of which the type tells whether they can be written.
 
     Returns: None if an array lies in host memory.
     """
@@ -482,7 +485,7 @@ def call_key(arrays: Sequence[Source], out: Mapping[str, Source] | None, given: 
         return None
     if out:
         key += out
-        key += map(type, (given or {}).values())
+        key += map(type, (originals or {}).values())
     return tuple(key)
 
 
@@ -497,30 +500,30 @@ def wanted_on_host(tensor: Tensor) -> UsageError:
     return UsageError(f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array")
 
 
-def check_shape(tensor: Tensor, given: Source, shape: Shape) -> None:
-    if tuple(given.shape) != shape:
-        raise UsageError(f"out[{tensor.name!r}] has shape {x(given.shape)}; this call gives {x(shape)}")
+def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
+    if tuple(array.shape) != shape:
+        raise UsageError(f"out[{tensor.name!r}] has shape {x(array.shape)}; this call gives {x(shape)}")
 
 
-def check_out(signature: Signature, out: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise UsageError unless each of `out`, views of `given`, is an output, of its type and rank, and can be written."""
-    known = signature.results
+def check_out(signature: Signature, out: Mapping[str, Any], originals: Mapping[str, Any]) -> None:
+    """Raise UsageError unless each of `out`, views of `originals`, is an output, of its type and rank, and can be written."""
+    outputs = signature.results
     for name, array in out.items():
-        if name not in known:
-            raise UsageError(f"out has {name!r}; the engine gives {', '.join(map(repr, known))}")
-        check_array(known[name], array, "out")
-        if not writable(given[name]):
+        if name not in outputs:
+            raise UsageError(f"out has {name!r}; the engine gives {', '.join(map(repr, outputs))}")
+        check_array(outputs[name], array, "out")
+        if not writable(originals[name]):
             raise UsageError(
-                f"out[{name!r}] is {type(given[name]).__name__}, which can't be written into: give a NumPy array, or a "
+                f"out[{name!r}] is {type(originals[name]).__name__}, which can't be written into: give a NumPy array, or a "
                 "torch or CuPy tensor"
             )
         if array.read_only if isinstance(array, View) else not array.flags.writeable:
             raise UsageError(f"out[{name!r}] is read-only: give an array that may be written into")
     if len(out) > 1:
-        _check_apart(out)
+        _check_no_overlap(out)
 
 
-def _check_apart(out: Mapping[str, Source]) -> None:
+def _check_no_overlap(out: Mapping[str, Source]) -> None:
     """Raise UsageError where one result would be written over another."""
     ranges = []
     for name, array in out.items():

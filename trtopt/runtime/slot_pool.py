@@ -33,12 +33,12 @@ _here = _Here()
 
 
 class Waiter(Generic[T]):
-    """Somebody's place in the queue. `called` runs once, from any thread, when `item` is there or the end has come."""
+    """A caller's place in the queue. `notify` runs once, from any thread, when `item` is there or the end has come."""
 
-    __slots__ = ("called", "item", "thread", "wanted")
+    __slots__ = ("accepts", "item", "notify", "thread")
 
-    def __init__(self, wanted: Callable[[T], bool] | None, called: Callable[[], object]) -> None:
-        self.wanted, self.called = wanted, called
+    def __init__(self, accepts: Callable[[T], bool] | None, notify: Callable[[], object]) -> None:
+        self.accepts, self.notify = accepts, notify
         self.item: T | None = None
         self.thread = _here.thread
 
@@ -68,25 +68,25 @@ class SlotPool(Generic[T]):
         self._closed = False
         self.waits = 0  # askers for whom nothing was free at once
 
-    def take(self, wanted: Callable[[T], bool] | None = None, timeout: float | None = None) -> T:
-        """An item for the caller alone, that `wanted` accepts; waits for one at most `timeout` seconds.
+    def take(self, accepts: Callable[[T], bool] | None = None, timeout: float | None = None) -> T:
+        """An item for the caller alone, one that `accepts` is true of; waits for it at most `timeout` seconds.
 
         Raises:
             Busy: none came free in time.
             DeviceError: `close` was called.
         """
-        if wanted is None:  # the common case, short: it stands between every call and its launch
+        if accepts is None:  # the common case, short: it stands between every call and its launch
             thread = _here.thread
             with self._lock:
                 free = self._free[0] if len(self._free) == 1 else max(self._free, key=len)
                 if free and not (self._waiting or self._closed or self._dropped) and thread not in self._holders:
                     return self._hand(free, -1, thread)
-        got = self._now(wanted)
-        if got is not None:
-            return got
+        item = self._now(accepts)
+        if item is not None:
+            return item
         ready = threading.Lock()
         ready.acquire()
-        waiter = self.ask(ready.release, wanted)
+        waiter = self.ask(ready.release, accepts)
         end = None if timeout is None else time.monotonic() + timeout
         try:
             while not ready.acquire(timeout=_LOOK if end is None else max(0.0, min(_LOOK, end - time.monotonic()))):
@@ -104,21 +104,21 @@ class SlotPool(Generic[T]):
                 self.give(self.collect(waiter))
             raise
 
-    def ask(self, called: Callable[[], object], wanted: Callable[[T], bool] | None = None) -> Waiter[T]:
-        """Queue up without waiting; `called` runs when `collect` will answer at once (perhaps before this returns)."""
-        waiter = Waiter(wanted, called)
-        got = self._now(wanted)
-        if got is not None:
-            waiter.item = got
-            called()
+    def ask(self, notify: Callable[[], object], accepts: Callable[[T], bool] | None = None) -> Waiter[T]:
+        """Queue up without waiting; `notify` runs when `collect` will answer at once (perhaps before this returns)."""
+        waiter = Waiter(accepts, notify)
+        item = self._now(accepts)
+        if item is not None:
+            waiter.item = item
+            notify()
             return waiter
         with self._lock:
             if self._closed:
                 raise DeviceError(CLOSED)
             self._waiting.append(waiter)
             self.waits += 1
-            served = self._serve()
-        _tell(served)
+            waiters = self._serve()
+        _tell(waiters)
         return waiter
 
     def collect(self, waiter: Waiter[T]) -> T:
@@ -153,10 +153,10 @@ class SlotPool(Generic[T]):
             self._homes[item].append(item)
             if not (self._waiting or self._closed):
                 return
-            served = self._serve()
+            waiters = self._serve()
             if self._closed:
                 self._returned.notify_all()
-        _tell(served)
+        _tell(waiters)
 
     @property
     def waiting(self) -> int:
@@ -175,10 +175,10 @@ class SlotPool(Generic[T]):
         """Hand out no more; with `waiting`, those who wait already get an error."""
         with self._lock:
             self._closed = True
-            ended: list[Waiter[T]] = []
+            waiters: list[Waiter[T]] = []
             if waiting:
-                ended, self._waiting = list(self._waiting), deque()
-        _tell(ended)
+                waiters, self._waiting = list(self._waiting), deque()
+        _tell(waiters)
 
     def close(self, finish: bool = True) -> list[T]:
         """Hand out no more, wait until every item is back, and return them all.
@@ -196,13 +196,13 @@ class SlotPool(Generic[T]):
             self._free, self._homes = [[]], {}
         return items
 
-    def _now(self, wanted: Callable[[T], bool] | None) -> T | None:
+    def _now(self, accepts: Callable[[T], bool] | None) -> T | None:
         with self._lock:
             if self._closed:
                 raise DeviceError(CLOSED)
             if self._owned:
                 self._reclaim(_here.thread)
-            if not self._waiting and (item := self._find_free(wanted, _here.thread)) is not None:
+            if not self._waiting and (item := self._find_free(accepts, _here.thread)) is not None:
                 return item
             if self._made >= self.most:
                 return None
@@ -220,28 +220,28 @@ class SlotPool(Generic[T]):
         self._homes[item] = self._free[number % len(self._free)]
         if self._owned:
             self._holders[_here.thread] = item
-        if wanted is None or wanted(item):
+        if accepts is None or accepts(item):
             return item
         self.give(item)
-        return self._now(wanted)
+        return self._now(accepts)
 
     def _serve(self) -> list[Waiter[T]]:
         """Match free items with those who wait, in their order. The lock is held."""
-        served: list[Waiter[T]] = []
+        waiters: list[Waiter[T]] = []
         for waiter in tuple(self._waiting):
             if not any(self._free):
                 break
-            waiter.item = self._find_free(waiter.wanted, waiter.thread)
+            waiter.item = self._find_free(waiter.accepts, waiter.thread)
             if waiter.item is not None:
                 self._waiting.remove(waiter)
-                served.append(waiter)
-        return served
+                waiters.append(waiter)
+        return waiters
 
-    def _find_free(self, wanted: Callable[[T], bool] | None, thread: weakref.ref[_Token]) -> T | None:
+    def _find_free(self, accepts: Callable[[T], bool] | None, thread: weakref.ref[_Token]) -> T | None:
         """Hand a free item to the thread. The lock is held."""
         for free in sorted(self._free, key=len, reverse=True):
             for index in range(len(free) - 1, -1, -1):  # the last used one has the warmest memory
-                if wanted is None or wanted(free[index]):
+                if accepts is None or accepts(free[index]):
                     return self._hand(free, index, thread)
         return None
 
@@ -255,24 +255,24 @@ class SlotPool(Generic[T]):
     def _find(self) -> None:
         with self._lock:
             self._reclaim()
-            served = self._serve()
-        _tell(served)
+            waiters = self._serve()
+        _tell(waiters)
 
-    def _reclaim(self, asking: weakref.ref[_Token] | None = None) -> None:
+    def _reclaim(self, asker: weakref.ref[_Token] | None = None) -> None:
         """Take back what is held by threads that ended, by the one that asks for another, or by nobody any more. The lock is
         held."""
         while self._dropped:
             item = self._dropped.popleft()
             self._homes[item].append(item)
-        for thread in [key for key in self._holders if key is asking or key() is None]:
-            held = self._holders[thread]
-            if held is None:
+        for thread in [key for key in self._holders if key is asker or key() is None]:
+            lost_item = self._holders[thread]
+            if lost_item is None:
                 self._made -= 1
-            elif not any(held is item for item in self._homes[held]):
-                self._homes[held].append(held)
+            elif not any(lost_item is item for item in self._homes[lost_item]):
+                self._homes[lost_item].append(lost_item)
             del self._holders[thread]
 
 
 def _tell(waiters: list[Waiter[T]]) -> None:
     for waiter in waiters:
-        waiter.called()
+        waiter.notify()

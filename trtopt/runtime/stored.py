@@ -45,7 +45,7 @@ def opened(request: BuildRequest, open_session: Callable[[Entry], Opened], *, wi
         UsageError: options that only make sense where several engines are compared.
         and as `trtopt.build` without comparing, and as `open_session`.
     """
-    if request.output or request.save_onnx is not None:
+    if request.output != PLAN or request.save_onnx is not None:
         raise UsageError("`output=` and `save_onnx=` name files; the store has its own: use trtopt.build to write them")
     for name in _SEVERAL:
         if getattr(request, name) not in (None, False):
@@ -82,27 +82,31 @@ def _entry(request: BuildRequest, store: Store) -> Entry:
         return entry
     from trtopt.builder.construction import stored_engine  # loads onnx, which a known engine doesn't need
 
-    seen = None if question is None else _stamps(request)  # before the files are read
+    file_stamps = None if question is None else _stamps(request)  # before the files are read
     entry = stored_engine(request, store)
-    if question is not None and seen is not None:
-        store.remember(question, seen, entry)
+    if question is not None and file_stamps is not None:
+        store.remember(question, file_stamps, entry)
     return entry
 
 
 def _question(request: BuildRequest) -> dict[str, Any] | None:
     """The request as JSON, with what it depends on beside its files; None where it isn't all files and plain values."""
-    asked = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in _ASIDE}
-    if asked["images"] is not None or asked["data"] is not None or not isinstance(asked["model"], (str, os.PathLike)):
+    options = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in _ASIDE}
+    if (
+        options["images"] is not None
+        or options["data"] is not None
+        or not isinstance(options["model"], (str, os.PathLike))
+    ):
         return None
     for name in _FILES:
-        if isinstance(asked[name], (str, os.PathLike)) and Path(asked[name]).exists():
-            asked[name] = os.path.realpath(asked[name])
-    asked["save_onnx"] = asked["save_onnx"] is not None
-    generation, found = select(request.backend), probe()
-    gpu = next((str(info) for info in found.devices if info.ordinal == request.device), None)
+        if isinstance(options[name], (str, os.PathLike)) and Path(options[name]).exists():
+            options[name] = os.path.realpath(options[name])
+    options["save_onnx"] = options["save_onnx"] is not None
+    generation, gpus = select(request.backend), probe()
+    gpu = next((str(info) for info in gpus.devices if info.ordinal == request.device), None)
     try:
         return {
-            "asked": json.loads(json.dumps(asked, default=os.fspath)),
+            "asked": json.loads(json.dumps(options, default=os.fspath)),
             "generation": [generation.family, generation.version],
             "gpu": gpu,
             "trtopt": __version__,

@@ -92,23 +92,26 @@ def time_slot(
 def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[BoundContext, Locations]:
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
     slot.settle(None)
-    bound = slot.contexts.bind(arrays, shapes)
-    locations = (*slot.uploaded(arrays, slot.locate(bound, arrays, slot.own), slot.own), *[STAGED] * len(bound.outputs))
-    slot.contexts.enqueue(bound, arrays, locations, slot.own)
+    bound_context = slot.contexts.bind(arrays, shapes)
+    locations = (
+        *slot.uploaded(arrays, slot.locate(bound_context, arrays, slot.own), slot.own),
+        *[STAGED] * len(bound_context.outputs),
+    )
+    slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
     slot.stream.synchronize()
-    return bound, locations
+    return bound_context, locations
 
 
 def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
     """Copy the inputs in, and give a function that launches the inference alone, with results left in the slot's GPU memory;
     whether that is a CUDA graph, and if not, why."""
-    bound, locations = run_once(slot, arrays, shapes)
+    bound_context, locations = run_once(slot, arrays, shapes)
     inside = [RESIDENT if location == STAGED else location for location in locations[: len(arrays)]]
-    for tensor, shape in zip(slot.signature.outputs, bound.outputs):
+    for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
         inside.append(RESIDENT if shape is None else slot.contexts.buffer(tensor).handle)
-    graph, note = slot.contexts.captured(bound, arrays, tuple(inside))
+    graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
     if graph is None:
-        return (lambda: slot.contexts.enqueue(bound, arrays, tuple(inside), slot.own)), False, note
+        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.own)), False, note
     return (lambda: graph.launch(slot.stream)), True, ""
 
 
@@ -130,10 +133,10 @@ def in_turns(
     """
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
-        wanted = count * (number + 1) // rounds
+        total = count * (number + 1) // rounds
         for name in list(ways)[:: -1 if number % 2 else 1]:
             end = time.perf_counter() + seconds / rounds
-            while len(times[name]) < wanted:
+            while len(times[name]) < total:
                 times[name].append(ways[name]())
                 if time.perf_counter() > end:
                     break

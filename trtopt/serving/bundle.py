@@ -116,8 +116,8 @@ def bundle(request: BundleRequest) -> Bundle:
     """
     path = existing_file(request.model, "the engine or model")
     check_writable(request.output, path, request.calib)
-    found = _PLATFORM.fullmatch(request.platform)
-    if found is None or int(found[1]) < _LEAST_GLIBC:
+    platform = _PLATFORM.fullmatch(request.platform)
+    if platform is None or int(platform[1]) < _LEAST_GLIBC:
         raise UsageError(
             f"`platform={request.platform!r}` isn't known: write manylinux_2_N_x86_64 or …_aarch64, for glibc 2.N or newer, "
             f"N at least {_LEAST_GLIBC}"
@@ -142,16 +142,16 @@ def bundle(request: BundleRequest) -> Bundle:
         wheels.mkdir()
         (folder / MADE).mkdir()
         with reporter.phase("making trtopt's wheel"):
-            own = _own_wheel(request, folder, found[2])
-        wanted = [*_of_extras(own, extras, python), *required]
+            own = _own_wheel(request, folder, platform[2])
+        requirements = [*_of_extras(own, extras, python), *required]
         with reporter.phase("resolving versions"):
             try:
                 pinned = _resolved(own, extras, required, python, request, folder)
             except BundleFailed:
-                if not any(map(_metapackage, wanted)):
+                if not any(map(_metapackage, requirements)):
                     raise
                 try:
-                    _make_metapackages(wanted, folder / MADE)
+                    _make_metapackages(requirements, folder / MADE)
                     pinned = _resolved(own, extras, required, python, request, folder)
                 except BundleFailed as error:
                     hint = f"; {_IN_NVIDIAS}" if "libs" in str(error) else ""
@@ -160,12 +160,12 @@ def bundle(request: BundleRequest) -> Bundle:
             lines = folder / REQUIREMENTS
             lines.write_text("\n".join(pinned) + "\n", encoding="utf-8")
             words = ["--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
-            words += [*_platforms(int(found[1]), found[2]), "--find-links", str(folder / MADE)]
+            words += [*_platforms(int(platform[1]), platform[2]), "--find-links", str(folder / MADE)]
             _run("pip", "download", *words, "--dest", str(wheels), "--requirement", str(lines))
         os.replace(own, wheels / own.name)
         content |= {f"wheels/{item.name}": item for item in sorted(wheels.iterdir())}
         packages = dict(_name_and_version(item) for item in sorted(wheels.iterdir()))
-        filled = {"@PYTHON@": python, "@MACHINE@": found[2], "@GLIBC@": found[1], "@NEXT@": next_command}
+        filled = {"@PYTHON@": python, "@MACHINE@": platform[2], "@GLIBC@": platform[1], "@NEXT@": next_command}
         script = _SCRIPT.read_text(encoding="utf-8")
         for place, value in filled.items():
             script = script.replace(place, value)
@@ -178,17 +178,17 @@ def bundle(request: BundleRequest) -> Bundle:
             "packages": packages,
             "next": next_command,
         }
-        made: dict[str, bytes] = {
+        scripts: dict[str, bytes] = {
             SCRIPT: script.encode(),
             REQUIREMENTS: installed.encode(),
             ABOUT: json_bytes(about),
         }
         files = [BundledFile(place, item.stat().st_size, sha256_file(item)) for place, item in content.items()]
-        files += [BundledFile(place, len(data), hashlib.sha256(data).hexdigest()) for place, data in made.items()]
+        files += [BundledFile(place, len(data), hashlib.sha256(data).hexdigest()) for place, data in scripts.items()]
         files.sort(key=lambda item: item.path)
-        made[SUMS] = "".join(f"{item.sha256}  {item.path}\n" for item in files).encode()
+        scripts[SUMS] = "".join(f"{item.sha256}  {item.path}\n" for item in files).encode()
         with reporter.phase("writing the archive"), writing(request.output) as partial:
-            _write(partial, name, {**content, **made})
+            _write(partial, name, {**content, **scripts})
     output = Path(request.output)
     return Bundle(
         output,
@@ -271,10 +271,10 @@ def _own_wheel(request: BundleRequest, folder: Path, machine: str) -> Path:
     Raises:
         UsageError: there is none, or it is for another machine: C code is in it.
     """
-    given = [Path(item) for item in request.wheel if Path(item).name.startswith("trtopt-")]
+    wheels = [Path(item) for item in request.wheel if Path(item).name.startswith("trtopt-")]
     source = _checkout()
-    if given:
-        own = Path(shutil.copy(given[0], folder))
+    if wheels:
+        own = Path(shutil.copy(wheels[0], folder))
     elif source is None:
         raise UsageError(
             "trtopt wasn't installed from a checkout, so there is nothing to make its wheel of: give the file that it was "
@@ -297,22 +297,22 @@ def _of_extras(own: Path, extras: Iterable[str], python: str) -> list[str]:
     Raises:
         UsageError: there is no such extra; uv would pass it over.
     """
-    known = _said(own, "Provides-Extra")
+    available = _said(own, "Provides-Extra")
     for name in extras:
-        choice(name, known, "`extras=`")
-    found = map(Requirement, _said(own, "Requires-Dist"))
+        choice(name, available, "`extras=`")
+    requirements = map(Requirement, _said(own, "Requires-Dist"))
     values = [{"extra": name, "python_version": python} for name in extras]
     return [
         f"{item.name}{item.specifier}"
-        for item in found
+        for item in requirements
         if item.marker is not None and any(item.marker.evaluate(value) for value in values)
     ]
 
 
 def _metapackage(requirement: str) -> Requirement | None:
     """A requirement of a package of NVIDIA's that only names those that have the libraries."""
-    found = Requirement(requirement)
-    return found if re.fullmatch(r"tensorrt([-_](rtx|lean|dispatch))?([-_]cu\d+)?", found.name) else None
+    parsed = Requirement(requirement)
+    return parsed if re.fullmatch(r"tensorrt([-_](rtx|lean|dispatch))?([-_]cu\d+)?", parsed.name) else None
 
 
 def _make_metapackages(required: Iterable[str], folder: Path) -> None:
@@ -322,9 +322,9 @@ def _make_metapackages(required: Iterable[str], folder: Path) -> None:
         place = folder / str(number)
         words = ["--no-deps", "--no-binary", item.name, "--wheel-dir", str(place), f"{item.name}{item.specifier}"]
         _run("pip", "wheel", *words)
-        (made,) = place.glob("*.whl")
-        waiting += [needed for text in _said(made, "Requires-Dist") if (needed := _metapackage(text))]
-        os.replace(made, folder / made.name)
+        (wheel,) = place.glob("*.whl")
+        waiting += [needed for text in _said(wheel, "Requires-Dist") if (needed := _metapackage(text))]
+        os.replace(wheel, folder / wheel.name)
 
 
 def _said(wheel: Path, field: str) -> list[str]:
@@ -340,37 +340,39 @@ def _checkout() -> Path | None:
     if (root / "pyproject.toml").is_file():
         return root
     try:
-        told = importlib.metadata.distribution("trtopt").read_text("direct_url.json")
+        origin = importlib.metadata.distribution("trtopt").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
         return None
-    place = urlsplit(json.loads(told)["url"]) if told else None
-    found = Path(unquote(place.path)) if place is not None and place.scheme == "file" else None
-    return found if found is not None and found.is_dir() else None
+    place = urlsplit(json.loads(origin)["url"]) if origin else None
+    folder = Path(unquote(place.path)) if place is not None and place.scheme == "file" else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def _resolved(
     own: Path, extras: Iterable[str], required: Iterable[str], python: str, request: BundleRequest, folder: Path
 ) -> list[str]:
     """Requirements with exact versions, of all that trtopt needs there; without trtopt itself."""
-    given = [Path(item) for item in request.wheel if Path(item).name != own.name]
-    asked = folder / "asked.txt"
+    wheels = [Path(item) for item in request.wheel if Path(item).name != own.name]
+    source = folder / "asked.txt"
     lines = [f"trtopt[{','.join(extras)}] @ {own.resolve().as_uri()}", *required, "pip"]
-    lines += [f"{_name_and_version(item)[0]} @ {item.resolve().as_uri()}" for item in given]
-    asked.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines += [f"{_name_and_version(item)[0]} @ {item.resolve().as_uri()}" for item in wheels]
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
     _, _, minor, machine = request.platform.split("_", 3)
-    words = ["compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", str(asked)]
+    words = ["compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", str(source)]
     words += ["--python-version", python, "--python-platform", f"{machine}-manylinux_2_{minor}", *_indexes()]
     words += ["--find-links", str(folder / MADE)]
     if request.constraint is not None:
         words += ["--constraint", str(existing_file(request.constraint, "`constraint=`"))]
-    found = [line.split("#")[0].split(";")[0].strip() for line in _run("uv", "pip", *words).splitlines()]
-    return [line for line in found if line and not line.startswith(("trtopt ", "trtopt[", "trtopt@", "-"))]
+    pins = [line.split("#")[0].split(";")[0].strip() for line in _run("uv", "pip", *words).splitlines()]
+    return [line for line in pins if line and not line.startswith(("trtopt ", "trtopt[", "trtopt@", "-"))]
 
 
 def _indexes() -> list[str]:
     """uv's options for the indexes that pip is set up for (PIP_*, pip.conf): pip fetches what uv has resolved."""
-    told = re.findall(r"^([^=]*)\.([a-z-]+)='(.*)'$", _run("pip", "config", "list"), re.MULTILINE)
-    settings = {name: value for _, name, value in sorted(told, key=lambda item: item[0] == ":env:")}  # which goes first
+    entries = re.findall(r"^([^=]*)\.([a-z-]+)='(.*)'$", _run("pip", "config", "list"), re.MULTILINE)
+    settings = {
+        name: value for _, name, value in sorted(entries, key=lambda item: item[0] == ":env:")
+    }  # which goes first
     words = ["--index-strategy", "unsafe-best-match"]  # as pip takes the best of all
     words += ["--no-index"] if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else []
     for name in ("index-url", "extra-index-url", "find-links"):
@@ -408,8 +410,8 @@ def _run(tool: str, *words: str) -> str:
         stdin=subprocess.DEVNULL,
     )
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[-600:]
-        raise BundleFailed(f"{tool} can't get what is needed: {said}")
+        reason = " ".join((done.stderr or done.stdout).split())[-600:]
+        raise BundleFailed(f"{tool} can't get what is needed: {reason}")
     return done.stdout
 
 

@@ -161,7 +161,7 @@ def _samples(
     interface: Interface, batching: Batching, places: Sequence[str] = ("min", "opt", "max")
 ) -> Iterator[tuple[str, int, dict[str, tuple[int, ...]]]]:
     """Place, batch and shapes (without it) of what the profiles were tuned for, each once."""
-    seen: list[Any] = []
+    combinations: list[Any] = []
     if interface.values:
         return
     for number, profile in enumerate(interface.profiles):
@@ -169,8 +169,8 @@ def _samples(
             whole = _shapes(profile, place)
             batch = next(iter(whole.values()))[0] if batching.most and whole else 0
             shapes = {name: shape[1:] for name, shape in whole.items()} if batching.most else whole
-            if whole not in seen and batch <= batching.most:
-                seen.append(whole)
+            if whole not in combinations and batch <= batching.most:
+                combinations.append(whole)
                 yield f"{place} of profile {number}", batch, shapes
 
 

@@ -50,9 +50,9 @@ def container_for(header: PlanHeader | None, *, version_compatible: bool = False
     if header is None or header.product != "TensorRT":
         maker = "what made it isn't known" if header is None else f"{header.product} made it"
         return None, f"no container's TensorRT reads this plan: {maker}; serve it with `backend='python'`"
-    made = PlanOrigin(header.product, header.version, version_compatible, version_compatible)
+    origin = PlanOrigin(header.product, header.version, version_compatible, version_compatible)
     for container in reversed(CONTAINERS):
-        if not unread(made, container.tensorrt):
+        if not unread(origin, container.tensorrt):
             return container, f"{container.image} has TensorRT {container.tensorrt} ({container.source})"
     return None, (
         f"which container has {header} isn't known here; NVIDIA lists them: {MATRIX}. A plan needs the very same version, to "

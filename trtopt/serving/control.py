@@ -42,10 +42,10 @@ class Control:
     @property
     def options(self) -> list[str]:
         """Of tritonserver."""
-        allowed = f"model-repository,shared-memory,logging,trace:{_KEY}={self._secret}"
+        restriction = f"model-repository,shared-memory,logging,trace:{_KEY}={self._secret}"
         return [
             *("--model-control-mode=explicit", "--load-model=*"),
-            *(f"--http-restricted-api={allowed}", f"--grpc-restricted-protocol={allowed}"),
+            *(f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"),
         ]
 
     def unload(self, deadline: float) -> None:
@@ -144,8 +144,8 @@ class Watch:
         if problem:
             self._plan(name, f"model {name!r} can't be loaded again: {problem}")
             return
-        found = _processes(self._server.pid).items()
-        self._known |= {process: model for process, model in found if process not in before}
+        processes = _processes(self._server.pid).items()
+        self._known |= {process: model for process, model in processes if process not in before}
         if name not in self._known.values():  # it lived too shortly to be seen
             self._plan(name, f"a process of model {name!r} ended")
 
@@ -156,13 +156,13 @@ def _say(text: str) -> None:
 
 def _processes(server: int) -> dict[int, str]:
     """The Python backend's processes of a server: id → name of the model."""
-    found: dict[int, str] = {}
+    models: dict[int, str] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (words := _words(int(folder.name))):
             with contextlib.suppress(OSError):  # it ended meanwhile
                 if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == server:
-                    found[int(folder.name)] = Path(words[1]).parts[-3]
-    return found
+                    models[int(folder.name)] = Path(words[1]).parts[-3]
+    return models
 
 
 def _words(process: int) -> list[str]:

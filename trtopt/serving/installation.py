@@ -34,24 +34,24 @@ class Installation:
     libraries: Path | None = None
 
 
-def find_server(given: str | os.PathLike[str] | None = None) -> Installation | None:
+def find_server(server: str | os.PathLike[str] | None = None) -> Installation | None:
     """The tritonserver to use; None where there is none. See `serve`.
 
     Raises:
         UsageError: `given`, or what $TRITON_SERVER names, is none.
     """
-    for where, what in ((given, "`server=`"), (os.environ.get(VARIABLE), f"${VARIABLE}")):
+    for where, what in ((server, "`server=`"), (os.environ.get(VARIABLE), f"${VARIABLE}")):
         if where:
-            found = _installed(Path(where))
-            if found is None:
+            installation = _installed(Path(where))
+            if installation is None:
                 raise UsageError(f"{what}: there is no tritonserver in {os.fspath(where)}: {how_to_install()}")
-            return found
+            return installation
     places = [Path(sys.prefix) / "tritonserver"]
     spec = importlib.util.find_spec("pytriton")
     places += [Path(folder).parent for folder in (spec.submodule_search_locations or [])] if spec else []
     in_path = shutil.which("tritonserver")
     places += [Path(in_path)] if in_path else []
-    return next((found for place in (*places, Path(_USUAL)) if (found := _installed(place))), None)
+    return next((installation for place in (*places, Path(_USUAL)) if (installation := _installed(place))), None)
 
 
 def _installed(place: Path) -> Installation | None:
@@ -78,18 +78,20 @@ def how_to_install() -> str:
     return f"{shlex.quote(sys.executable)} -m pip install --no-deps --target {shlex.quote(str(folder))} {WHEEL}"
 
 
-def place_stub(found: Installation, folder: Path, environment: dict[str, str]) -> None:
+def place_stub(installation: Installation, folder: Path, environment: dict[str, str]) -> None:
     """The wheel's backends, with the Python backend's executable for this Python; models then see what is installed here."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert found.stubs is not None
-    stub = found.stubs / version / "triton_python_backend_stub"
+    assert installation.stubs is not None
+    stub = installation.stubs / version / "triton_python_backend_stub"
     if not stub.is_file():
-        known = ", ".join(sorted(path.name for path in found.stubs.iterdir()))
-        raise UsageError(f"{found.executable} has no Python backend for Python {version}; it has it for {known}")
-    shutil.copytree(found.backends, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        versions = ", ".join(sorted(path.name for path in installation.stubs.iterdir()))
+        raise UsageError(
+            f"{installation.executable} has no Python backend for Python {version}; it has it for {versions}"
+        )
+    shutil.copytree(installation.backends, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(stub, folder / "python")
     libraries = [
-        str(found.libraries),
+        str(installation.libraries),
         str(sysconfig.get_config_var("LIBDIR") or ""),
         environment.get("LD_LIBRARY_PATH", ""),
     ]

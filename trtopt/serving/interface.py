@@ -44,7 +44,7 @@ class Batching(NamedTuple):
 
 
 def read_interface(
-    engine: Path, manifest: Manifest | None, runtime: str, *, trust_host_code: bool = False
+    engine: Path, manifest: Manifest | None, runtime: str, *, trust: bool, trust_host_code: bool
 ) -> Interface:
     """The interface of a plan, or of the graph that stands in for it.
 
@@ -52,10 +52,10 @@ def read_interface(
         UsageError: there is no manifest, and no GPU to ask the plan itself.
     """
     if runtime == "onnxruntime":
-        kept = engine if manifest is None else engine.parent / str(manifest.graph_file)
+        graph = engine if manifest is None else engine.parent / str(manifest.graph_file)
         from trtopt.graph.io import load_model  # loads onnx, which an engine doesn't need
 
-        model = load_model(kept, lazy=True)
+        model = load_model(graph, lazy=True)
         return _ranged(model.inputs, model.outputs, manifest)
     if manifest is not None:
         return _ranged(
@@ -64,7 +64,7 @@ def read_interface(
             manifest,
         )
     try:
-        with Session(engine, trust_host_code=trust_host_code) as session:
+        with Session(engine, trust=trust, trust_host_code=trust_host_code) as session:
             return Interface(session.inputs, session.outputs, session.profiles)
     except TrtoptError as error:
         raise UsageError(
@@ -79,8 +79,8 @@ def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
     if dtype == "float64" or (wide and dtype == "int64"):
         dtype = {"float64": "float32", "int64": "int32"}[dtype]
     if dtype == "float32" and not spec.get("io_fp32", True):
-        asked = Precision(spec["precision"])
-        base = Precision(spec.get("remainder", "fp16")) if asked.quantized else asked
+        precision = Precision(spec["precision"])
+        base = Precision(spec.get("remainder", "fp16")) if precision.quantized else precision
         dtype = _NUMPY.get(base, dtype)
     return TensorInfo(info.name, dtype, tuple(info.shape), info.batch_axis)
 
@@ -89,18 +89,18 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
     """With the ranges of a manifest; without one, and where only the batch is open, those that a build would choose."""
     fixed = {info.name: _one(info.shape) for info in inputs if not info.open_axes}
     if manifest is not None and manifest.profiles:
-        given = [{name: ShapeRange.parse(text) for name, text in item.items()} for item in manifest.profiles]
+        ranges = [{name: ShapeRange.parse(text) for name, text in item.items()} for item in manifest.profiles]
     elif manifest is None and batch_alone(inputs) and len(fixed) < len(inputs):
         open_ = [info for info in inputs if info.open_axes]
-        given = [{info.name: ShapeRange(*((size, *_sizes(info)[1:]) for size in DEFAULT_BATCH)) for info in open_}]
+        ranges = [{info.name: ShapeRange(*((size, *_sizes(info)[1:]) for size in DEFAULT_BATCH)) for info in open_}]
     else:
-        given = [{}]
-    profiles = tuple({**fixed, **item} for item in given)
-    known = all(info.name in profile for info in inputs for profile in profiles)
+        ranges = [{}]
+    profiles = tuple({**fixed, **item} for item in ranges)
+    complete = all(info.name in profile for info in inputs for profile in profiles)
     values = frozenset(
-        info.name for info in inputs for item in given if info.name in item and not _shapes(info, item[info.name])
+        info.name for info in inputs for item in ranges if info.name in item and not _shapes(info, item[info.name])
     )
-    return Interface(tuple(inputs), tuple(outputs), profiles if known else (), manifest is not None, values)
+    return Interface(tuple(inputs), tuple(outputs), profiles if complete else (), manifest is not None, values)
 
 
 def _sizes(info: TensorInfo) -> tuple[int, ...]:

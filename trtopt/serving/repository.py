@@ -88,6 +88,7 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         from_images: take encoded images (uint8, one a row), and prepare them as the manifest says, instead of arrays.
         instances: copies that run at the same time, on each GPU.
         max_delay: how long a request waits for others to fill a batch: "2ms", "500us", or seconds.
+        trust: as for `Session`: load a plan that no manifest describes.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
         overwrite: replace a configuration that is there and says something else.
 
@@ -124,10 +125,10 @@ def deploy_triton(request: DeployRequest) -> Deployment:
 
 
 def _several(engines: Any) -> list[Any]:
-    found = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
-    if not found:
+    paths = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
+    if not paths:
         raise UsageError("there is no engine to serve: give one at least")
-    return found
+    return paths
 
 
 class _Model:
@@ -141,6 +142,7 @@ class _Model:
                 f"{engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to serve the model "
                 "itself on the CPU, ask for `backend='python'` and `runtime='onnxruntime'`"
             )
+        self.trusted = {name: getattr(request, name) for name in ("trust", "trust_host_code")}
         self.name = _checked_name(request.name or re.sub(r"[^\w.-]", "_", engine.stem).lstrip("."))
         self.notes: list[str] = []
         self.manifest: Manifest | None = None if self.onnx else load_manifest(engine)
@@ -193,13 +195,13 @@ class _Model:
         if not self.onnx:
             with self.engine.open("rb") as file:
                 self.header = plan_header(file.read(_HEADER))
-        return read_interface(self.engine, self.manifest, request.runtime, trust_host_code=request.trust_host_code)
+        return read_interface(self.engine, self.manifest, request.runtime, **self.trusted)
 
     def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Inference, by whatever can do it here."""
-        kept = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
-        runtime = "onnxruntime" if kept else "auto"
-        with Session(self.engine, backend=runtime, trust_host_code=self.request.trust_host_code) as session:
+        has_graph = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
+        runtime = "onnxruntime" if has_graph else "auto"
+        with Session(self.engine, backend=runtime, **self.trusted) as session:
             types = {info.name: info.dtype for info in session.inputs}
             return session.run({name: array.astype(types[name], copy=False) for name, array in inputs.items()})
 
@@ -220,14 +222,14 @@ class _Model:
     # What the version's folder holds --------------------------------------------------------------------------------
 
     def _as_plan(self) -> None:
-        made = self.header
-        if made is not None and made.product != "TensorRT":
+        header = self.header
+        if header is not None and header.product != "TensorRT":
             raise UsageError(
-                f"{self.engine.name} is a plan of {made}, which Triton's TensorRT backend can't read: give `backend='python'`"
+                f"{self.engine.name} is a plan of {header}, which Triton's TensorRT backend can't read: give `backend='python'`"
             )
         compatible = self.manifest is not None and self.manifest.origin.carries
-        self.container, said = container_for(made, version_compatible=compatible)
-        self.notes.append(said)
+        self.container, note = container_for(header, version_compatible=compatible)
+        self.notes.append(note)
         if compatible:
             self.notes.append(
                 "the plan is version-compatible and carries a library for the host: tritonserver reads it only where its "
@@ -260,9 +262,7 @@ class _Model:
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
         if self.request.from_images:
             parameters["image"] = IMAGE
-        if self.request.trust_host_code:
-            parameters["trust_host_code"] = "true"
-        return parameters
+        return parameters | {name: "true" for name, trusted in self.trusted.items() if trusted}
 
     def _image(self, interface: Interface, batching: Batching) -> bytes:
         """The image to warm up with.
@@ -301,9 +301,10 @@ class _Model:
             if self.request.overwrite:
                 self.notes.append(f"{name} said something else, and was replaced")
                 continue
-            shown = _difference(there, content) if name == CONFIG else "its content differs"
+            difference = _difference(there, content) if name == CONFIG else "its content differs"
             raise UsageError(
-                f"{path} is there and says something else ({shown}); `overwrite=True` replaces it, `name=` deploys beside it"
+                f"{path} is there and says something else ({difference}); `overwrite=True` replaces it, `name=` "
+                "deploys beside it"
             )
 
     def write(self, repo: Path) -> DeployedModel:

@@ -33,6 +33,7 @@ class DeployRequest:
     from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
     instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
+    trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
     overwrite: bool = option(False, help="Replace a configuration that says something else.")
     reporter: Reporter = SILENT
@@ -61,6 +62,7 @@ class ServeRequest:
     from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
     instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
+    trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
     overwrite: bool = option(False, help="Replace a configuration that says something else.")
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")

@@ -44,7 +44,7 @@ from trtopt.trt.plans import plan_header
 
 _FOR_ENGINES = (
     *("name", "backend", "runtime", "from_images", "instances", "max_delay"),
-    *("trust_host_code", "overwrite"),
+    *("trust", "trust_host_code", "overwrite"),
 )
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
@@ -138,8 +138,8 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.5)
         self._closing.close()
-        left = [found[1] for line in self._log if (found := _IN_FLIGHT.search(line))]
-        return ServerEnd(self._stopped, status, status == 0 or left[-1:] == ["0"])
+        counts = [match[1] for line in self._log if (match := _IN_FLIGHT.search(line))]
+        return ServerEnd(self._stopped, status, status == 0 or counts[-1:] == ["0"])
 
     def close(self) -> ServerEnd:
         """`stop`, unless it was stopped, and `wait`."""
@@ -166,7 +166,7 @@ def serve(request: ServeRequest) -> Server:
     Args:
         engines: plans, or with `runtime="onnxruntime"` ONNX files, as for `deploy_triton`; or a repository's folder.
         repo: a folder to keep the repository in; None: a temporary one.
-        name, runtime, from_images, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
+        name, runtime, from_images, instances, max_delay, trust, trust_host_code, overwrite: as for `deploy_triton`.
         backend: "python", or "tensorrt" on a server that has that backend.
         host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
         http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.
@@ -209,8 +209,8 @@ def serve(request: ServeRequest) -> Server:
 
 
 def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Path, tuple[DeployedModel, ...]]:
-    given = request.engines
-    engines = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    sources = request.engines
+    engines = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if len(engines) == 1 and Path(engines[0]).is_dir():
         for name in ("repo", *_FOR_ENGINES):
             if getattr(request, name) != getattr(ServeRequest, name):
@@ -230,16 +230,16 @@ def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Pat
 
 def _backends(repo: Path) -> set[str]:
     """Of the models in a repository; UsageError where it holds none."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in repo.glob(f"*/{CONFIG}"):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        found |= {line.split('"')[1] for line in lines if line.startswith("backend:") and line.count('"') == 2}
-        found |= {"tensorrt" for line in lines if line.replace(" ", "") == 'platform:"tensorrt_plan"'}
+        names |= {line.split('"')[1] for line in lines if line.startswith("backend:") and line.count('"') == 2}
+        names |= {"tensorrt" for line in lines if line.replace(" ", "") == 'platform:"tensorrt_plan"'}
     if not any(repo.glob("*/[0-9]*/")):
         raise UsageError(
             f"{repo} is no model repository: no folder in it has versions; trtopt deploy triton writes one"
         )
-    return found
+    return names
 
 
 # The server ----------------------------------------------------------------------------------------------------------
@@ -249,19 +249,21 @@ def _command(
     request: ServeRequest, repo: Path, backends: set[str], drain: float, stack: contextlib.ExitStack
 ) -> tuple[list[str], dict[str, str]]:
     """What starts the server, and its environment."""
-    found = find_server(request.server)
-    missing = sorted(name for name in backends if found and not (found.backends / name).is_dir())
-    if found is None or missing:
-        lacks = f"{found.executable} has no {missing[0]} backend" if found else "no tritonserver was found here"
-        raise NoServer(
-            f"{lacks}; in NVIDIA's container", [_docker(request, repo, backends)], _advice(backends, missing)
+    installation = find_server(request.server)
+    absent = sorted(name for name in backends if installation and not (installation.backends / name).is_dir())
+    if installation is None or absent:
+        lacks = (
+            f"{installation.executable} has no {absent[0]} backend"
+            if installation
+            else "no tritonserver was found here"
         )
-    environment, folder = dict(os.environ), found.backends
-    if found.stubs is not None:
+        raise NoServer(f"{lacks}; in NVIDIA's container", [_docker(request, repo, backends)], _advice(backends, absent))
+    environment, folder = dict(os.environ), installation.backends
+    if installation.stubs is not None:
         folder = stack.enter_context(scratch()) / "backends"
-        place_stub(found, folder, environment)
+        place_stub(installation, folder, environment)
     command = [
-        str(found.executable),
+        str(installation.executable),
         f"--model-repository={_place(repo, stack)}",
         f"--backend-directory={folder}",
         f"--http-address={request.host}",
@@ -319,14 +321,14 @@ def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
     return f"docker run --rm --gpus all {' '.join(ports)} -v {volume} {image} tritonserver --model-repository=/models"
 
 
-def _advice(backends: set[str], missing: Sequence[str]) -> str:
+def _advice(backends: set[str], absent: Sequence[str]) -> str:
     """What stands for what in the line for docker, and what to do instead."""
     container = "YY.MM is a release of the container, REPO what trtopt deploy triton wrote" + (
         "; the Python backend needs one in whose Python trtopt is installed" if "python" in backends else ""
     )
     instead = (
         "Or give `backend='python'`"
-        if "tensorrt" in missing
+        if "tensorrt" in absent
         else f"Or install a server for this Python: {how_to_install()}"
     )
     return f"{container}. {instead}"
@@ -388,12 +390,12 @@ def _deep_stacks() -> Iterator[None]:
     Release 24.10 parses JSON, and gathers a request's chunks, on a thread's stack: the usual one overflows, and that ends it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    wanted = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
-    enough = soft >= wanted and soft != resource.RLIM_INFINITY  # without a limit, threads get 2 MiB
+    size = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
+    enough = soft >= size and soft != resource.RLIM_INFINITY  # without a limit, threads get 2 MiB
     if enough or _room_is_counted():
         yield
         return
-    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
     try:
         yield
     finally:

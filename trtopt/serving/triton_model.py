@@ -33,16 +33,17 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
-        asked = {name: item["string_value"] for name, item in config["parameters"].items()}
+        parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
         self._session = trtopt.Session(
-            Path(__file__).parent / asked["engine"],
-            backend=asked["runtime"],
+            Path(__file__).parent / parameters["engine"],
+            backend=parameters["runtime"],
             device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
-            trust_host_code=asked.get("trust_host_code") == "true",
-            threads=_share(config["instance_group"]) if asked["runtime"] == "onnxruntime" else None,
+            trust=parameters.get("trust") == "true",
+            trust_host_code=parameters.get("trust_host_code") == "true",
+            threads=_share(config["instance_group"]) if parameters["runtime"] == "onnxruntime" else None,
         )
         self._batches = config["max_batch_size"] > 0
-        self._image = asked.get("image")  # the input that has encoded images
+        self._image = parameters.get("image")  # the input that has encoded images
         self._readers = ThreadPoolExecutor(4) if self._image else None
         self._held: dict[str, Any] = {}  # input → page-locked memory, flat; it only grows
 
@@ -119,8 +120,8 @@ def _share(groups: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _response(results: Mapping[str, Any], request: Any) -> Any:
-    wanted = set(request.requested_output_names())
-    return backend.InferenceResponse([_tensor(name, array) for name, array in results.items() if name in wanted])
+    names = set(request.requested_output_names())
+    return backend.InferenceResponse([_tensor(name, array) for name, array in results.items() if name in names])
 
 
 def _tensor(name: str, array: Any) -> Any:
@@ -136,7 +137,7 @@ def _tensor(name: str, array: Any) -> Any:
 
 def _refused(error: Exception) -> Any:
     kind = backend.TritonError.INVALID_ARG if isinstance(error, _CALLERS) else backend.TritonError.INTERNAL
-    known = isinstance(error, trtopt.TrtoptError)
+    ours = isinstance(error, trtopt.TrtoptError)
     return backend.InferenceResponse(
-        error=backend.TritonError(str(error) if known else f"{type(error).__name__}: {error}", kind)
+        error=backend.TritonError(str(error) if ours else f"{type(error).__name__}: {error}", kind)
     )

@@ -45,10 +45,10 @@ def _request(
     """For binary tensors in and out; KeyError for a type that they don't carry."""
     inputs, content = [], b""
     batch = [int(sample["batch_size"])] if int(config.get("max_batch_size", 0)) else []
-    for name, given in sample["inputs"].items():
-        kind = given["data_type"].removeprefix("TYPE_")
-        shape = [*batch, *map(int, given["dims"])]
-        file = given.get("input_data_file")
+    for name, tensor in sample["inputs"].items():
+        kind = tensor["data_type"].removeprefix("TYPE_")
+        shape = [*batch, *map(int, tensor["dims"])]
+        file = tensor.get("input_data_file")
         data = (folder / "warmup" / file).read_bytes() if file else bytes(_BYTES[kind] * math.prod(shape))
         size = {"binary_data_size": len(data)}
         inputs.append({"name": name, "datatype": kind, "shape": shape, "parameters": size})

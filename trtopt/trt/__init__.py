@@ -2,8 +2,8 @@
 
     generation = select("auto")          # or "tensorrt", "rtx"
     generation.refuse(spec)              # before any work
-    built = generation.build(path, spec, quantized=True)
-    engine = plan_loader("auto", made).load(plan)  # also "lean", which builds nothing
+    result = generation.build(path, spec, quantized=True)
+    engine = plan_loader("auto", plan_origin(result.plan)).load(result.plan)  # also "lean", which builds nothing
 
 Four generations stand behind one interface. What differs is read off the module or in two small files; elsewhere code asks
 `generation.capabilities`.
@@ -24,7 +24,15 @@ from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS
 from trtopt.trt.loader import Lean, Loader
 from trtopt.trt.parsing import NetworkLayer, refusal
-from trtopt.trt.plans import LoadedEngine, PlanHeader, host_code_refused, plan_header, plan_origin
+from trtopt.trt.plans import (
+    LoadedEngine,
+    PlanHeader,
+    check_maker,
+    host_code_refused,
+    plan_header,
+    plan_origin,
+    unrecorded,
+)
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
 from trtopt.trt.tensorrt8 import TensorRT8
@@ -41,6 +49,7 @@ __all__ = [
     "NetworkLayer",
     "PlanHeader",
     "PlanOrigin",
+    "check_maker",
     "host_code_refused",
     "installed",
     "loaders",
@@ -51,6 +60,7 @@ __all__ = [
     "refusal",
     "runs_on",
     "select",
+    "unrecorded",
     "validate_profiles",
 ]
 
@@ -62,38 +72,40 @@ _made: dict[ModuleType, Loader] = {}
 
 def installed() -> tuple[Generation, ...]:
     """Every TensorRT that builds and imports here, TensorRT before TensorRT-RTX. Importing runs none of their native set-up."""
-    return tuple(found for name in ("tensorrt", "tensorrt_rtx") if isinstance(found := _look(name), Generation))
+    return tuple(
+        generation for name in ("tensorrt", "tensorrt_rtx") if isinstance(generation := _look(name), Generation)
+    )
 
 
 def loaders() -> tuple[Loader, ...]:
     """Every TensorRT that loads plans and imports here: those of `installed`, and then the lean runtimes."""
     lean: dict[str, Loader] = {}  # by version: a metapackage and its bindings are one
     for name in LEAN:
-        if isinstance(found := _look(name), Lean):
-            lean.setdefault(found.version, found)
+        if isinstance(loader := _look(name), Lean):
+            lean.setdefault(loader.version, loader)
     return (*installed(), *lean.values())
 
 
-def plan_loader(backend: str, made: PlanOrigin | None) -> Loader:
+def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
     """What loads a plan: of those that are here the first that runs it, the full TensorRT before the lean runtime.
 
     Args:
         backend: "auto", "tensorrt", "lean" or "rtx".
-        made: what is known of the plan; None: nothing.
+        origin: what is known of the plan; None: nothing.
 
     Raises:
         NoBackend: nothing that was asked for is installed; says how to install it.
         UsageError: another word.
     """
     choice(backend, _KINDS, "`backend=`")
-    if backend == "rtx" or (made is not None and made.product == "TensorRT-RTX" and backend == "auto"):
+    if backend == "rtx" or (origin is not None and origin.product == "TensorRT-RTX" and backend == "auto"):
         return select("rtx")
-    found = [item for item in loaders() if item.product == "TensorRT" and item.lean in _KINDS[backend]]
-    if not found:
+    candidates = [item for item in loaders() if item.product == "TensorRT" and item.lean in _KINDS[backend]]
+    if not candidates:
         if backend != "lean":
-            return select(backend if made is None else "tensorrt")
+            return select(backend if origin is None else "tensorrt")
         raise NoBackend(f"`backend='lean'`: {'; '.join(map(str, map(_look, LEAN)))}: {_to_install('lean')}")
-    return next((item for item in found if made is None or not item.unread(made)), found[0])
+    return next((item for item in candidates if origin is None or not item.unread(origin)), candidates[0])
 
 
 def select(backend: str = "auto") -> Generation:

@@ -91,19 +91,19 @@ class Capabilities:
 def read(trt: Any) -> Capabilities:
     """Ask the module's own members, so that stand-ins and future minor versions answer for themselves."""
     flags, config, types = trt.BuilderFlag, trt.IBuilderConfig, trt.DataType
-    typed = hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+    typed_graph = hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
     precision_flags = hasattr(flags, "FP16") and hasattr(flags, "INT8")
     precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
     if hasattr(types, "BF16"):
         precisions.add(Precision.BF16)
-    if typed and hasattr(types, "FP8"):  # 8.6 has the type and a flag, but its ONNX parser has no FP8
+    if typed_graph and hasattr(types, "FP8"):  # 8.6 has the type and a flag, but its ONNX parser has no FP8
         precisions.add(Precision.FP8)
     targets = None
     if hasattr(config, "set_compute_capability"):
-        named = (re.fullmatch(r"SM(\d+)", name) for name in dir(trt.ComputeCapability))
-        targets = frozenset(int(match[1]) for match in named if match)
+        matches = (re.fullmatch(r"SM(\d+)", name) for name in dir(trt.ComputeCapability))
+        targets = frozenset(int(match[1]) for match in matches if match)
     return Capabilities(
-        typed_graph=typed,
+        typed_graph=typed_graph,
         precision_flags=precision_flags,
         native_calibrator=hasattr(trt, "IInt8EntropyCalibrator2") and hasattr(config, "int8_calibrator"),
         layer_precision=hasattr(trt.ILayer, "precision"),
@@ -126,7 +126,7 @@ def read(trt: Any) -> Capabilities:
         max_opset=None,
         types=frozenset(
             {"float32", "float64", "float16", "int8", "int32", "int64", "bool"}
-            | {name for member, name in _TYPES.items() if hasattr(types, member) and (typed or member != "FP8")}
+            | {name for member, name in _TYPES.items() if hasattr(types, member) and (typed_graph or member != "FP8")}
         ),
     )
 
@@ -143,9 +143,9 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
     def refuse(option: str, why: str, instead: str) -> None:
         problems.append(f"{option}: {name} {why}; {instead}")
 
-    asked = precisions(spec)
+    all_precisions = precisions(spec)
     there = ", ".join(str(item) for item in Precision if item in can.precisions)
-    for precision in sorted(asked - can.precisions, key=str):
+    for precision in sorted(all_precisions - can.precisions, key=str):
         option = f"`precision_override=['…={precision}']`"
         if precision in (spec.precision, spec.base):
             option = f"`{precision}=True`" if precision is spec.precision else f"`remainder='{precision}'`"
@@ -172,7 +172,7 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
     here = () if compute_capability is None or can.compute_targets is not None else (compute_capability,)
     for precision, least in LEAST.items():
         low = ",".join(f"sm{cc}" for cc in (*spec.targets, *here) if cc < least)
-        if low and precision in asked:
+        if low and precision in all_precisions:
             where = f"`target='{low}'`" if spec.targets else f"this GPU is {low}"
             instead = "`int8=True` alone" if spec.fp8_layers and precision is Precision.FP8 else "`fp16=True`"
             problems.append(f"{where}: {precision} needs sm{least} or later; drop it or use {instead}")

@@ -22,8 +22,8 @@ _FIRST = (8, 6)  # that makes version-compatible plans
 
 def numbers(version: str) -> tuple[int, ...]:
     """A version's numbers, without what follows them ("8.6.1.post1")."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 @dataclass(frozen=True)
@@ -45,48 +45,48 @@ class PlanOrigin:
         return f"{self.product} {self.version}"
 
 
-def unread(made: PlanOrigin, here: str, *, lean: bool = False) -> str:
+def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
     """Why version `here` of a plan's product doesn't run it, and what to do; empty: it does.
 
     Args:
         here: it may have fewer numbers than the plan's, as 8.6.0's module says three of four.
         lean: it is the lean runtime.
     """
-    plan, runtime = numbers(made.version), numbers(here)
+    plan, runtime = numbers(origin.version), numbers(here)
     parts = min(len(plan), len(runtime))
-    if lean and not made.compatible:
+    if lean and not origin.compatible:
         return "the lean runtime runs version-compatible plans only: build it with `version_compatible=True`"
     if plan[:parts] == runtime[:parts]:
         return ""
-    if made.product != "TensorRT":
+    if origin.product != "TensorRT":
         return "build it again here, or install that version"
-    if not made.compatible:
+    if not origin.compatible:
         return "build it again here, or with `version_compatible=True`, or install that version"
-    if not made.carries:
+    if not origin.carries:
         return (
-            f"it was built with `exclude_lean_runtime=True`, and so runs on {made} only, full or lean: build it without, or "
+            f"it was built with `exclude_lean_runtime=True`, and so runs on {origin} only, full or lean: build it without, or "
             "install that version"
         )
     if runtime < plan:
-        return f"version-compatible plans run on later versions, not on earlier ones: install {made} or later"
+        return f"version-compatible plans run on later versions, not on earlier ones: install {origin} or later"
     if runtime[0] in (plan[0], _NEXT.get(plan[0])):
         return ""
     return f"version-compatible plans of {_short(plan)} run on {_later(plan)}: install one of these, or build it again"
 
 
-def runs_on(made: PlanOrigin) -> str:
+def runs_on(origin: PlanOrigin) -> str:
     """What runs a plan, in a line."""
-    if not made.compatible:
-        return str(made)
-    if not made.carries:
-        return f"{made}, full or lean"
-    return f"{made}, {_later(numbers(made.version))}, full or lean, if you trust it (`trust_host_code=True`)"
+    if not origin.compatible:
+        return str(origin)
+    if not origin.carries:
+        return f"{origin}, full or lean"
+    return f"{origin}, {_later(numbers(origin.version))}, full or lean, if you trust it (`trust_host_code=True`)"
 
 
 def reads(here: str, *, lean: bool = False) -> str:
     """Whose plans TensorRT `here` runs, in a line."""
     runtime = numbers(here)
-    first = next((major for major, following in _NEXT.items() if following == runtime[0]), runtime[0])
+    first = next((major for major, successor in _NEXT.items() if successor == runtime[0]), runtime[0])
     oldest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}"
     own = f"version-compatible plans of {here}" if lean else f"plans of {here}"
     if (latest := _short(runtime)) == oldest:
@@ -101,7 +101,7 @@ def _short(version: tuple[int, ...]) -> str:
 
 def _later(plan: tuple[int, ...]) -> str:
     """Whose runtimes take version-compatible plans of this version, beside itself."""
-    following = _NEXT.get(plan[0])
-    beyond = _NEXT.get(following) if following else None
-    text = f"later {plan[0]}.x" + (f" and {following}.x" if following else "")
+    successor = _NEXT.get(plan[0])
+    beyond = _NEXT.get(successor) if successor else None
+    text = f"later {plan[0]}.x" + (f" and {successor}.x" if successor else "")
     return f"{text} (not {beyond})" if beyond else text

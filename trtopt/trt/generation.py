@@ -99,8 +99,8 @@ class Generation(Loader):
 
     # Hooks
 
-    def _capabilities(self, found: Capabilities) -> Capabilities:
-        return found
+    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
+        return capabilities
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         """Names of the NetworkDefinitionCreationFlag members to create a network with."""
@@ -130,8 +130,8 @@ class Generation(Loader):
         self, plan: memoryview, messages: Messages, ops: Mapping[str, str], in_float: Collection[str]
     ) -> LayerReport:
         try:
-            loaded = self.load(plan, "the new plan", host_code=True)
-            return replace(from_inspector(loaded.inspect(), ops, in_float), scratch=loaded.scratch_bytes)
+            engine = self.load(plan, "the new plan", host_code=True)
+            return replace(from_inspector(engine.inspect(), ops, in_float), scratch=engine.scratch_bytes)
         except (EngineError, BackendError, DeviceError) as error:
             return LayerReport(unread=str(error))
 
@@ -169,17 +169,18 @@ class Generation(Loader):
         """
         gpu, device = self.gpu(), self.device(spec)
         capability = device.compute_capability if device else None
-        found = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
+        problems = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
         if spec.version_compatible and self.capabilities.version_compatible and not spec.exclude_lean_runtime:
             folder = Path(getattr(self.module, "__file__", None) or "").parent
-            found += filter(None, [lean_library.problem(self.version, folder)])  # TensorRT asks at the end of the build
+            # TensorRT asks for it at the end of the build.
+            problems += filter(None, [lean_library.problem(self.version, folder)])
         if not gpu and not self.capabilities.builds_without_gpu:
-            found.append(
+            problems.append(
                 f"{self} builds only on a machine with a GPU ({gpu.reason}); "
                 f"build there, or use `backend='rtx'` ({to_install('rtx')}), which needs none"
             )
-        if found:
-            raise UnsupportedRequest(f"{self} can't do what was asked", found)
+        if problems:
+            raise UnsupportedRequest(f"{self} can't do what was asked", problems)
         for caution in self._cautions(spec):
             reporter.warn(caution)
 
@@ -192,10 +193,10 @@ class Generation(Loader):
         """
         light = parsing.light_model(existing_file(model, "the model"))
         ours = self.limits(light)
-        with self._parser() as (held, _):
-            theirs = parsing.ask_support(held.parser, model, parsing.graph_nodes(light))
-        known = {issue.node for issue in ours}
-        return (*ours, *(issue for issue in theirs if issue.node not in known and (issue.node or not ours)))
+        with self._parser() as (objects, _):
+            theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
+        nodes = {issue.node for issue in ours}
+        return (*ours, *(issue for issue in theirs if issue.node not in nodes and (issue.node or not ours)))
 
     def shape_inputs(self, model: Path) -> tuple[tuple[str, int], ...]:
         """Inputs of a model that the parser takes whose values decide shapes, and how many values each has.
@@ -236,22 +237,22 @@ class Generation(Loader):
             raise DeviceError(
                 f"asking TensorRT's parser ({self}) needs a GPU: {gpu.reason}; TensorRT-RTX needs none ({to_install('rtx')})"
             )
-        held = _Objects()
+        objects = _Objects()
         with self._lock, self._collector.collecting() as messages:
             try:
-                self._start(held, typed=self.capabilities.typed_graph, messages=messages)
-                yield held, messages
+                self._start(objects, typed=self.capabilities.typed_graph, messages=messages)
+                yield objects, messages
             finally:
-                held.close()
+                objects.close()
 
     @contextlib.contextmanager
     def _network(self, model: Path) -> Iterator[Any]:
         """The network that the parser makes of `model`."""
         nodes = parsing.graph_nodes(parsing.light_model(existing_file(model, "the model")))
-        with self._parser() as (held, messages):
-            if problem := parsing.parse(held.parser, model, nodes, messages, str(model)):
+        with self._parser() as (objects, messages):
+            if problem := parsing.parse(objects.parser, model, nodes, messages, str(model)):
                 raise problem
-            yield held.network
+            yield objects.network
 
     def build(
         self,
@@ -292,82 +293,82 @@ class Generation(Loader):
             check_writable(spec.timing_cache)
         if (layer_precision or preferred) and self.typed(spec):
             raise UsageError("layer_precision is for weakly typed builds; a typed graph carries its precisions itself")
-        weakly = weak.Options(
+        weak_options = weak.Options(
             quantized, layer_precision or {}, preferred or {}, calibration, calibration_batch, calibration_cache
         )
-        cancel, started = threading.Event(), time.monotonic()
+        cancel, start = threading.Event(), time.monotonic()
         stoppable = self.capabilities.progress_monitor
         device = self.device(spec)
 
         def work() -> BuiltPlan:
             with current_gpu(device.ordinal if device else 0):  # of this thread, which is the build's own
-                return self._build(model, name or str(model), spec, weakly, messages, monitor)
+                return self._build(model, name or str(model), spec, weak_options, messages, monitor)
 
         with reporter.phase(f"building with {self}") as phase:
             show = None if stoppable else phase.detail
             with self._lock, self._collector.collecting(show, reporter.library) as messages:
                 monitor = watch.make_monitor(self.module, phase, cancel) if stoppable else None
-                built = watch.run(work, cancel, stoppable)
-        return replace(built, seconds=time.monotonic() - started, warnings=(*built.warnings, *messages.warnings))
+                plan = watch.run(work, cancel, stoppable)
+        return replace(plan, seconds=time.monotonic() - start, warnings=(*plan.warnings, *messages.warnings))
 
     # The work
 
-    def _start(self, held: _Objects, typed: bool, messages: Messages) -> None:
+    def _start(self, objects: _Objects, typed: bool, messages: Messages) -> None:
         trt = self.module
         if hasattr(trt, "init_libnvinfer_plugins"):  # 8.6 and 10 import some ONNX operators as plugins
             trt.init_libnvinfer_plugins(self._collector.logger, "")
         try:
-            held.builder = trt.Builder(self._collector.logger)
+            objects.builder = trt.Builder(self._collector.logger)
         except TypeError as error:  # how pybind11 says that the native side gave nothing
             raise translate((*messages.errors, str(error)), f"{self} doesn't start", BackendError) from None
         flags = (1 << int(getattr(trt.NetworkDefinitionCreationFlag, name)) for name in self._network_flags(typed))
-        held.network = held.builder.create_network(sum(flags))
-        held.parser = trt.OnnxParser(held.network, self._collector.logger)
+        objects.network = objects.builder.create_network(sum(flags))
+        objects.parser = trt.OnnxParser(objects.network, self._collector.logger)
 
     def _build(
-        self, model: Path, name: str, spec: BuildSpec, weakly: weak.Options, messages: Messages, monitor: Any
+        self, model: Path, name: str, spec: BuildSpec, weak_options: weak.Options, messages: Messages, monitor: Any
     ) -> BuiltPlan:
-        held, warnings, native = _Objects(), list[str](), None
+        objects, warnings, native = _Objects(), list[str](), None
         try:
             light = parsing.light_model(model)
             if issues := self.limits(light):
                 raise parsing.refusal(name, issues)
             nodes = parsing.graph_nodes(light)
-            self._start(held, self.typed(spec), messages)
-            if problem := parsing.parse(held.parser, model, nodes, messages, name):
+            self._start(objects, self.typed(spec), messages)
+            if problem := parsing.parse(objects.parser, model, nodes, messages, name):
                 raise problem
-            if held.network.num_outputs == 0:
+            if objects.network.num_outputs == 0:
                 # The parser takes an empty file, and some random ones, for a model without nodes.
                 raise InvalidModel(f"{name} has no outputs, so no network; run `trtopt check {name}`")
-            self._let_attention_be_parted(held.network)
-            inputs, shape_inputs = parsing.network_inputs(held.network)
+            self._let_attention_be_decomposed(objects.network)
+            inputs, shape_inputs = parsing.network_inputs(objects.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
-            held.config = held.builder.create_builder_config()
-            self._configure_common(held.config, spec, monitor)
-            self._configure(held.config, spec)
-            self._add_profiles(held, spec, inputs, shape_inputs)
+            objects.config = objects.builder.create_builder_config()
+            self._configure_common(objects.config, spec, monitor)
+            self._configure(objects.config, spec)
+            self._add_profiles(objects, spec, inputs, shape_inputs)
             if not self.typed(spec):
-                weak.set_precisions(self.module, held.network, held.config, spec, weakly, warnings)
+                weak.set_precisions(self.module, objects.network, objects.config, spec, weak_options, warnings)
                 if spec.calibrator == "native":
                     upload = functools.partial(self.calibration_upload, spec.device)
-                    native = weak.NativeCalibration(self.module, inputs, weakly, upload)
-                    native.attach(held.builder, held.config)
-                elif spec.precision.quantized and not weakly.quantized:
+                    native = weak.NativeCalibration(self.module, inputs, weak_options, upload)
+                    native.attach(objects.builder, objects.config)
+                elif spec.precision.quantized and not weak_options.quantized:
                     raise UsageError(f"{name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
             if spec.timing_cache is not None:
-                _attach_timing_cache(held.config, spec.timing_cache, warnings)
-            plan = held.builder.build_serialized_network(held.network, held.config)
+                _attach_timing_cache(objects.config, spec.timing_cache, warnings)
+            plan = objects.builder.build_serialized_network(objects.network, objects.config)
             if native is not None:
                 native.finish(plan is not None, warnings)
             if plan is None:
                 raise translate(messages.errors, f"{self} can't build {name}", BuildFailed)
             if spec.timing_cache is not None:
                 try:
-                    _save_timing_cache(held.config, spec.timing_cache)
+                    _save_timing_cache(objects.config, spec.timing_cache)
                 except OutputError as error:  # the engine is what was wanted
                     warnings.append(f"the timing cache isn't kept: {error}")
         finally:
-            held.close()
+            objects.close()
         view = memoryview(plan).cast("B")
         report = self._found_layers(view, messages, dict(nodes), parsing.float_products(light))
         cache = None if native is None else native.cache
@@ -383,7 +384,7 @@ class Generation(Loader):
             scratch=report.scratch,
         )
 
-    def _let_attention_be_parted(self, network: Any) -> None:
+    def _let_attention_be_decomposed(self, network: Any) -> None:
         """Let TensorRT compute attention by its parts where it has no kernel for the whole; else it fails to build it."""
         if not hasattr(self.module, "IAttention"):
             return
@@ -405,32 +406,32 @@ class Generation(Loader):
         if spec.hardware_compatibility != "none":
             level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
             config.hardware_compatibility_level = level
-        wanted = {
+        flags = {
             "VERSION_COMPATIBLE": spec.version_compatible,
             "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
             "STRIP_PLAN": spec.strip,
             "REFIT": spec.refit,
             "SPARSE_WEIGHTS": spec.sparsity,
         }
-        for name, asked in wanted.items():
-            if asked:
+        for name, value in flags.items():
+            if value:
                 config.set_flag(getattr(trt.BuilderFlag, name))
         if not spec.tf32:
             config.clear_flag(trt.BuilderFlag.TF32)  # on by default
 
     def _add_profiles(
-        self, held: _Objects, spec: BuildSpec, inputs: tuple[TensorInfo, ...], shape_inputs: frozenset[str]
+        self, objects: _Objects, spec: BuildSpec, inputs: tuple[TensorInfo, ...], shape_inputs: frozenset[str]
     ) -> None:
-        needing = [info.name for info in inputs if info.open_axes or info.name in shape_inputs]
-        if not needing:
+        open_inputs = [info.name for info in inputs if info.open_axes or info.name in shape_inputs]
+        if not open_inputs:
             return
-        for number, wanted in enumerate(spec.profiles):
-            profile = held.builder.create_optimization_profile()
-            for name in needing:
+        for number, ranges in enumerate(spec.profiles):
+            profile = objects.builder.create_optimization_profile()
+            for name in open_inputs:
                 give = profile.set_shape_input if name in shape_inputs else profile.set_shape
-                give(name, wanted[name].min, wanted[name].opt, wanted[name].max)
-            if held.config.add_optimization_profile(profile) < 0:
-                listing = "; ".join(f"{name}:{shape}" for name, shape in wanted.items())
+                give(name, ranges[name].min, ranges[name].opt, ranges[name].max)
+            if objects.config.add_optimization_profile(profile) < 0:
+                listing = "; ".join(f"{name}:{shape}" for name, shape in ranges.items())
                 raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
 
 

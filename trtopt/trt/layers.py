@@ -136,25 +136,28 @@ class _Joined:
     writes: Sequence[str]
 
 
-def _following(found: Sequence[_Joined]) -> tuple[LayerInfo, ...]:
+def _following(layers: Sequence[_Joined]) -> tuple[LayerInfo, ...]:
     """Say of layers that name no nodes, in the order that they run in, whose results they go on with."""
-    known = [item.layer.nodes for item in found]
-    writers = {name: number for number, item in enumerate(found) for name in item.writes}
+    node_lists = [item.layer.nodes for item in layers]
+    writers = {name: number for number, item in enumerate(layers) for name in item.writes}
     readers: dict[str, int] = {}
-    for number, item in enumerate(found):
+    for number, item in enumerate(layers):
         for name in item.reads:
             readers.setdefault(name, number)
-    for number, item in enumerate(found):
-        known[number] = known[number] or _of_those(item.reads, writers, known)
-    for number, item in reversed(list(enumerate(found))):  # what stands first reads the network's inputs
-        known[number] = known[number] or _of_those(item.writes, readers, known)
+    for number, item in enumerate(layers):
+        node_lists[number] = node_lists[number] or _of_those(item.reads, writers, node_lists)
+    for number, item in reversed(list(enumerate(layers))):  # what stands first reads the network's inputs
+        node_lists[number] = node_lists[number] or _of_those(item.writes, readers, node_lists)
     return tuple(
-        item.layer if item.layer.nodes else replace(item.layer, follows=nodes) for item, nodes in zip(found, known)
+        item.layer if item.layer.nodes else replace(item.layer, follows=nodes)
+        for item, nodes in zip(layers, node_lists)
     )
 
 
-def _of_those(names: Sequence[str], others: Mapping[str, int], known: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for name in names if name in others for node in known[others[name]]))
+def _of_those(
+    names: Sequence[str], layer_of: Mapping[str, int], node_lists: Sequence[tuple[str, ...]]
+) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for name in names if name in layer_of for node in node_lists[layer_of[name]]))
 
 
 def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
@@ -225,7 +228,7 @@ def from_inspector(
 
 def _formats(tensors: str) -> tuple[str, ...]:
     """Type and format of each tensor in a field of the dump."""
-    return tuple(" ".join(filter(None, found)) for found in _FORMAT.findall(tensors))
+    return tuple(" ".join(filter(None, words)) for words in _FORMAT.findall(tensors))
 
 
 def _entry_tensors(tensors: Any) -> list[str]:
@@ -235,11 +238,11 @@ def _entry_tensors(tensors: Any) -> list[str]:
 def _entry_formats(tensors: Any) -> tuple[str, ...]:
     """Type and format of each tensor in a list of the inspector's."""
     return tuple(
-        str(said)
+        str(text)
         for tensor in tensors or ()
         if isinstance(tensor, dict)
         and (
-            said := tensor.get("Format/Datatype")
+            text := tensor.get("Format/Datatype")
             or " ".join(str(tensor[key]) for key in ("Datatype", "Format") if tensor.get(key))
         )
     )
@@ -247,13 +250,13 @@ def _entry_formats(tensors: Any) -> tuple[str, ...]:
 
 def _precision(text: str, pattern: re.Pattern[str]) -> Precision | None:
     """The first floating or quantized type named in `text`."""
-    return next((found for word in pattern.findall(text) if (found := _TYPES.get(word.lower()))), None)
+    return next((precision for word in pattern.findall(text) if (precision := _TYPES.get(word.lower()))), None)
 
 
 def _floating(text: str, pattern: re.Pattern[str]) -> Precision | None:
     """The first floating type named in `text`."""
-    found = (_TYPES.get(word.lower()) for word in pattern.findall(text))
-    return next((precision for precision in found if precision is not None and not precision.quantized), None)
+    precisions = (_TYPES.get(word.lower()) for word in pattern.findall(text))
+    return next((precision for precision in precisions if precision is not None and not precision.quantized), None)
 
 
 def _entry_precision(entry: Mapping[str, Any]) -> Precision | None:
@@ -262,16 +265,16 @@ def _entry_precision(entry: Mapping[str, Any]) -> Precision | None:
             if isinstance(tensor, dict):
                 # 8.6 says "Format/Datatype": "Thirty-two wide channel vectorized row major Int8 format"; later ones
                 # have a "Datatype" of its own, and a "Format" in words.
-                said = tensor.get("Datatype") or tensor.get("Format/Datatype") or tensor.get("Format") or ""
-                if found := _precision(str(said), _TYPE_WORD):
-                    return found
+                text = tensor.get("Datatype") or tensor.get("Format/Datatype") or tensor.get("Format") or ""
+                if precision := _precision(str(text), _TYPE_WORD):
+                    return precision
     weights = entry.get("Weights")  # what is left where the tensors' types depend on shapes that aren't set
     return _precision(str(weights.get("Type")), _TYPE_WORD) if isinstance(weights, dict) else None
 
 
 def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | None) -> tuple[str, ...]:
-    if found := onnx_nodes(str(entry.get("Metadata") or "")):
-        return found
+    if nodes := onnx_nodes(str(entry.get("Metadata") or "")):
+        return nodes
     if name.startswith("Reformatting CopyNode"):
         return ()
     # "layer1.conv.weight + QuantizeLinear_3 + Conv_4 + PWN(Sigmoid_5, Mul_6)"
@@ -284,11 +287,11 @@ def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | N
 
 
 def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], ops: Mapping[str, str] | None) -> str:
-    said = f"{layer_type} {parameters}".lower() + " mha" * ("_mha" in name)
-    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, said)), "")
+    text = f"{layer_type} {parameters}".lower() + " mha" * ("_mha" in name)
+    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, text)), "")
     if not kind and (match := _FUSED.match(name)):
         words = re.findall(r"[A-Z][a-z0-9]*", match[1])
-        kind = next((kind for kind, known in _FUSED_KINDS.items() if known.intersection(words)), "")
+        kind = next((kind for kind, abbreviations in _FUSED_KINDS.items() if abbreviations.intersection(words)), "")
     if kind in ("", "other") or not ops:
         return kind or "other"
     # 8.6 runs a Gemm as a 1×1 convolution: where the nodes agree on one heavy operator, they decide.

@@ -36,15 +36,15 @@ def problem(version: str, folder: Path) -> str:
     Args:
         folder: of TensorRT's module, where it looks, too.
     """
-    name, wanted, others = library_name(version), numbers(version)[:3], list[str]()
+    name, release, other_versions = library_name(version), numbers(version)[:3], list[str]()
     for place in (name, folder / name, *_in_wheels(numbers(version)[0])):
-        found = _version(str(place))
-        if found == wanted and (place == name or (_load_as(name, str(place)) and _version(name) == wanted)):
+        library_version = _version(str(place))
+        if library_version == release and (place == name or (_load_as(name, str(place)) and _version(name) == release)):
             return ""
-        others += [f"{place} is of {'.'.join(map(str, found))}"] if found else []
+        other_versions += [f"{place} is of {'.'.join(map(str, library_version))}"] if library_version else []
     return (
         f"`version_compatible=True` puts the lean runtime of TensorRT {version} into the plan, and {name} isn't here"
-        f"{' (' + '; '.join(dict.fromkeys(others)) + ')' if others else ''}: {_to_install(version)}, or add "
+        f"{' (' + '; '.join(dict.fromkeys(other_versions)) + ')' if other_versions else ''}: {_to_install(version)}, or add "
         "`exclude_lean_runtime=True`, which gives plans for that version alone"
     )
 
@@ -69,11 +69,11 @@ def _in_wheels(major: int) -> Iterator[Path]:
 def _version(library: str) -> tuple[int, ...] | None:
     """The version that a library says itself to be; None where it can't be loaded."""
     try:
-        loaded = ctypes.CDLL(library)
-        number = int(loaded.getInferLibVersion())
+        handle = ctypes.CDLL(library)
+        number = int(handle.getInferLibVersion())
     except (OSError, AttributeError):
         return None
-    _held.append(loaded)
+    _held.append(handle)
     # 8601 is 8.6.1, and 101601 is 10.16.1
     thousand, hundred = (1000, 100) if number < 10_000 else (10_000, 100)
     return number // thousand, number % thousand // hundred, number % hundred
@@ -91,10 +91,10 @@ def _load_as(name: str, path: str) -> bool:
     if machine is not None and not _knows(name):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, name).symlink_to(Path(path).resolve())
-            asking = Path(folder, "asking.so")
-            asking.write_bytes(_needing(name, machine))
+            asker = Path(folder, "asking.so")
+            asker.write_bytes(_needing(name, machine))
             try:
-                _held.append(ctypes.CDLL(str(asking)))
+                _held.append(ctypes.CDLL(str(asker)))
             except OSError:
                 return False
     return _knows(name)

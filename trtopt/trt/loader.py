@@ -39,9 +39,9 @@ class Loader:
         """What the NVIDIA driver says; asked before TensorRT, which may crash without a GPU."""
         return probe()
 
-    def unread(self, made: PlanOrigin) -> str:
+    def unread(self, origin: PlanOrigin) -> str:
         """Why it doesn't run a plan of its product, and what to do; empty: it does."""
-        return compatibility.unread(made, self.version, lean=self.lean)
+        return compatibility.unread(origin, self.version, lean=self.lean)
 
     def reads(self) -> str:
         """Whose plans it runs, in a line."""
@@ -95,11 +95,11 @@ class Loader:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, self, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
-        made = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
-        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, made)
+        maker_version = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
+        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, maker_version)
 
     def _runtime_settings(
-        self, engine: Any, runtime: Any, cached: bytes | None, capture: bool
+        self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool
     ) -> RuntimeSettings | None:
         """How contexts of the engine are made, where that takes an IRuntimeConfig."""
         return None

@@ -55,9 +55,9 @@ class Messages:
     """One operation's messages: warnings, errors, and the layer dump that TensorRT-RTX writes at VERBOSE."""
 
     def __init__(
-        self, on_step: Callable[[str], None] | None = None, heard: Callable[[str, str], None] | None = None
+        self, on_step: Callable[[str], None] | None = None, listener: Callable[[str, str], None] | None = None
     ) -> None:
-        self._heard = heard
+        self._heard = listener
         self._problems: deque[str] = deque(maxlen=_RECENT)
         self._counts: dict[str, int] = {}
         self._scratch: int | None = None  # most bytes that a kernel which was left out had asked for; 0: it isn't told
@@ -69,8 +69,8 @@ class Messages:
         if self._heard is not None:
             self._heard(severity, text)
         if severity != "VERBOSE" and (short := _TOO_LITTLE.search(text)):
-            asked = int(short[1] or 0) << 20 or int(short[2] or 0)
-            self._scratch = max(self._scratch or 0, asked)
+            nbytes = int(short[1] or 0) << 20 or int(short[2] or 0)
+            self._scratch = max(self._scratch or 0, nbytes)
         elif severity == "VERBOSE":
             if text.startswith(_LAYERS):
                 self.layers.append(text)
@@ -132,10 +132,10 @@ class Collector:
 
     @contextlib.contextmanager
     def collecting(
-        self, on_step: Callable[[str], None] | None = None, heard: Callable[[str, str], None] | None = None
+        self, on_step: Callable[[str], None] | None = None, listener: Callable[[str, str], None] | None = None
     ) -> Iterator[Messages]:
-        """Messages from now on; each is also given to `heard`, which mustn't raise."""
-        messages = Messages(on_step, heard)
+        """Messages from now on; each is also given to `listener`, which mustn't raise."""
+        messages = Messages(on_step, listener)
         self._sinks.append(messages)
         try:
             yield messages
@@ -252,12 +252,12 @@ def in_words(text: str) -> str:
     return next((words for _, words, _ in _known([" ".join(text.split())])), "")
 
 
-def translate(errors: tuple[str, ...], doing: str, default: type[TrtoptError] = BuildFailed) -> TrtoptError:
+def translate(errors: tuple[str, ...], failure: str, default: type[TrtoptError] = BuildFailed) -> TrtoptError:
     """The error of ours that TensorRT's messages mean; unknown ones are quoted in `default`."""
     lines = [" ".join(text.split()) for text in errors]
     for kind, words, line in _known(lines):
-        return kind(f"{doing}: {words} (TensorRT said: {tidy(line)[:600]})")
-    return default(f"{doing}: {'; '.join(filter(None, map(tidy, lines[:6]))) or 'TensorRT gave no message'}")
+        return kind(f"{failure}: {words} (TensorRT said: {tidy(line)[:600]})")
+    return default(f"{failure}: {'; '.join(filter(None, map(tidy, lines[:6]))) or 'TensorRT gave no message'}")
 
 
 def _known(lines: Sequence[str]) -> Iterator[tuple[type[TrtoptError], str, str]]:

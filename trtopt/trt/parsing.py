@@ -72,15 +72,17 @@ def float_products(light: ModelProto | None) -> frozenset[str]:
     nodes = () if light is None else light.graph.node
     if not any(node.op_type == "DequantizeLinear" for node in nodes):
         return frozenset()
-    quantized = set[str]()
+    quantized_tensors = set[str]()
     for node in nodes:  # in an order in which they can run
-        moved = node.input if node.op_type == "Concat" else ()
+        operands = node.input if node.op_type == "Concat" else ()
         if node.op_type in ("Cast", "Relu") or node.op_type in SCALE_PRESERVING:  # TensorRT may dequantize behind them
-            moved = node.input[:1]
-        if node.op_type == "DequantizeLinear" or (moved and quantized.issuperset(moved)):
-            quantized.update(node.output)
-    named = zip(graph_nodes(light), nodes)
-    return frozenset(name for (name, op), node in named if op in HEAVY_OPS and not quantized.issuperset(node.input[:2]))
+            operands = node.input[:1]
+        if node.op_type == "DequantizeLinear" or (operands and quantized_tensors.issuperset(operands)):
+            quantized_tensors.update(node.output)
+    named_nodes = zip(graph_nodes(light), nodes)
+    return frozenset(
+        name for (name, op), node in named_nodes if op in HEAVY_OPS and not quantized_tensors.issuperset(node.input[:2])
+    )
 
 
 def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
@@ -124,13 +126,13 @@ def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> t
     if good:
         return ()
     # A subgraph's own flag says whether it is the whole model; what is unsupported is in no subgraph at all.
-    covered = {int(index) for group in groups for index in group}
-    explained = {issue.node for issue in issues}
+    supported_indices = {int(index) for group in groups for index in group}
+    explained_nodes = {issue.node for issue in issues}
     for index, (name, op) in enumerate(nodes):
-        if index not in covered and name not in explained:
+        if index not in supported_indices and name not in explained_nodes:
             issues.append(Issue(name, op, "TensorRT's parser doesn't support it in this place"))
-    named = [issue for issue in issues if issue.node]
-    return tuple(named or issues) or (Issue("", "", "TensorRT's parser refuses the model without a reason"),)
+    named_issues = [issue for issue in issues if issue.node]
+    return tuple(named_issues or issues) or (Issue("", "", "TensorRT's parser refuses the model without a reason"),)
 
 
 def parse(
@@ -146,8 +148,8 @@ def parse(
     issues = parser_issues(parser, nodes)
     if any(issue.op for issue in issues):
         return refusal(name, issues)
-    said = "; ".join(dict.fromkeys([*map(str, issues), *map(tidy, messages.errors)])) or "no reason given"
-    return InvalidModel(f"TensorRT's parser can't read {name}: {said}; run `trtopt check {name}`")
+    reasons = "; ".join(dict.fromkeys([*map(str, issues), *map(tidy, messages.errors)])) or "no reason given"
+    return InvalidModel(f"TensorRT's parser can't read {name}: {reasons}; run `trtopt check {name}`")
 
 
 def refusal(name: str, issues: Sequence[Issue]) -> UnsupportedOperator:

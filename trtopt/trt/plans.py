@@ -173,9 +173,9 @@ class LoadedEngine:
                 with self._deprecated():
                     context = self.engine.create_execution_context_without_device_memory()
             if context is None:
-                said = "; ".join(" ".join(text.split()) for text in messages.errors[:6])
+                reasons = "; ".join(" ".join(text.split()) for text in messages.errors[:6])
                 raise EngineError(
-                    f"TensorRT gives no execution context for this engine: {said or 'it gave no message'}"
+                    f"TensorRT gives no execution context for this engine: {reasons or 'it gave no message'}"
                 )
             if self._answers((10, 1)) and _has(context, "set_device_memory"):
                 context.set_device_memory(scratch, nbytes)
@@ -185,8 +185,8 @@ class LoadedEngine:
 
     def aliases(self, source: str, result: str) -> bool:
         """Whether that output is that input, written in place (caches of keys and values; TensorRT 10.15 and later)."""
-        known = self._answers((10, 15)) and _has(self.engine, "get_aliased_input_tensor")
-        return known and bool(self.engine.get_aliased_input_tensor(result) == source)
+        has_aliases = self._answers((10, 15)) and _has(self.engine, "get_aliased_input_tensor")
+        return has_aliases and bool(self.engine.get_aliased_input_tensor(result) == source)
 
     @staticmethod
     def shares_profiles(context: Any) -> bool:
@@ -269,8 +269,8 @@ class LoadedEngine:
 
     def runtime_cache(self) -> bytes | None:
         """The kernels that TensorRT-RTX compiled so far, for `Loader.load(runtime_cache=)`; None elsewhere."""
-        held = None if self.settings is None else self.settings.cache.serialize()
-        return None if held is None else bytes(memoryview(held))
+        cache = None if self.settings is None else self.settings.cache.serialize()
+        return None if cache is None else bytes(memoryview(cache))
 
     def inspect(self) -> str:
         """The inspector's JSON text, as TensorRT writes it (it holds raw control characters).
@@ -287,8 +287,8 @@ class LoadedEngine:
         if context is not None and self.shares_profiles(context):
             for index in range(self.engine.num_io_tensors):
                 name = self.engine.get_tensor_name(index)
-                given = self.engine.get_tensor_mode(name) == self.module.TensorIOMode.INPUT
-                if given and -1 in tuple(self.engine.get_tensor_shape(name)):
+                is_input = self.engine.get_tensor_mode(name) == self.module.TensorIOMode.INPUT
+                if is_input and -1 in tuple(self.engine.get_tensor_shape(name)):
                     context.set_input_shape(name, self.engine.get_tensor_profile_shape(name, 0)[1])
             inspector.execution_context = context
         return str(inspector.get_engine_information(self.module.LayerInformationFormat.JSON))
@@ -317,6 +317,14 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
     return header
 
 
+def unrecorded(name: str) -> UsageError:
+    """For a plan without a manifest that nobody vouches for."""
+    return UsageError(
+        f"{name} has no manifest ({name}.json), which says which plan it is, and a plan is a program for the GPU. If you know "
+        "where it comes from: `trust=True`"
+    )
+
+
 def host_code_refused(name: str) -> UsageError:
     """For a plan that may not run the code that it carries."""
     return UsageError(
@@ -339,12 +347,16 @@ def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: st
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is not None:
         return engine
-    made = plan_origin(plan)
-    if made is not None and numbers(made.version)[:3] != numbers(loader.version)[:3] and (why := loader.unread(made)):
-        raise EngineMismatch(f"{name} was made by {made}, this is {loader}: {why}")
+    origin = plan_origin(plan)
+    if (
+        origin is not None
+        and numbers(origin.version)[:3] != numbers(loader.version)[:3]
+        and (why := loader.unread(origin))
+    ):
+        raise EngineMismatch(f"{name} was made by {origin}, this is {loader}: {why}")
     if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
         raise host_code_refused(name)
-    if made is None:
-        said = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
-        raise EngineError(f"{name} isn't a TensorRT plan, or is damaged ({said})")
+    if origin is None:
+        reasons = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
+        raise EngineError(f"{name} isn't a TensorRT plan, or is damaged ({reasons})")
     raise translate(messages.errors, f"{name} can't be loaded", EngineError)

@@ -31,9 +31,9 @@ def profile_problems(
     by_name = {info.name: info for info in inputs}
     listing = ", ".join(f"{info.name} {info.dims}" for info in inputs) or "none"
     values = {info.name for info in inputs if info.name in (shape_inputs or ())}
-    needing = [info for info in inputs if info.open_axes or info.name in values]
-    if needing and not profiles:
-        return _uncovered(needing, values)
+    open_inputs = [info for info in inputs if info.open_axes or info.name in values]
+    if open_inputs and not profiles:
+        return _uncovered(open_inputs, values)
     problems: list[str] = []
     for number, profile in enumerate(profiles):
         own = []
@@ -41,11 +41,11 @@ def profile_problems(
             if name not in by_name:
                 own.append(f"there is no input {name!r}; inputs: {listing}")
             elif name in values or (shape_inputs is None and may_be_values(by_name[name])):
-                count, stated = value_count(by_name[name]), len(shape.min)
-                own += [f"{name} is a shape input of {count} values, {stated} were given"] if stated != count else []
+                count, length = value_count(by_name[name]), len(shape.min)
+                own += [f"{name} is a shape input of {count} values, {length} were given"] if length != count else []
             else:
                 own += _against(by_name[name], shape)
-        for info in needing:
+        for info in open_inputs:
             if info.name not in profile:
                 what = "values of the shape input {} are" if info.name in values else "dynamic input {} is"
                 own.append(f"the {what.format(f'{info.name} {info.dims}')} missing")
@@ -70,11 +70,11 @@ def validate_profiles(
     raise UsageError(f"`shapes=` doesn't fit the model: {'; '.join(problems)}. Write {line or 'NAME:MIN,OPT,MAX'}")
 
 
-def _uncovered(needing: Sequence[TensorInfo], values: Collection[str]) -> list[str]:
+def _uncovered(open_inputs: Sequence[TensorInfo], values: Collection[str]) -> list[str]:
     """What is missing altogether: ranges of sizes, and of the values that decide sizes."""
-    dynamic = ", ".join(f"{info.name} {info.dims}" for info in needing if info.name not in values)
+    dynamic = ", ".join(f"{info.name} {info.dims}" for info in open_inputs if info.name not in values)
     problems = [f"the model leaves sizes open, and no `shapes=` gives their range: {dynamic}"] if dynamic else []
-    for info in needing:
+    for info in open_inputs:
         if info.name in values:
             count = value_count(info)
             example = "x".join("N" * count) or "N"
@@ -93,8 +93,8 @@ def _against(info: TensorInfo, shape: ShapeRange) -> list[str]:
         problems.append(f"{info.name} can't have negative sizes ({x(shape.min)})")
     for axis, (size, sizes) in enumerate(zip(info.shape, zip(shape.min, shape.opt, shape.max))):
         if axis not in info.open_axes and {*sizes} != {size}:
-            stated = ", ".join(map(str, sizes if len({*sizes}) > 1 else sizes[:1]))
-            problems.append(f"{info.name} has a fixed size of {size} in dimension {axis}, given {stated}")
+            text = ", ".join(map(str, sizes if len({*sizes}) > 1 else sizes[:1]))
+            problems.append(f"{info.name} has a fixed size of {size} in dimension {axis}, given {text}")
     return problems
 
 

@@ -25,9 +25,9 @@ class TensorRTRTX(Generation):
     family = "rtx"
     product = "TensorRT-RTX"
 
-    def _capabilities(self, found: Capabilities) -> Capabilities:
+    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
         return replace(
-            found,
+            capabilities,
             builds_without_gpu=True,
             layers_without_gpu=True,
             timing_cache=False,  # the functions exist and do nothing
@@ -49,29 +49,29 @@ class TensorRTRTX(Generation):
         return tuple(target for target in DEFAULT_TARGETS if target >= least)
 
     def _refusals(self, spec: BuildSpec) -> list[str]:
-        found = []
+        problems = []
         if self._turing_loses_int8(spec) and not spec.allow_precision_fallback:
-            found.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
+            problems.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
         if (spec.strip or spec.refit) and not self.gpu():
             options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
-            found.append(
+            problems.append(
                 f"{options}: TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
             )
-        return found
+        return problems
 
     @staticmethod
     def _turing_loses_int8(spec: BuildSpec) -> bool:
         return 75 in spec.targets and spec.precision is Precision.INT8
 
     def _cautions(self, spec: BuildSpec) -> list[str]:
-        found = [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
+        cautions = [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
         if spec.device and not (spec.strip or spec.refit):
             targets = ",".join(f"sm{target}" for target in self.targets(spec))
-            found.append(
+            cautions.append(
                 f"`device={spec.device}` changes nothing in the engine: {self} builds for `target='{targets}'` without a GPU; "
                 "engines that are compared are timed on that GPU"
             )
-        return found
+        return cautions
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.
@@ -82,9 +82,11 @@ class TensorRTRTX(Generation):
                 listing = ",".join(f"sm{cc}" for cc in targets)
                 raise UnsupportedRequest(f"`target='{listing}'`: {self} refuses sm{target} in this list")
 
-    def _runtime_settings(self, engine: Any, runtime: Any, cached: bytes | None, capture: bool) -> RuntimeSettings:
-        # It checks `cached` against the current CUDA context, its version and the GPU; one that doesn't fit costs only the time
-        # of compiling the kernels again, so it is a note. Contexts' scratch memory is the caller's.
+    def _runtime_settings(
+        self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool
+    ) -> RuntimeSettings:
+        # TensorRT-RTX checks the cache against the current CUDA context, its version and the GPU; one that doesn't fit costs
+        # only the time of compiling the kernels again, so it is a note. Contexts' scratch memory is the caller's.
         module, notes = self.module, []
         config = engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(module.ExecutionContextAllocationStrategy.USER_MANAGED)
@@ -92,7 +94,7 @@ class TensorRTRTX(Generation):
         if captures:
             config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         cache = config.create_runtime_cache()
-        if cached and not cache.deserialize(cached):
+        if runtime_cache and not cache.deserialize(runtime_cache):
             notes.append("the runtime cache is of another GPU, driver or TensorRT-RTX: kernels are compiled again")
         if not config.set_runtime_cache(cache):
             notes.append("TensorRT-RTX takes no runtime cache here: kernels are compiled in every process")

@@ -17,9 +17,9 @@ from trtopt.trt.generation import Generation
 class TensorRT8(Generation):
     family = "tensorrt8"
 
-    def _capabilities(self, found: Capabilities) -> Capabilities:
+    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
         return replace(
-            found,
+            capabilities,
             max_opset=17,  # much of 18 and later does not parse
             converts_apart=True,  # measured on an H200 (docs/results/accuracy.md)
             stored_codes=False,  # graph.old_parser.with_float_weights

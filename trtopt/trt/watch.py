@@ -50,13 +50,13 @@ def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -
         if stoppable:
             with contextlib.suppress(KeyboardInterrupt):
                 _wait(future)
-        left = ""
+        note = ""
         if not future.done():
             if not _abandoned:
                 atexit.register(_leave)
             _abandoned.append(future)
-            left = "; TensorRT's work goes on in the background until this process ends"
-        raise BuildCancelled(f"the build was cancelled; nothing was written{left}") from None
+            note = "; TensorRT's work goes on in the background until this process ends"
+        raise BuildCancelled(f"the build was cancelled; nothing was written{note}") from None
     return future.result()
 
 
@@ -79,28 +79,28 @@ def make_monitor(trt: Any, phase: Phase, cancel: threading.Event) -> Any:
 
     The steps are TensorRT's own and say little about the time left, so no percentage is made of them.
     """
-    running: dict[str, tuple[int, int]] = {}  # phase → steps done, steps in all; the innermost is last
+    phases: dict[str, tuple[int, int]] = {}  # phase → steps done, steps in all; the innermost is last
 
     def show() -> None:
-        name, (done, total) = next(reversed(running.items()), ("", (0, 0)))
-        phase.detail(f"{name} {done}/{total}" if total > 1 else name)
+        name, (step, total) = next(reversed(phases.items()), ("", (0, 0)))
+        phase.detail(f"{name} {step}/{total}" if total > 1 else name)
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
-            running[name] = (0, steps)
+            phases[name] = (0, steps)
             show()
 
         def step_complete(self, name: str, step: int) -> bool:
-            if name in running:
-                running[name] = (step + 1, running[name][1])
+            if name in phases:
+                phases[name] = (step + 1, phases[name][1])
                 show()
             return not cancel.is_set()
 
         def phase_finish(self, name: str) -> None:
-            running.pop(name, None)
+            phases.pop(name, None)
             show()
 
     return Monitor()

@@ -48,40 +48,40 @@ def set_precisions(trt: Any, network: Any, config: Any, spec: BuildSpec, options
             if tensor.dtype == trt.DataType.FLOAT:  # as all floating ones are
                 tensor.dtype = getattr(trt.DataType, _DATA_TYPES[spec.base])
     if options.layer_precision or options.preferred:
-        lost = _set_layer_precision(trt, network, options)
+        lost_nodes = _set_layer_precision(trt, network, options)
         # With OBEY a layer that can't be pinned fails the build; else TensorRT may choose otherwise.
         obey = not (spec.allow_precision_fallback or options.preferred)
         config.set_flag(getattr(trt.BuilderFlag, f"{'OBEY' if obey else 'PREFER'}_PRECISION_CONSTRAINTS"))
-        if lost:
-            some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        if lost_nodes:
+            some = ", ".join(lost_nodes[:3]) + (f" and {len(lost_nodes) - 3} more" if len(lost_nodes) > 3 else "")
             warnings.append(f"no layer came from {some}: the precision asked for there has no effect")
 
 
 def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
     """Pin the layers that come from the named ONNX nodes; the names, of those not merely preferred, that no layer has."""
-    fixed, wanted = options.layer_precision, {**options.preferred, **options.layer_precision}
-    floating = {trt.DataType.FLOAT, trt.DataType.HALF, getattr(trt.DataType, "BF16", trt.DataType.HALF)}
-    found: set[str] = set()
+    layer_precision, precisions = options.layer_precision, {**options.preferred, **options.layer_precision}
+    float_types = {trt.DataType.FLOAT, trt.DataType.HALF, getattr(trt.DataType, "BF16", trt.DataType.HALF)}
+    matched_names: set[str] = set()
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        name = next((node for node in (layer.name, *onnx_nodes(layer.metadata or "")) if node in wanted), None)
+        name = next((node for node in (layer.name, *onnx_nodes(layer.metadata or "")) if node in precisions), None)
         if name is None:
             continue
-        found.add(name)
+        matched_names.add(name)
         outputs = [layer.get_output(number) for number in range(layer.num_outputs)]
         # Constants, shape arithmetic and integer layers have no precision to choose: setting one is a build error.
         if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) or not any(
-            tensor is not None and tensor.dtype in floating and not tensor.is_shape_tensor for tensor in outputs
+            tensor is not None and tensor.dtype in float_types and not tensor.is_shape_tensor for tensor in outputs
         ):
             continue
-        data_type = getattr(trt.DataType, _DATA_TYPES[wanted[name]])
+        data_type = getattr(trt.DataType, _DATA_TYPES[precisions[name]])
         layer.precision = data_type
         # An INT8 layer may write floats, and a preferred one what its readers want: their output types stay free.
-        if name in fixed and wanted[name] is not Precision.INT8:
+        if name in layer_precision and precisions[name] is not Precision.INT8:
             for number, tensor in enumerate(outputs):
-                if tensor.dtype in floating:
+                if tensor.dtype in float_types:
                     layer.set_output_type(number, data_type)
-    return sorted(set(fixed) - found)
+    return sorted(set(layer_precision) - matched_names)
 
 
 class NativeCalibration:
@@ -123,8 +123,8 @@ class NativeCalibration:
                 problems.append(f"there is no array for the input {info.name}; there is {', '.join(first)}")
                 continue
             shape = first[info.name].shape
-            fixed = {axis: size for axis, size in enumerate(info.shape) if axis not in info.open_axes}
-            if len(shape) != len(info.shape) or any(shape[axis] != size for axis, size in fixed.items()):
+            fixed_sizes = {axis: size for axis, size in enumerate(info.shape) if axis not in info.open_axes}
+            if len(shape) != len(info.shape) or any(shape[axis] != size for axis, size in fixed_sizes.items()):
                 problems.append(f"{info.name} needs {info.shape}, a calibration batch has {shape}")
         if problems:
             listing = "; ".join(problems)

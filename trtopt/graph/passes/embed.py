@@ -68,8 +68,8 @@ def embed(model: ir.Model, embedded: Embedded) -> PassResult:
 
 def arithmetic(proto: onnx.ModelProto) -> list[str]:
     """Of a graph that `embed` changed, the nodes that scale pixels, which are in FP32 whatever the rest is; else none."""
-    found = embedded_in(proto)
-    constants = () if found is None else (f"{found.input}_factor", f"{found.input}_offset")
+    embedded = embedded_in(proto)
+    constants = () if embedded is None else (f"{embedded.input}_factor", f"{embedded.input}_offset")
     nodes = (node for node in proto.graph.node if node.op_type in ARITHMETIC)
     return [node.name for node in nodes if any(name in constants for name in node.input)]
 

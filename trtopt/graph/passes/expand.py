@@ -10,13 +10,18 @@ from onnx import ModelProto
 from trtopt.core.errors import ModelError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Issue
-from trtopt.graph.guard import fault
+from trtopt.graph.guard import fault, guarded
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.substitutes import sum_by_products
 from trtopt.graph.proto import LARGE, STANDARD, name_nodes, opset_version, put_back, schema_of, skeleton
+from trtopt.graph.view import to_ir
 
 
 def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter = SILENT) -> ModelProto | None:
     """A graph with the refused operators written out and folded; None where ONNX defines none of them by others."""
+    if (summed := _summed(graph, issues)) is not None:
+        reporter.note("sums by scatter written as products: this TensorRT has scatters that replace alone")
+        return summed
     operators = expandable(graph, {issue.op for issue in issues})
     if not operators:
         return None
@@ -28,6 +33,17 @@ def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter =
         return None
     reporter.note(f"{', '.join(operators)} written out by ONNX's own definition: this TensorRT takes it only in parts")
     return made
+
+
+def _summed(graph: ModelProto, issues: Sequence[Issue]) -> ModelProto | None:
+    """The graph with its sums by scatter as products; None where none was refused, or none has that form."""
+    if not any(issue.op.startswith("Scatter") for issue in issues):
+        return None
+    try:
+        made = guarded(graph, sum_by_products(to_ir(graph)), "sums by scatter can't be written as products", "")
+        return None if made is graph else fold(made)[0]
+    except ModelError:
+        return None
 
 
 def expandable(proto: ModelProto, operators: Collection[str]) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from trtopt.graph.guard import fault
 from trtopt.graph.inputs import record_batch_axes
 from trtopt.graph.lazy_weights import is_lazy, set_external
 from trtopt.graph.passes.opset import upgraded
+from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
@@ -295,6 +296,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _refuse(proto)
     _cast_as_written(model)
     _spell_einsums(model)
+    substitute(model, proto)
     _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)

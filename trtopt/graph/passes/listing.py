@@ -45,13 +45,13 @@ def listed(
     """
     quantized = any(node.op_type in QDQ for node in model.graph)
     points = Points({}) if quantized else find_points(model, excluded=float_only, conv_borders=conv_borders)
-    said = {item.node: (str(item.precision), item.reason) for item in points.kept}
-    said |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
-    said |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}
-    said |= dict.fromkeys(points.quantized, ("int8", ""))
+    precisions = {item.node: (str(item.precision), item.reason) for item in points.kept}
+    precisions |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
+    precisions |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}
+    precisions |= dict.fromkeys(points.quantized, ("int8", ""))
     nodes = []
     for node in model.graph:
-        precision, reason = said.get(str(node.name), ("fp16", ""))
+        precision, reason = precisions.get(str(node.name), ("fp16", ""))
         producers = (value.producer() for value in node.inputs if value is not None)
         dtype, shape = _described(node.outputs[0]) if node.outputs else ("", "")
         if any(producer is not None and producer.op_type == "DequantizeLinear" for producer in producers):

@@ -74,7 +74,7 @@ def with_float_weights(model: ir.Model) -> PassResult:
     The builder of 8.6 takes stored codes for most convolutions. For a matrix product, or convolutions that it would join since
     they read the same tensor, it stops with an assertion (seen on an H200: docs/results/zoo.md).
     """
-    editor, written, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), dict[str, str]()
+    editor, dequantized, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), dict[str, str]()
     for node in list(model.graph):
         codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
         scale = constant(node.inputs[1]) if codes is not None and codes.is_initializer() else None
@@ -82,7 +82,7 @@ def with_float_weights(model: ir.Model) -> PassResult:
             continue
         attributes = {name: held.value for name, held in node.attributes.items()}
         key = (*node.inputs, str(attributes))
-        if key not in written:
+        if key not in dequantized:
             content = np.asarray(constant(codes), np.float32)
             if scale.size > 1:
                 axis = attribute(node, "axis", 1) % content.ndim
@@ -92,8 +92,8 @@ def with_float_weights(model: ir.Model) -> PassResult:
             name = editor.fresh(f"{codes.name}/QuantizeLinear")
             quantize = editor.node("QuantizeLinear", [floats, *node.inputs[1:]], *again, name=name, **attributes)
             model.graph.insert_before(node, quantize)
-            written[key] = quantize.outputs[0]
-        node.replace_input_with(0, written[key])
+            dequantized[key] = quantize.outputs[0]
+        node.replace_input_with(0, dequantized[key])
         changes[str(node.name)] = str(node.name)
     drop_unread(model.graph)
     return PassResult(model, changes)
@@ -123,10 +123,10 @@ def _set(node: ir.Node, slot: int, value: ir.Value) -> bool:
 
 def _fill(node: ir.Node, **defaults: Any) -> bool:
     """The node with ONNX's own defaults written out, where the parser has others."""
-    missing = [name for name in defaults if name not in node.attributes]
-    for name in missing:
+    absent = [name for name in defaults if name not in node.attributes]
+    for name in absent:
         node.attributes[name] = ir.convenience.convert_attribute(name, defaults[name])
-    return bool(missing)
+    return bool(absent)
 
 
 def _shape(node: ir.Node, editor: Editor) -> bool:
@@ -150,11 +150,11 @@ def _gather(node: ir.Node, editor: Editor) -> bool:
     output, integers = node.outputs[0].name, ir.DataType.INT64
     where = editor.constant(f"{output}_axis", axis % len(shape) if axis < 0 and shape else axis, np.int64)
     negative = editor.constant(f"{output}_negative", index < 0, np.int64)
-    asked = editor.constant(f"{output}_given", index, np.int64)
+    original = editor.constant(f"{output}_given", index, np.int64)
     lengths = _beside(node, editor, "Shape", [node.inputs[0]], "sizes", dtype=integers)
     size = _beside(node, editor, "Gather", [*lengths.outputs, where], "size", dtype=integers)
     back = _beside(node, editor, "Mul", [negative, *size.outputs], "back", dtype=integers)
-    indices = _beside(node, editor, "Add", [asked, *back.outputs], "indices", dtype=integers)
+    indices = _beside(node, editor, "Add", [original, *back.outputs], "indices", dtype=integers)
     assert node.graph is not None
     node.graph.insert_before(node, [lengths, size, back, indices])
     return _set(node, 1, indices.outputs[0])
@@ -233,22 +233,22 @@ def _quantize(node: ir.Node, editor: Editor) -> bool:
 
 def _if(node: ir.Node, editor: Editor) -> bool:
     """Several outputs come in any order: one If for each."""
-    used = [index for index, value in enumerate(node.outputs) if value.name]
-    if len(used) < 2:
+    indices = [index for index, value in enumerate(node.outputs) if value.name]
+    if len(indices) < 2:
         return False
     parts = []
-    for index in used:
+    for index in indices:
         bodies = []
         for held in node.attributes.values():
             body = held.as_graph().clone(allow_outer_scope_values=True)
             body.outputs[:] = [body.outputs[index]]
             bodies.append(ir.AttrGraph(held.name, body))
-        name = str(node.name) if index == used[0] else editor.fresh(f"{node.name}_{index}")
+        name = str(node.name) if index == indices[0] else editor.fresh(f"{node.name}_{index}")
         parts.append(ir.Node("", "If", node.inputs, bodies, num_outputs=1, name=name))
     for inner in (inner for body in subgraphs(node) for inner in body.all_nodes()):
         inner.resize_inputs(0)  # nobody is to be read by the bodies that go
     assert node.graph is not None
-    old, new = [node.outputs[index] for index in used], [part.outputs[0] for part in parts]
+    old, new = [node.outputs[index] for index in indices], [part.outputs[0] for part in parts]
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], parts, old, new)
     return True
 
@@ -271,8 +271,8 @@ def _loop(node: ir.Node, editor: Editor) -> bool:
 
 def _transposed(node: ir.Node, editor: Editor) -> bool:
     """An odd padding for a given output shape gets its larger half at the end; with `auto_pad` that shape isn't read."""
-    wanted = attribute(node, "output_shape")
-    if not wanted:
+    output_sizes = attribute(node, "output_shape")
+    if not output_sizes:
         return False
     kernel, size = ((sizes(value) or ())[2:] for value in (node.inputs[1], node.inputs[0]))
     if not size or None in (*kernel, *size):
@@ -280,17 +280,17 @@ def _transposed(node: ir.Node, editor: Editor) -> bool:
     rank = len(size)
     strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
     extra, upper = attribute(node, "output_padding", [0] * rank), attribute(node, "auto_pad") == "SAME_UPPER"
-    begins, ends, missing = [], [], []
+    begins, ends, paddings = [], [], []
     for axis in range(rank):
         reach = strides[axis] * (int(size[axis] or 0) - 1) + (int(kernel[axis] or 0) - 1) * dilations[axis]
-        total = reach + extra[axis] + 1 - wanted[-rank:][axis]
+        total = reach + extra[axis] + 1 - output_sizes[-rank:][axis]
         small, large = max(0, total) // 2, (max(0, total) + 1) // 2
         begins.append(small if upper else large)
         ends.append(large if upper else small)
-        missing.append(extra[axis] + max(0, -total))
+        paddings.append(extra[axis] + max(0, -total))
     for name in ("output_shape", "auto_pad", "pads", "output_padding"):
         node.attributes.pop(name, None)
-    return _fill(node, pads=[*begins, *ends], **({"output_padding": missing} if any(missing) else {}))
+    return _fill(node, pads=[*begins, *ends], **({"output_padding": paddings} if any(paddings) else {}))
 
 
 def _reduce_sum(node: ir.Node, editor: Editor) -> bool:

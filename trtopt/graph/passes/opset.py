@@ -113,8 +113,8 @@ def raise_opset(model: ir.Model, minimum: int) -> PassResult:
             if node.graph is not None and node.op_type == "GroupNormalization" and node.domain in STANDARD:
                 data, scale = sizes(node.inputs[0]), sizes(node.inputs[1])
                 if not data or not scale or data[1] != scale[0]:  # it passes over those whose channels it doesn't know
-                    said = f"{node.name} scales groups, and the number of its channels isn't known"
-                    raise ModelError(_not_raised(version, minimum, said))
+                    reason = f"{node.name} scales groups, and the number of its channels isn't known"
+                    raise ModelError(_not_raised(version, minimum, reason))
     return PassResult(model, {name: name for node, name in before.items() if node.graph is None})
 
 

@@ -140,17 +140,17 @@ def one_row_a_sample(model: ir.Model, points: Points) -> tuple[str, ...]:
     """Quantized products of matrices with a row for each sample, as at the end of a classifier, and pooling that makes these
     rows: what they compute is little, and whether they are faster in INT8 depends on what is in front of them
     (docs/results/accuracy.md). Empty where nothing else is quantized."""
-    quantized, found = set(points.quantized), dict[str, None]()
+    quantized, nodes = set(points.quantized), dict[str, None]()
     readers = {name for slots in points.reads.values() for name, _ in slots}
     for node in model.graph:
         value = node.inputs[0] if node.inputs else None
         if node.name not in quantized or node.op_type not in ("Gemm", "MatMul") or len(sizes(value) or ()) != 2:
             continue
-        found[str(node.name)] = None
+        nodes[str(node.name)] = None
         maker = _maker(value, lambda item: _preserves(item) or item.op_type in _ACTIVATIONS)
         if maker is not None and maker.op_type in POOLING and maker.name in readers:
-            found[str(maker.name)] = None
-    return () if quantized <= found.keys() else tuple(found)
+            nodes[str(maker.name)] = None
+    return () if quantized <= nodes.keys() else tuple(nodes)
 
 
 def _searched(search: _Search) -> _Search:
@@ -172,17 +172,17 @@ def _searched(search: _Search) -> _Search:
 
 def _varying(graph: ir.Graph) -> set[ir.Value]:
     """Values that depend on what is in the network's inputs, not on their shapes alone: an LSTM's zero state doesn't."""
-    found: set[ir.Value] = set(graph.inputs)
+    values: set[ir.Value] = set(graph.inputs)
     for node in graph:
-        made = not node.inputs or any(
+        source = not node.inputs or any(
             attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
             for attribute in node.attributes.values()
         )
         if node.op_type != "Shape" and (
-            made or not found.isdisjoint(value for value in node.inputs if value is not None)
+            source or not values.isdisjoint(value for value in node.inputs if value is not None)
         ):
-            found.update(node.outputs)
-    return found
+            values.update(node.outputs)
+    return values
 
 
 def _is_grouped(node: ir.Node) -> bool:
@@ -214,13 +214,13 @@ def _override(search: _Search, node: ir.Node) -> Precision | None:
 
 
 def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
-    asked = _override(search, node)
-    forced = asked is not None and asked.quantized
+    precision = _override(search, node)
+    forced = precision is not None and precision.quantized
     kept_in = search.base
     tensor = constant_tensor(node.inputs[1])
     weight = None if tensor is None else tuple(int(size) for size in tensor.shape.numpy())
-    if asked is not None and not asked.quantized:
-        reason, kept_in = f"`precision_override=` asks for {asked}", asked
+    if precision is not None and not precision.quantized:
+        reason, kept_in = f"`precision_override=` asks for {precision}", precision
     elif node.op_type in search.excluded:
         reason = search.excluded[node.op_type]
     elif not forced and str(node.name) in search.barred:

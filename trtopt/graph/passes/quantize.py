@@ -41,19 +41,19 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 
 def quantized_otherwise(proto: onnx.ModelProto) -> str:
     """Empty, or what to do about a model that ONNX Runtime's quantizers wrote in operators that TensorRT hasn't."""
-    found = sorted(
+    operators = sorted(
         {
             node.op_type
             for node in proto.graph.node
             if node.op_type.startswith(_QUANTIZERS) or node.op_type in _ORT_QUANTIZED
         }
     )
-    if not found:
+    if not operators:
         return ""
     return (
-        f"it is quantized already, in operators that TensorRT hasn't ({', '.join(found[:3])}{', …' * (len(found) > 3)}), as "
-        "ONNX Runtime's quantizer writes them: give the float model that it was made from, and let build quantize that "
-        "(`int8=True`)"
+        "it is quantized already, in operators that TensorRT hasn't "
+        f"({', '.join(operators[:3])}{', …' * (len(operators) > 3)}), as ONNX Runtime's quantizer writes them: give the float "
+        "model that it was made from, and let build quantize that (`int8=True`)"
     )
 
 
@@ -97,12 +97,12 @@ def quantize_weight(
 
 def check_scales(points: Points, amax: Mapping[str, float]) -> None:
     """Raise CalibrationError where a point has no amax, or one that isn't positive and finite."""
-    missing = [name for name in points.activations if name not in amax]
-    if missing:
+    unscaled = [name for name in points.activations if name not in amax]
+    if unscaled:
         raise CalibrationError(
-            f"the calibration table has no scale for {len(missing)} of {len(points.activations)} tensors "
-            f"({first_of(missing, 5)}): it was made for another model or other "
-            "`precision_override=`; run trtopt calibrate on this model"
+            f"the calibration table has no scale for {len(unscaled)} of {len(points.activations)} tensors "
+            f"({first_of(unscaled, 5)}): it was made for another model or other "
+            "`precision_override=`: give those that calibrate was given, or run trtopt calibrate on this model as it is"
         )
     bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
     if bad:
@@ -137,15 +137,15 @@ def insert_qdq(
         dequantized = writer.pair(values[name], scale)
         for node_name, slot in readers:
             nodes[node_name].replace_input_with(slot, dequantized)
-    made: dict[tuple[str, int | None], ir.Value] = {}
+    weights: dict[tuple[str, int | None], ir.Value] = {}
     for weight in points.weights:
         key, node = (weight.name, weight.axis), nodes[weight.node]
-        if key not in made:
-            made[key] = _dequantized_weight(writer, node.inputs[weight.slot], weight, base)
-        node.replace_input_with(weight.slot, made[key])
+        if key not in weights:
+            weights[key] = _dequantized_weight(writer, node.inputs[weight.slot], weight, base)
+        node.replace_input_with(weight.slot, weights[key])
         if node.op_type in ("Conv", "ConvTranspose") and attribute(node, "kernel_shape") is None:
             # ONNX takes it from the weight; TensorRT 8.6 doesn't where the weight isn't a constant (seen on an H200).
-            shape = made[key].shape
+            shape = weights[key].shape
             assert shape is not None
             node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [int(size) for size in shape.numpy()[2:]])
     drop_unread(model.graph)

@@ -139,10 +139,10 @@ def _merge(writer: Writer, add: ir.Node, main: _Branch, skip: _Branch) -> None:
         writer.graph.insert_before(add, node)
         return node.outputs[0]
 
-    read = put("DequantizeLinear", [skip.dequantize.inputs[0], *main.dequantize.inputs[1:]], "shortcut")
+    shortcut = put("DequantizeLinear", [skip.dequantize.inputs[0], *main.dequantize.inputs[1:]], "shortcut")
     if skip.strides != _ONE:
-        read = put("MaxPool", [read], "picked", kernel_shape=_ONE, strides=skip.strides)
-    both = writer.pair(put("Concat", [main.conv.inputs[0], read], "both", axis=1), scale)
+        shortcut = put("MaxPool", [shortcut], "picked", kernel_shape=_ONE, strides=skip.strides)
+    both = writer.pair(put("Concat", [main.conv.inputs[0], shortcut], "both", axis=1), scale)
     weight = np.concatenate([main.weight, skip.weight * (skip.scale / scale)], 1)
     scales = weight_scales(weight, 0, Precision.INT8)
     codes = writer.dequantize(f"{name}_merged", quantize_weight(weight, scales, 0, Precision.INT8), scales, 0)
@@ -184,10 +184,10 @@ def _reached(pool: ir.Node) -> list[int] | None:
         return None
     if attribute(pool, "auto_pad", "NOTSET") != "NOTSET" or any(size != 1 for size in attribute(pool, "dilations", [])):
         return None
-    found = list(pads)
+    padding = list(pads)
     for axis, (size, window, stride) in enumerate(zip(shape[2:], windows, attribute(pool, "strides", [1] * axes))):
         if size is None:
             return None
-        left = (pads[axis] + size + pads[axes + axis] - window) % stride
-        found[axes + axis] = max(0, pads[axes + axis] - left)
-    return None if found == pads else found
+        excess = (pads[axis] + size + pads[axes + axis] - window) % stride
+        padding[axes + axis] = max(0, pads[axes + axis] - excess)
+    return None if padding == pads else padding

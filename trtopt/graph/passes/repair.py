@@ -65,8 +65,8 @@ def repaired(content: NDArray[np.float32], axis: int | None, repair: Repair) -> 
             f"the table's repair has shape {repair.offsets.shape}, the weight {codes.shape}: it was made for another model; "
             "calibrate this one"
         )
-    chosen = codes.astype(np.float32) + repair.offsets
-    return np.asarray(np.clip(chosen, -127, 127) * scale, np.float32)
+    rounded = codes.astype(np.float32) + repair.offsets
+    return np.asarray(np.clip(rounded, -127, 127) * scale, np.float32)
 
 
 def repair_weights(model: ir.Model, points: Points, repairs: Mapping[str, Repair]) -> tuple[PassResult, Points]:

@@ -52,18 +52,18 @@ def smoothable(model: ir.Model, points: Points) -> dict[str, Readers]:
     """Activations whose scales of channels can be moved into what reads them quantized."""
     nodes = {str(node.name): node for node in model.graph}
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-    found = {}
+    readers = {}
     for name, places in points.reads.items():
         matrices = {node: _matrix(nodes[node]) if slot == 0 else None for node, slot in places}
-        known = {node: matrix for node, matrix in matrices.items() if matrix is not None}
-        if len(known) < len(matrices) or len({len(matrix) for matrix in known.values()}) != 1:
+        weights = {node: matrix for node, matrix in matrices.items() if matrix is not None}
+        if len(weights) < len(matrices) or len({len(matrix) for matrix in weights.values()}) != 1:
             continue
-        kinds = {nodes[node].op_type == "Conv" for node in known}
+        kinds = {nodes[node].op_type == "Conv" for node in weights}
         if kinds == {False}:
-            found[name] = Readers(known, axis=-1, adds=True)
-        elif kinds == {True} and len(values[name].uses()) == len(known) and _in_front(values[name]) is not None:
-            found[name] = Readers(known, axis=1, adds=False)
-    return found
+            readers[name] = Readers(weights, axis=-1, adds=True)
+        elif kinds == {True} and len(values[name].uses()) == len(weights) and _in_front(values[name]) is not None:
+            readers[name] = Readers(weights, axis=1, adds=False)
+    return readers
 
 
 def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
@@ -131,9 +131,9 @@ def factors_for(largest: Floats, readers: Readers, strength: float) -> Floats:
     """
     weights = np.maximum.reduce([np.abs(matrix).max(1) for matrix in readers.matrices.values()]).astype(np.float64)
     tiny = 1e-5 * max(float(largest.max()), 1e-30)
-    seen = np.maximum(largest.astype(np.float64), tiny)
+    amax = np.maximum(largest.astype(np.float64), tiny)
     weights = np.maximum(weights, 1e-5 * max(float(weights.max()), 1e-30))
-    factor = seen**strength / weights ** (1 - strength)
+    factor = amax**strength / weights ** (1 - strength)
     return np.asarray(factor / np.exp(np.log(factor).mean()), np.float32)
 
 

@@ -118,9 +118,9 @@ def _compared(largest: float) -> str:
 
 def typed_already(model: ir.Model) -> Precision | None:
     """FP16 or BF16 where most convolutions and matrix products compute in it: the model's author has chosen its types."""
-    found = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in _HEAVY)
+    counts = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in _HEAVY)
     halves = (Precision.FP16, Precision.BF16)
-    return next((base for base in halves if 2 * found[_IR_TYPES[base]] >= sum(found.values()) > 0), None)
+    return next((base for base in halves if 2 * counts[_IR_TYPES[base]] >= sum(counts.values()) > 0), None)
 
 
 def keep_fp32(
@@ -182,8 +182,8 @@ def _kept(
 
     from_shape = _shape_arithmetic(model.graph)
     for node in model.graph:
-        asked = overriding(overrides, node.name or "", node.op_type)
-        if asked is Precision.FP32:
+        precision = overriding(overrides, node.name or "", node.op_type)
+        if precision is Precision.FP32:
             keep(node, "`precision_override=` asks for fp32")
             continue
         if node.op_type in _CONTROL_FLOW:
@@ -201,7 +201,7 @@ def _kept(
             base is Precision.FP16 and node.op_type == "LSTM" and operand(node, _PEEPHOLES) is not None
         ):
             keep(node, f"TensorRT has no {str(base).upper()} {node.op_type}")
-        elif asked is not None:
+        elif precision is not None:
             continue
         elif reason := measured.get(str(node.name), ""):
             keep(node, reason)
@@ -252,11 +252,11 @@ def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
         return f"the type of {unknown[0]} isn't known"
     if node.op_type in ("Cast", "CastLike", "Constant", "ConstantOfShape", "Einsum"):
         return ""  # ONNX has Einsum in FP16 only; TensorRT runs it in BF16 as well
-    given = {kind for value, kind in zip(node.inputs, types.inputs) if value is not None}
+    operand_types = {kind for value, kind in zip(node.inputs, types.inputs) if value is not None}
     for value, kind in zip(node.outputs, types.outputs):
         if _is_fp32(value) and not types.takes(kind, _IR_TYPES[base]):
             return f"ONNX gives {node.op_type} no {str(base).upper()} type here"
-        if _is_fp32(value) and kind not in given and node.op_type != "DequantizeLinear":
+        if _is_fp32(value) and kind not in operand_types and node.op_type != "DequantizeLinear":
             return f"the type of what {node.op_type} gives doesn't follow its inputs"
     return ""
 
@@ -399,11 +399,11 @@ class _Typing(Editor):
         return ir.DataType.FLOAT if not varying or any(map(_is_fp32, varying)) else self.base
 
     def _node(self, node: ir.Node) -> None:
-        wanted = self._type_of(node)
+        dtype = self._type_of(node)
         types = slots(node, self.opsets.get(node.domain, 1))
         if node.op_type in _CONTROL_FLOW:
             self._body(node)
-        if node.op_type == "BatchNormalization" and wanted is not ir.DataType.FLOAT:
+        if node.op_type == "BatchNormalization" and dtype is not ir.DataType.FLOAT:
             self._plain_norm(node)
         followed = set[str]()  # types of the schema that are the reduced one in this node
         for slot, value in enumerate(node.inputs):
@@ -411,20 +411,20 @@ class _Typing(Editor):
                 continue
             kind = types.inputs[slot] if types and slot < len(types.inputs) else ""
             pinned = slot in _PINNED_SLOTS.get(node.op_type, ()) or not (types and types.takes(kind, self.base))
-            needed = ir.DataType.FLOAT if pinned else wanted
+            needed = ir.DataType.FLOAT if pinned else dtype
             if needed is self.base:
                 followed.add(kind)
             if value.dtype is not needed or value.is_initializer():
                 node.replace_input_with(slot, self._as(value, needed))
         if followed:
             self.reduced.add(str(node.name))
-        if wanted is ir.DataType.FLOAT:
+        if dtype is ir.DataType.FLOAT:
             return
         if node.op_type == "Cast" and _is_fp32(node.outputs[0]):
-            node.attributes["to"] = ir.AttrInt64("to", int(wanted))
+            node.attributes["to"] = ir.AttrInt64("to", int(dtype))
             self._narrow(node.outputs[0])
         elif node.op_type in ("Constant", "ConstantOfShape") and _is_fp32(node.outputs[0]):
-            self._constant_node(node, wanted)
+            self._constant_node(node, dtype)
             self._narrow(node.outputs[0])
         elif types is not None:
             if node.op_type == "DequantizeLinear":  # what it gives is of its scale's type, unless it says another
@@ -435,10 +435,10 @@ class _Typing(Editor):
 
     def _plain_norm(self, node: ir.Node) -> None:
         """A BatchNormalization that multiplies and adds, with factors that the reduced type holds: what remains of it."""
-        found = _scale_and_shift(node)
-        if found is None:
+        parts = _scale_and_shift(node)
+        if parts is None:
             return
-        factor, summand = found
+        factor, summand = parts
         for slot, content in enumerate((factor, summand, np.zeros_like(factor), np.ones_like(factor)), 1):
             what = ("scale", "shift", "mean", "variance")[slot - 1]
             node.replace_input_with(slot, self.constant(f"{node.name}_{what}", content))
@@ -451,27 +451,27 @@ class _Typing(Editor):
                 if value in self.narrow:
                     inner.replace_input_with(slot, self._as(value, ir.DataType.FLOAT))
 
-    def _constant_node(self, node: ir.Node, wanted: ir.DataType) -> None:
+    def _constant_node(self, node: ir.Node, dtype: ir.DataType) -> None:
         held = attribute(node, "value")
         content = constant(node.outputs[0]) if held is None else held.numpy()
         content = np.asarray([0] if content is None else content, np.float32)  # 0: a ConstantOfShape's own
         for name in [name for name in node.attributes if name.startswith("value")]:
             node.attributes.pop(name)
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_narrowed(content, wanted), dtype=wanted))
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_narrowed(content, dtype), dtype=dtype))
 
-    def _as(self, value: ir.Value, wanted: ir.DataType) -> ir.Value:
+    def _as(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """`value` in another type: a converted constant, or a cast; shared by its readers."""
-        if value.is_initializer() and value.dtype is wanted:
+        if value.is_initializer() and value.dtype is dtype:
             return value
-        key = (value, wanted)
+        key = (value, dtype)
         if key not in self.casts:
-            name = f"{value.name}_{wanted.name.lower()}"
+            name = f"{value.name}_{dtype.name.lower()}"
             if value.is_initializer():
                 tensor = constant_tensor(value)
                 assert tensor is not None
-                self.casts[key] = self.initializer(name, _converted(tensor, wanted))
+                self.casts[key] = self.initializer(name, _converted(tensor, dtype))
             else:
-                cast = self.node("Cast", [value], name, wanted, value.shape, to=int(wanted))
+                cast = self.node("Cast", [value], name, dtype, value.shape, to=int(dtype))
                 self.put_behind(value, [cast])
                 self.casts[key] = cast.outputs[0]
         return self.casts[key]
@@ -486,20 +486,20 @@ class _Typing(Editor):
         self.graph.outputs[index] = output
 
 
-def _converted(tensor: ir.TensorProtocol, wanted: ir.DataType) -> ir.LazyTensor:
+def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.LazyTensor:
     """A constant in another type, converted when it is written: of large models not all fit into memory in both."""
 
     def convert() -> ir.TensorProtocol:
-        return ir.tensor(_narrowed(tensor.numpy().astype(np.float32), wanted), dtype=wanted)
+        return ir.tensor(_narrowed(tensor.numpy().astype(np.float32), dtype), dtype=dtype)
 
-    return ir.LazyTensor(convert, wanted, ir.Shape(tensor.shape))
+    return ir.LazyTensor(convert, dtype, ir.Shape(tensor.shape))
 
 
-def _narrowed(content: NDArray[np.float32], wanted: ir.DataType) -> NDArray[np.generic]:
+def _narrowed(content: NDArray[np.float32], target: ir.DataType) -> NDArray[np.generic]:
     """Only sentinels reach past the type's largest number here; infinite, they would make NaN of 0 (FP32's own does)."""
-    if wanted is ir.DataType.FLOAT:
+    if target is ir.DataType.FLOAT:
         return content
-    dtype: Any = np.float16 if wanted is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
+    dtype: Any = np.float16 if target is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
     largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     limited = np.where(np.isfinite(content), np.clip(content, -largest, largest), content)
     return np.asarray(limited, dtype)

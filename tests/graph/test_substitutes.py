@@ -1,0 +1,148 @@
+"""Operators that no TensorRT has, written in standard ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import model, node, values
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from trtopt.graph.io import load_model
+from trtopt.graph.passes.fold import fold
+from trtopt.ort.sessions import OnnxSession
+
+LEARNED = "ai.onnx.ml"
+
+
+def learned(op: str, *, outputs: dict[str, int] | None = None, opset: int = 17, **attributes: Any) -> ModelProto:
+    """x (n, 4) → one operator of ai.onnx.ml, between two Identity nodes."""
+    outputs = outputs or {"y": TensorProto.FLOAT}
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], list(outputs), "it", domain=LEARNED, **attributes)],
+        "learned",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
+    )
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(LEARNED, 3)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def same(proto: ModelProto, **feed: NDArray[Any]) -> set[str]:
+    """The operators that are left, after both graphs gave the same in ONNX Runtime."""
+    model = load_model(proto).proto
+    folded, report = fold(model)
+    assert not report.problem
+    wanted, found = OnnxSession(model)(feed), OnnxSession(folded)(feed)
+    assert wanted.keys() == found.keys()
+    for name, value in wanted.items():
+        assert found[name].shape == value.shape and found[name].dtype == value.dtype
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-4)
+    return {node.op_type for node in folded.graph.node}
+
+
+ROWS = np.array([[1, -2, 3, 0.5], [0, 0, 0, 0], [9, 9, -9, 9], [0.1, 0.2, 0.3, 0.4]], np.float32)
+LABELS = {"label": TensorProto.INT64, "scores": TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("opset", [15, 20])
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("Scaler", {"offset": [1.0, 2.0, 0.0, -1.0], "scale": [2.0, 0.5, 1.0, 3.0]}),
+        ("Scaler", {"offset": [0.0], "scale": [2.0]}),
+        ("Normalizer", {"norm": "L1"}),
+        ("Normalizer", {"norm": "L2"}),
+        ("Binarizer", {"threshold": 0.25}),
+        ("Imputer", {"imputed_value_floats": [5.0, 6.0, 7.0, 8.0], "replaced_value_float": 0.0}),
+        ("LinearRegressor", {"coefficients": [1.0, 2.0, 3.0, 4.0], "intercepts": [0.5]}),
+        ("LinearRegressor", {"coefficients": np.arange(8.0).tolist(), "targets": 2}),
+    ],
+)
+def test_scikit_learns_arithmetic(op: str, attributes: dict[str, Any], opset: int) -> None:
+    assert op not in same(learned(op, opset=opset, **attributes), x=ROWS)
+
+
+def test_what_is_missing_may_be_nan() -> None:
+    holes = np.where(ROWS == 0, np.float32(np.nan), ROWS)
+    proto = learned("Imputer", imputed_value_floats=[1.0, 2.0, 3.0, 4.0], replaced_value_float=float("nan"))
+    assert "Imputer" not in same(proto, x=holes)
+
+
+@pytest.mark.parametrize("after", ["NONE", "SOFTMAX", "LOGISTIC"])
+@pytest.mark.parametrize("labels", [[0, 1, 2], [7, 3, 11]])
+def test_a_linear_classifier_gives_labels_and_scores(after: str, labels: list[int]) -> None:
+    weights = {"coefficients": np.linspace(-1, 1, 12).tolist(), "intercepts": [0.1, -0.2, 0.0]}
+    proto = learned("LinearClassifier", outputs=LABELS, classlabels_ints=labels, post_transform=after, **weights)
+    assert "LinearClassifier" not in same(proto, x=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("Normalizer", {"norm": "MAX"}),
+        ("LinearRegressor", {"coefficients": [1.0, 2.0, 3.0, 4.0], "post_transform": "PROBIT"}),
+    ],
+)
+def test_what_has_no_such_form_stays(op: str, attributes: dict[str, Any]) -> None:
+    folded, report = fold(load_model(learned(op, **attributes)).proto)
+    assert not report.problem and [node.op_type for node in folded.graph.node] == [op]
+
+
+def transform(shape: list[Any], opset: int, axis: int, length: int | None = None, **attributes: Any) -> ModelProto:
+    weights = [] if length is None else [numpy_helper.from_array(np.array(length, np.int64), "length")]
+    inputs = ["x", "length" if length else ""]
+    if opset >= 20:
+        weights.append(numpy_helper.from_array(np.array(axis, np.int64), "axis"))
+        inputs.append("axis")
+    else:
+        attributes["axis"] = axis
+    while not inputs[-1]:
+        inputs.pop()
+    graph = helper.make_graph(
+        [helper.make_node("DFT", inputs, ["y"], "dft", **attributes)],
+        "transform",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize(
+    ("shape", "axis", "options"),
+    [
+        (["n", 16, 1], 1, {}),
+        (["n", 16, 1], 1, {"onesided": 1}),
+        (["n", 15, 2], 1, {"inverse": 1}),
+        (["n", 6, 10, 2], 1, {}),
+        (["n", 6, 10, 2], 2, {"length": 8}),
+        (["n", 10, 1], 1, {"length": 16, "onesided": 1}),
+        (["n", 5, 2], 1, {"inverse": 1, "onesided": 1}),
+        (["n", 5, 2], 1, {"inverse": 1, "onesided": 1, "length": 9}),
+        (["n", 3, 5, 2], 2, {"inverse": 1, "onesided": 1, "length": 6}),
+    ],
+)
+def test_a_transform_is_a_product(shape: list[Any], axis: int, options: dict[str, Any], opset: int) -> None:
+    x = np.random.default_rng(0).standard_normal((3, *shape[1:])).astype(np.float32)
+    operators = same(transform(shape, opset, axis, **options), x=x)
+    assert "DFT" not in operators and operators & {"MatMul", "Gemm"}
+
+
+def test_a_transform_of_an_open_size_stays() -> None:
+    folded, _ = fold(load_model(transform(["n", "length", 1], 17, 1)).proto)
+    assert [node.op_type for node in folded.graph.node] == ["DFT"]
+
+
+def test_transforms_behind_others_are_products_too() -> None:
+    """A transform of two axes, of what nodes without a known shape made."""
+    nodes = [
+        node("Gemm", "x w", "h"), node("Reshape", "h form", "m"), node("DFT", "m", "one", "one", axis=2),
+        node("DFT", "one", "two", "two", axis=1), node("ReduceL2", "two", "y", axes=[-1], keepdims=0),
+    ]  # fmt: skip
+    weights = {"w": values(8, 24), "form": np.array([-1, 4, 6, 1])}
+    proto = model(nodes, inputs={"x": ["n", 8]}, outputs={"y": None}, weights=weights)
+    assert "DFT" not in same(proto, x=values(3, 8, seed=1))

@@ -1,0 +1,305 @@
+"""Operators that no TensorRT has, in standard ones that compute the same: before anything is folded or calibrated.
+
+**scikit-learn's converters** write ai.onnx.ml: what is a product, a scaling or a lookup is written as such, so that a pipeline
+of a Scaler and a network or a linear model builds, in INT8 too. Trees, support vectors and strings stay, and are refused.
+
+**A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
+
+**A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
+room for all pairs of entries and places, so that it is written only where a TensorRT refuses the scatter itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.view import Editor, attribute, constant, infer_into, operand, opset_of, sizes
+
+LEARNED = "ai.onnx.ml"
+LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
+_FLOAT = ir.DataType.FLOAT
+
+
+def substitute(model: ir.Model, proto: ModelProto) -> None:
+    """Write what can be written otherwise, in every graph; where it can't, the node stays as it is.
+
+    Args:
+        proto: the same model, whose shapes are inferred where they are needed.
+    """
+    if not any((node.domain, node.op_type) in _RULES for node in model.graph.all_nodes()):
+        return
+    if not opset_of(model):
+        model.opset_imports[""] = 17
+    infer_into(model, proto)
+    editor = Editor(model)
+    for node in list(model.graph.all_nodes()):
+        rule = _RULES.get((node.domain, node.op_type))
+        if rule is None or opset_of(model) < 13:
+            continue
+        line = _Line(editor, node, opset_of(model))
+        results = rule(line, node)
+        if results is not None:
+            kept = [(old, new) for old, new in zip(node.outputs, results) if new is not None]
+            for old, new in kept:
+                new.type, new.shape = old.type, old.shape
+            ir.convenience.replace_nodes_and_values(
+                node.graph, node, [node], line.nodes, [old for old, _ in kept], [new for _, new in kept]
+            )
+
+
+def sum_by_products(model: ir.Model) -> PassResult:
+    """Scatters that add, as products; what goes along other axes than one stays as it is."""
+    editor, changes = Editor(model), dict[str, str]()
+    for node in list(model.graph.all_nodes()):
+        if node.domain or attribute(node, "reduction", "none") != "add" or opset_of(model) < 13:
+            continue
+        line = _Line(editor, node, opset_of(model))
+        rule = {"ScatterND": _scattered_rows, "ScatterElements": _scattered_elements}.get(node.op_type)
+        if rule is not None and (results := rule(line, node)) is not None:
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, results)
+            changes[str(node.name)] = str(line.nodes[-1].name)
+    return PassResult(model, changes)
+
+
+class _Line:
+    """Nodes in the order in which they compute, in place of one."""
+
+    def __init__(self, editor: Editor, node: ir.Node, opset: int) -> None:
+        self.nodes: list[ir.Node] = []
+        self.opset, self._editor, self._name = opset, editor, str(node.name or node.outputs[0].name)
+
+    def number(self, content: Any, dtype: Any = np.float32) -> ir.Value:
+        return self._editor.constant(f"{self._name}/constant", content, dtype)
+
+    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        name = self._editor.fresh(f"{self._name}/{op}")
+        node = self._editor.node(op, inputs, name, name=name, **attributes)
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def float(self, value: ir.Value) -> ir.Value:
+        return value if value.dtype == _FLOAT else self("Cast", value, to=int(_FLOAT))
+
+    def reduced(self, op: str, value: ir.Value) -> ir.Value:
+        """Along the last axis, which stays."""
+        if self.opset < 18:
+            return self(op, value, axes=[-1], keepdims=1)
+        return self(op, value, self.number([-1], np.int64), keepdims=1)
+
+
+_Results = Sequence[ir.Value | None] | None
+
+
+def _scaler(line: _Line, node: ir.Node) -> _Results:
+    value = line.float(node.inputs[0])
+    if any(offset := attribute(node, "offset", [0.0])):
+        value = line("Sub", value, line.number(offset))
+    return [line("Mul", value, line.number(attribute(node, "scale", [1.0])))]
+
+
+def _normalizer(line: _Line, node: ir.Node) -> _Results:
+    op = {"L1": "ReduceL1", "L2": "ReduceL2"}.get(attribute(node, "norm", "MAX"))
+    if op is None:
+        return None
+    value = line.float(node.inputs[0])
+    norm = line.reduced(op, value)
+    empty = line("Equal", norm, line.number(0))  # such rows stay as they are
+    return [line("Div", value, line("Where", empty, line.number(1), norm))]
+
+
+def _binarizer(line: _Line, node: ir.Node) -> _Results:
+    value = line.float(node.inputs[0])
+    above = line("Greater", value, line.number(attribute(node, "threshold", 0.0)))
+    return [line("Cast", above, to=int(_FLOAT))]
+
+
+def _imputer(line: _Line, node: ir.Node) -> _Results:
+    instead = attribute(node, "imputed_value_floats")
+    if not instead or (dtype := node.inputs[0].dtype) not in (_FLOAT, None):
+        return None
+    missing = attribute(node, "replaced_value_float", 0.0)
+    value = node.inputs[0] if dtype == _FLOAT else line.float(node.inputs[0])
+    lacks = line("IsNaN", value) if np.isnan(missing) else line("Equal", value, line.number(missing))
+    return [line("Where", lacks, line.number(instead), value)]
+
+
+def _columns(line: _Line, node: ir.Node) -> _Results:
+    """ArrayFeatureExtractor: columns of an array, or entries of a list as one row."""
+    values, chosen = node.inputs
+    shape = sizes(values)
+    if shape is None:
+        return None
+    found = line("Gather", values, line("Reshape", chosen, line.number([-1], np.int64)), axis=-1)
+    return [found if len(shape) > 1 else line("Unsqueeze", found, line.number([0], np.int64))]
+
+
+def _regressor(line: _Line, node: ir.Node) -> _Results:
+    if attribute(node, "post_transform", "NONE") != "NONE":
+        return None
+    return [_linear(line, node, attribute(node, "targets", 1))]
+
+
+def _linear(line: _Line, node: ir.Node, rows: int) -> ir.Value:
+    weights = np.asarray(attribute(node, "coefficients"), np.float32).reshape(rows, -1).T
+    product = line("MatMul", line.float(node.inputs[0]), line.number(np.ascontiguousarray(weights)))
+    offsets = attribute(node, "intercepts")
+    return line("Add", product, line.number(offsets)) if offsets else product
+
+
+def _classifier(line: _Line, node: ir.Node) -> _Results:
+    labels, after = attribute(node, "classlabels_ints"), attribute(node, "post_transform", "NONE")
+    coefficients = attribute(node, "coefficients") or []
+    features = sizes(node.inputs[0])
+    if not labels or after not in ("NONE", "SOFTMAX", "LOGISTIC") or features is None or len(features) != 2:
+        return None
+    if features[1] is None or len(coefficients) != len(labels) * features[1]:
+        return None  # one row for two classes: how its scores are made is each runtime's own
+    scores = _linear(line, node, len(labels))
+    best = line("ArgMax", scores, axis=-1, keepdims=0)
+    if list(labels) != list(range(len(labels))):
+        best = line("Gather", line.number(labels, np.int64), best)
+    if after != "NONE":
+        scores = line("Softmax", scores, axis=-1) if after == "SOFTMAX" else line("Sigmoid", scores)
+    return [best, scores]
+
+
+def _transform(line: _Line, node: ir.Node) -> _Results:
+    """DFT along a known axis of a known size."""
+    value, shape = node.inputs[0], sizes(node.inputs[0])
+    length, axis = constant(operand(node, 1)), attribute(node, "axis", 1)
+    if operand(node, 1) is not None and length is None:
+        return None
+    if line.opset >= 20 and (said := operand(node, 2)) is None:
+        axis = -2
+    elif line.opset >= 20:
+        if (place := constant(said)) is None:
+            return None
+        axis = int(place.reshape(-1)[0])
+    if shape is None or shape[-1] not in (1, 2) or not -len(shape) <= axis < len(shape):
+        return None
+    axis %= len(shape)
+    size = shape[axis]
+    points = size if length is None else int(length.reshape(-1)[0])
+    if axis == len(shape) - 1 or size is None or points is None or not 0 < points <= LONGEST:
+        return None
+    onesided, inverse = bool(attribute(node, "onesided", 0)), bool(attribute(node, "inverse", 0))
+    halves = inverse and onesided  # from half of the frequencies back to real numbers
+    if value.dtype not in (_FLOAT, ir.DataType.FLOAT16) or (onesided and (shape[-1] == 2) is not inverse):
+        return None
+    if halves:
+        results = 2 * (size - 1) if length is None else points
+        points, parts = results // 2 + 1, 1
+        if not 0 < results <= LONGEST or size < points:  # runtimes differ in what lies beyond
+            return None
+        matrix = _real_matrix(min(size, points), results)
+    else:
+        parts, matrix = 2, _matrix(min(size, points), points, int(shape[-1] or 1), onesided, inverse)
+    if size > points:  # what lies behind is cut off
+        ends = [line.number([item], np.int64) for item in (0, points, axis)]
+        value = line("Slice", value, *ends)
+    order = [*(item for item in range(len(shape)) if item != axis and item != len(shape) - 1), axis, len(shape) - 1]
+    back = [int(item) for item in np.argsort(order)]
+    turned = order != list(range(len(order)))
+    if turned:
+        value = line("Transpose", value, perm=order)
+    flat = line("Reshape", value, line.number([0] * (len(shape) - 2) + [matrix.shape[0]], np.int64))
+    dtype = np.float16 if value.dtype == ir.DataType.FLOAT16 else np.float32
+    product = line("MatMul", flat, line.number(matrix, dtype))
+    made = line("Reshape", product, line.number([0] * (len(shape) - 2) + [matrix.shape[1] // parts, parts], np.int64))
+    return [line("Transpose", made, perm=back) if turned else made]
+
+
+def _matrix(size: int, points: int, parts: int, onesided: bool, inverse: bool) -> NDArray[Any]:
+    """(size × parts, results × 2): real and imaginary numbers lie side by side on both sides."""
+    results = points // 2 + 1 if onesided else points
+    angle = 2 * np.pi * (np.outer(np.arange(size), np.arange(results)) % points) / points
+    cosines, sines = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
+    matrix = np.empty((size, parts, results, 2))
+    matrix[:, 0, :, 0], matrix[:, 0, :, 1] = cosines, sines
+    if parts == 2:
+        matrix[:, 1, :, 0], matrix[:, 1, :, 1] = -sines, cosines
+    return matrix.reshape(size * parts, results * 2) / (points if inverse else 1)
+
+
+def _real_matrix(size: int, points: int) -> NDArray[Any]:
+    """(size × 2, points): each frequency but the first and the middle one stands for two, whose imaginary parts cancel."""
+    place = np.arange(size)
+    twice = np.where((place == 0) | (2 * place == points), 1.0, 2.0)[:, None] / points
+    angle = 2 * np.pi * (np.outer(place, np.arange(points)) % points) / points
+    return np.stack([np.cos(angle) * twice, -np.sin(angle) * twice], axis=1).reshape(size * 2, points)
+
+
+def _scattered_rows(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None:
+    """ScatterND along the first axis."""
+    data, indices, updates = node.inputs
+    form, places = sizes(data), sizes(indices)
+    if form is None or places is None or places[-1] != 1:
+        return None
+    rows = line("Reshape", indices, line.number([-1], np.int64))
+    return [line("Add", data, _summed(line, data, rows, updates))]
+
+
+def _scattered_elements(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None:
+    """ScatterElements whose places are the same along all axes but its own, as `index.expand_as(source)` makes them."""
+    data, indices, updates = node.inputs
+    form, axis = sizes(data), attribute(node, "axis", 0)
+    if form is None or data.shape is None or updates.shape is None:
+        return None
+    axis %= len(form)
+    source = indices
+    if len(form) > 1:
+        made = indices.producer()
+        if made is None or made.op_type != "Expand" or (source := made.inputs[0]) is None:
+            return None
+        shape = sizes(source)
+        if (
+            shape is None
+            or len(shape) != len(form)
+            or any(size != 1 for place, size in enumerate(shape) if place != axis)
+        ):
+            return None
+        if shape[axis] == 1:
+            return None  # it may have been made longer, too
+        others = [place for place in range(len(form)) if place != axis]
+        if any(data.shape[place] != updates.shape[place] or data.shape[place] is None for place in others):
+            return None  # a part of the data alone
+    rows = line("Reshape", source, line.number([-1], np.int64))
+    if not axis:
+        return [line("Add", data, _summed(line, data, rows, updates))]
+    order = [axis, *(place for place in range(len(form)) if place != axis)]
+    turned, moved = (line("Transpose", item, perm=order) for item in (data, updates))
+    total = _summed(line, turned, rows, moved)
+    return [line("Add", data, line("Transpose", total, perm=[int(item) for item in np.argsort(order)]))]
+
+
+def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
+    """What `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
+    shape = line("Shape", data)
+    count = line("Gather", shape, line.number(0, np.int64), axis=0)
+    rows = line("Cast", rows, to=int(ir.DataType.INT64))
+    rows = line("Where", line("Less", rows, line.number(0, np.int64)), line("Add", rows, count), rows)
+    places = line("Range", line.number(0, np.int64), count, line.number(1, np.int64))
+    column = line("Unsqueeze", places, line.number([1], np.int64))
+    goes = line("Equal", column, line("Unsqueeze", rows, line.number([0], np.int64)))
+    flat = line("Concat", line("Shape", rows), line.number([-1], np.int64), axis=0)
+    total = line("MatMul", line("Cast", goes, to=int(updates.dtype or _FLOAT)), line("Reshape", updates, flat))
+    return line("Reshape", total, shape)
+
+
+_RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
+    (LEARNED, "Scaler"): _scaler,
+    (LEARNED, "Normalizer"): _normalizer,
+    (LEARNED, "Binarizer"): _binarizer,
+    (LEARNED, "Imputer"): _imputer,
+    (LEARNED, "ArrayFeatureExtractor"): _columns,
+    (LEARNED, "LinearRegressor"): _regressor,
+    (LEARNED, "LinearClassifier"): _classifier,
+    ("", "DFT"): _transform,
+}
