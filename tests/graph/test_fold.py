@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import _evaluate, fold
-from trtopt.graph.proto import LARGE, all_nodes, fingerprint, tensor_size
+from trtopt.graph.proto import LARGE, all_nodes, tensor_size
 from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
@@ -315,11 +315,6 @@ def test_the_report_counts_what_went() -> None:
     assert report.removed == {"Identity": 1} and report.changed
     assert str(report) == "2 nodes → 1 (removed: 1 Identity)"
     assert not fold(conv_relu())[1].changed
-
-
-def test_the_report_has_the_fingerprint_of_the_folded_graph() -> None:
-    result, report = fold(conv_relu())
-    assert report.fingerprint == fingerprint(result) == load_model(result).fingerprint
 
 
 @pytest.mark.parametrize("frozen", [False, True])

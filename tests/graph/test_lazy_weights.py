@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.errors import InvalidModel
+from trtopt.core.errors import InvalidModel, OutputError
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.lazy_weights import is_lazy, parse_light
 from trtopt.graph.passes.fold import fold
@@ -67,6 +69,25 @@ def test_it_may_be_written_over_its_own_file(path: Path) -> None:
     assert load_model(path).proto == before
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read and written")
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSPC])
+def test_what_the_system_does_not_copy_is_read_and_written(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def failing(*_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    lazy, target = load_model(path, lazy=True).proto, tmp_path / "again.onnx"
+    monkeypatch.setattr(os, "sendfile", failing)
+    if number == errno.ENOSPC:
+        with pytest.raises(OutputError, match="No space left"):
+            save_model(lazy, target, inline_limit=0)
+        assert not target.exists()
+    else:
+        save_model(lazy, target, inline_limit=0)
+        assert load_model(target).proto == load_model(path).proto
+
+
 def test_folding_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager, report = fold(load_model(path).proto)
     whole, same = fold(load_model(path, lazy=True).proto)  # too light to be worth leaving weights out
@@ -97,6 +118,8 @@ def test_a_file_that_changed_is_never_read(path: Path, change: str) -> None:
         file.unlink()
     with pytest.raises(InvalidModel, match=rf"{file.name} was changed or moved while the model in it was being used"):
         fingerprint(lazy.proto)
+    with pytest.raises(InvalidModel, match=rf"{file.name} was changed or moved"):
+        save_model(lazy.proto, path.with_name("other.onnx"), inline_limit=0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -38,7 +38,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
-from trtopt.graph.proto import tensor_size
+from trtopt.graph.proto import fingerprint, tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 
@@ -208,11 +208,11 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     else:
         table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table
-    folded, report = fold(model.proto, reporter=reporter)
+    folded, _ = fold(model.proto, reporter=reporter)
+    if table.model["fingerprint"] != fingerprint(folded):
+        reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     folded, _ = fp32_typed(folded)
     folded = to_proto(to_ir_at(folded, OPSET[Precision.INT8]))
-    if table.model["fingerprint"] != report.fingerprint:
-        reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     check_overrides(overrides, folded.graph.node)
     folded = smoothed(folded, table.smoothed)
     points = find_points(to_ir(folded), overrides=(*overrides, *kept_out(table.left_out)))

@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.calibration.ahead import OpenedAhead, worth_opening
 from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.histogram import Histogram
@@ -33,7 +34,7 @@ from trtopt.calibration.repairing import (
 )
 from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.calibration.table import Table
+from trtopt.calibration.table import Table, packed_counts
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.core.documents import plain
@@ -55,7 +56,7 @@ from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.passes.typed import near_fp16_end
-from trtopt.graph.proto import fingerprint, in_memory
+from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
@@ -212,14 +213,20 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         if alone(loaded.inputs):
             reporter.note(f"{where_counted(loaded.inputs)}; {batches.samples} are read")
         first = first_layers(loaded.proto)
-    prepared = prepare(loaded, overrides, reporter=reporter)
+    with ThreadPoolExecutor(1, "trtopt-ahead") as beside:
+        worth = first is not None and request.device == "cpu" and cores() > 1 and worth_opening(loaded)
+        opening = beside.submit(OpenedAhead, loaded, overrides) if worth else None
+        prepared = prepare(loaded, overrides, reporter=reporter)
+        if opening is not None and not opening.done():
+            _ = prepared.fingerprint  # kept: there is nothing else to do until then
+    opened = None if opening is None or opening.exception() else opening.result()
     check_overrides(overrides, prepared.proto.graph.node)
     original = None if batches is not None and request.export_cache is None else loaded.proto
     inputs = loaded.inputs
     del loaded  # of a model given in memory a copy of all weights
     coverage, cached = None, earlier is not None
     if batches is not None and first is not None:
-        table, cached = _measured(request, prepared, first, batches)
+        table, cached = _measured(request, prepared, first, batches, opened)
     elif earlier is not None:
         with reporter.phase("choosing thresholds"):
             table = prepared.chosen_again(earlier, request.method)
@@ -302,9 +309,9 @@ def _repaired(
             own = replace(
                 prepared,
                 proto=other,
+                folded=other,
                 tensors=points.activations,
                 groups=tuple(map(tuple, points.groups)),
-                fingerprint=fingerprint(other),
             )
             seen, _ = _measured(request, own, None, batches)
             entries = {**table.tensors, **seen.tensors}
@@ -332,12 +339,17 @@ def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> 
 
 
 def _measured(
-    request: CalibrateRequest, prepared: Prepared, first: ModelProto | None, batches: Batches
+    request: CalibrateRequest,
+    prepared: Prepared,
+    first: ModelProto | None,
+    batches: Batches,
+    opened: OpenedAhead | None = None,
 ) -> tuple[Table, bool]:
     """What a pass over the samples gives, and whether an earlier call made that pass.
 
     Args:
         first: the model's first layers, which know what data it was trained on; None: nobody asks them.
+        opened: what runs the model, if it is the same after folding.
     """
     reporter, device, insist = request.reporter, request.device, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
@@ -352,32 +364,41 @@ def _measured(
     cached = table is not None
     if table is None:
         started, survey = time.monotonic(), Survey()
-        seen = observe(
-            prepared.proto,
-            prepared.tensors,
-            survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
-            total=batches.samples,
-            threads=request.threads,
-            engine=None if device == "cpu" else partial(TorchEngine, device=device),
-            reporter=reporter,
+        engine = (
+            partial(TorchEngine, device=device) if device != "cpu" else None if opened is None else opened.engine_for
         )
-        check_enough(batches)  # again: now it is known which images can be used
-        quality = facts(survey)
-        refuse(quality, insist)
-        with reporter.phase("choosing thresholds"), ThreadPoolExecutor(2, "trtopt-beside") as beside:
-            ranges = beside.submit(
-                lambda: (
-                    {}
-                    if first is None
-                    else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
+        with ThreadPoolExecutor(2, "trtopt-beside") as beside:
+            if "fingerprint" not in vars(prepared):  # one thread more also takes memory of its own
+                beside.submit(lambda: prepared.fingerprint)  # while ONNX Runtime opens the model
+            seen = observe(
+                prepared.proto,
+                prepared.tensors,
+                survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
+                total=batches.samples,
+                threads=request.threads,
+                engine=engine,
+                reporter=reporter,
+            )
+            check_enough(batches)  # again: now it is known which images can be used
+            quality = facts(survey)
+            refuse(quality, insist)
+            with reporter.phase("choosing thresholds"):
+                ranges = beside.submit(
+                    lambda: (
+                        {}
+                        if first is None
+                        else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
+                    )
                 )
-            )
-            examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
-            quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
-            table = prepared.table(
-                seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
-            )
-            table = replace(table, ranges=ranges.result())
+                examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
+                if store or request.output is not None:
+                    for histogram in seen.histograms.values():
+                        beside.submit(packed_counts, histogram)
+                quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
+                table = prepared.table(
+                    seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
+                )
+                table = replace(table, ranges=ranges.result())
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:

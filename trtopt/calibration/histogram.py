@@ -30,6 +30,7 @@ class Histogram:
         low, high: the least and the greatest value (not magnitude).
         total: values seen.
         found: (method, total) → the threshold that `trtopt.calibration.thresholds` found for it.
+        packed: total, and the counts as `trtopt.calibration.table` writes them.
     """
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64), repr=False)
@@ -38,6 +39,7 @@ class Histogram:
     high: float = -math.inf
     total: int = 0
     found: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
+    packed: tuple[int, str] = field(default=(-1, ""), repr=False)
 
     @property
     def absmax(self) -> float:

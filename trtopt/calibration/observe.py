@@ -141,9 +141,10 @@ class Engine:
     """What runs the graph: ONNX Runtime on the CPU, single samples on one thread each.
 
     Args:
-        outputs: what `run` gives.
+        outputs: tensors to compute.
 
     Attributes:
+        outputs: what `run` gives, in its order.
         name: for messages.
         together: samples in one run, where the model leaves that free.
         workers: how many may run side by side; None: as many as are asked for.
@@ -179,8 +180,8 @@ class _Runner:
     ) -> None:
         self.sources = sources
         self.fed = [name for name in tensors if sources[name] == _INPUT]
-        self.computed = [name for name in tensors if sources[name] != _INPUT]
-        self.engine = engine(proto, self.computed)
+        self.engine = engine(proto, [name for name in tensors if sources[name] != _INPUT])
+        self.computed = self.engine.outputs
         self.workers = self.engine.workers or threads or cores()
         self.sets: list[queue.SimpleQueue[dict[str, Histogram]]] = [queue.SimpleQueue() for _ in range(BLOCKS)]
         for sets in self.sets * -(-self.workers // BLOCKS):

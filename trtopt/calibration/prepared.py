@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from onnx import ModelProto
@@ -25,7 +26,7 @@ from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
-from trtopt.graph.proto import STANDARD
+from trtopt.graph.proto import STANDARD, fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.ort.sessions import version as ort_version
 
@@ -35,18 +36,23 @@ class Prepared:
     """What one pass observes.
 
     Attributes:
-        proto: the folded graph.
+        proto: the folded graph, in FP32 types.
+        folded: the same as folding gave it.
         tensors: observed, in graph order.
         groups: of them, those that get one threshold together.
         name: the model's, for people.
-        fingerprint: of the folded graph.
     """
 
     proto: ModelProto = field(repr=False)
+    folded: ModelProto = field(repr=False)
     tensors: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
     name: str
-    fingerprint: str
+
+    @cached_property  # it reads all weights
+    def fingerprint(self) -> str:
+        """Of the folded graph."""
+        return fingerprint(self.folded)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -155,19 +161,19 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
         CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
     """
     refuse_quantized(model)
-    folded, report = fold(model.proto, reporter=reporter)
-    folded, _ = fp32_typed(folded)
-    points = find_points(to_ir(folded), overrides=overrides)
+    folded, _ = fold(model.proto, reporter=reporter)
+    proto, _ = fp32_typed(folded)
+    points = find_points(to_ir(proto), overrides=overrides)
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
-        recurrent = sorted({node.op_type for node in folded.graph.node} & {"GRU", "LSTM", "RNN"})
+        recurrent = sorted({node.op_type for node in proto.graph.node} & {"GRU", "LSTM", "RNN"})
         reasons += [f"{op} is never quantized" for op in recurrent]
-        if any(node.op_type in ("If", "Loop", "Scan") for node in folded.graph.node):
-            decide = how_to_decide(folded)
+        if any(node.op_type in ("If", "Loop", "Scan") for node in proto.graph.node):
+            decide = how_to_decide(proto)
             reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
         kept = "; ".join(reasons)
         foreign = sorted(
-            {f"{node.op_type} of {node.domain}" for node in folded.graph.node if node.domain not in STANDARD}
+            {f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD}
         )
         instead = "build it with `fp16=True`"
         if foreign:  # which build refuses, too
@@ -180,9 +186,9 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
             + f"; {instead}"
         )
     return Prepared(
-        proto=folded,
+        proto=proto,
+        folded=folded,
         tensors=tuple(points.activations),
         groups=tuple(map(tuple, points.groups)),
         name=model.path.name if model.path else model.proto.graph.name,
-        fingerprint=report.fingerprint,
     )

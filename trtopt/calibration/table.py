@@ -223,20 +223,25 @@ def choose_all(
 
 
 def packed(seen: Histogram) -> dict[str, Any]:
-    """A histogram with values in it as plain JSON; `unpacked` reads it back.
-
-    Counts to the last that isn't 0 are little-endian int64, byte planes apart (half the size), zlib, base64.
-    """
-    counts = np.trim_zeros(seen.counts, "b").astype("<i8")
-    planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
-    text = base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
+    """A histogram with values in it as plain JSON; `unpacked` reads it back."""
     return {
         "absmax": seen.absmax,
         "low": seen.low,
         "high": seen.high,
         "count": seen.total,
-        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": text},
+        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": packed_counts(seen)},
     }
+
+
+def packed_counts(seen: Histogram) -> str:
+    """Counts to the last that isn't 0 are little-endian int64, byte planes apart (half the size), zlib, base64; packed once."""
+    total, text = seen.packed
+    if total != seen.total:
+        counts = np.trim_zeros(seen.counts, "b").astype("<i8")
+        planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
+        text = base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
+        seen.packed = seen.total, text
+    return text
 
 
 def _table(content: dict[str, Any]) -> Table:

@@ -147,14 +147,15 @@ def divergences(counts: Floats) -> Floats:
     np.log(counts, out=logs, where=filled)
     below, filled_below, own_below = (_running(item) for item in (counts, filled, counts * logs))
     kept = np.arange(LEVELS, counts.size + 1)
-    spread, level = np.empty(kept.size), np.empty(kept.size)
+    ends = np.minimum(np.arange(counts.size) + np.arange(1, -(-counts.size // LEVELS) + 1)[:, None], counts.size)
+    mass, bins = below[ends] - below[:-1], filled_below[ends] - filled_below[:-1]  # of each level that there may be
+    log_density = np.zeros_like(mass)
+    np.log(mass / np.maximum(bins, 1), out=log_density, where=bins > 0)
+    levels, terms = _levels(counts.size), (mass * log_density).reshape(-1)
+    spread, level = np.empty(kept.size), log_density.reshape(-1)[levels[:, -1]]
     for start in range(0, kept.size, _ROWS):
         rows = slice(start, start + _ROWS)
-        edges = _level_edges(counts.size)[rows]
-        mass, bins = np.diff(below[edges], axis=1), np.diff(filled_below[edges], axis=1)
-        log_density = np.zeros_like(mass)
-        np.log(mass / np.maximum(bins, 1), out=log_density, where=bins > 0)
-        spread[rows], level[rows] = (mass * log_density).sum(1), log_density[:, -1]
+        spread[rows] = terms[levels[rows]].sum(1)
     last, inside = counts[kept - 1], below[kept]
     outliers = np.where(kept == counts.size, 0.0, total - inside)
     impossible = (inside <= 0) | ((last <= 0) & (outliers > 0))
@@ -166,10 +167,15 @@ def divergences(counts: Floats) -> Floats:
 
 
 @functools.lru_cache(maxsize=2)
-def _level_edges(size: int) -> NDArray[np.int64]:
-    """Where each level starts, one row for every number of kept bins: bin j is in level ⌊128 j / i⌋."""
+def _levels(size: int) -> NDArray[np.int64]:
+    """Which bins each level has, one row for every number of kept bins: bin j is in level ⌊128 j / i⌋.
+
+    A level of w bins from bin s on is (w - 1) * size + s: there are far fewer of them than levels in all rows, which take
+    their logarithms from each other.
+    """
     kept = np.arange(LEVELS, size + 1)[:, None]
-    return np.asarray(-(-np.arange(LEVELS + 1) * kept // LEVELS), np.int64)
+    edges = -(-np.arange(LEVELS + 1) * kept // LEVELS)
+    return np.asarray((np.diff(edges, axis=1) - 1) * size + edges[:, :-1], np.int64)
 
 
 def _running(values: NDArray[np.generic]) -> Floats:

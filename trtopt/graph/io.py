@@ -16,7 +16,7 @@ from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, writing, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import network_inputs, network_outputs
-from trtopt.graph.lazy_weights import make_lazy, parse_light, read_in, set_external
+from trtopt.graph.lazy_weights import is_lazy, make_lazy, parse_light, read_in, set_external, write_at
 from trtopt.graph.proto import (
     LARGE,
     all_tensors,
@@ -129,13 +129,18 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
     content = {tensor.name: tensor for tensor in proto.graph.initializer}
     with writing_together(weights, target) as (partial_weights, partial):
         with partial_weights.open("wb") as file:
+            end, lazy = 0, list[tuple[TensorProto, int]]()
             for stub in stubs.graph.initializer:
                 if stub.data_location == TensorProto.EXTERNAL:
-                    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-                    start = file.tell()
-                    for chunk in tensor_chunks(content[stub.name]):
-                        file.write(chunk)
-                    set_external(stub, location=weights.name, offset=start, length=file.tell() - start)
+                    tensor, start = content[stub.name], end + -end % _ALIGNMENT
+                    if is_lazy(tensor):
+                        lazy.append((tensor, start))
+                    else:
+                        file.seek(start)
+                        file.writelines(tensor_chunks(tensor))
+                    end = start + tensor_size(tensor)
+                    set_external(stub, location=weights.name, offset=start, length=end - start)
+            write_at(lazy, file)
         partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 

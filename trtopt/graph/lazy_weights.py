@@ -7,7 +7,10 @@ and folding a model, where memory is new to the process; see `trtopt.graph.io.lo
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -125,16 +128,62 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path, remaining = Path(entries["location"]), int(entries["length"])
     buffer = memoryview(bytearray(min(_CHUNK, remaining)))
+    with _changing(path), path.open("rb", buffering=0) as file:
+        file.seek(int(entries["offset"]))
+        while remaining:
+            if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:remaining])):
+                raise OSError("another file")
+            yield buffer[:size]
+            remaining -= size
+
+
+def write_at(weights: Sequence[tuple[TensorProto, int]], target: BinaryIO) -> None:
+    """Write lazy weights into a file, each at its place, by the system alone where it can.
+
+    A thread that reads and writes by itself asks for Python's lock each time, and waits for it where others are at work:
+    beside folding, 0.4 s in all for ResNet-50's.
+
+    Raises:
+        InvalidModel: a file isn't what it was when the model was read.
+        OSError: the target can't be written.
+    """
+    for tensor, place in weights:
+        target.seek(place)  # and writes what is buffered
+        if not _sent(tensor, target.fileno()):
+            target.seek(place)
+            target.writelines(chunks(tensor))
+
+
+def _sent(tensor: TensorProto, target: int) -> bool:
+    """Whether the system has copied a weight to where a file stands; False: it can't between these two."""
+    if not sys.platform.startswith("linux"):
+        return False
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    path, offset, remaining = entries["location"], int(entries["offset"]), int(entries["length"])
+    with _changing(path):
+        source = os.open(path, os.O_RDONLY)
     try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(int(entries["offset"]))
-            while remaining:
-                if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (
-                    size := file.readinto(buffer[:remaining])
-                ):
+        while remaining:
+            with _changing(path):
+                if _stamp(os.fstat(source)) != entries[_STAMP]:
                     raise OSError("another file")
-                yield buffer[:size]
-                remaining -= size
+            sent = os.sendfile(target, source, offset, remaining)
+            if not sent:
+                raise OSError(errno.EINVAL, "nothing was copied")
+            offset, remaining = offset + sent, remaining - sent
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        return False
+    finally:
+        os.close(source)
+    return True
+
+
+@contextlib.contextmanager
+def _changing(path: str | Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         text = f"{path} was changed or moved while the model in it was being used"
         raise InvalidModel(f"{text}: start again when it is complete") from error
