@@ -175,9 +175,9 @@ def test_the_address_may_be_left_out(
 ) -> None:
     asked: list[str | None] = []
 
-    def noted(jobs: Path, *, ray: str | None, **_: Any) -> Any:
+    def noted(jobs: str, *, ray: str | None, **_: Any) -> Any:
         asked.append(ray)
-        raise BackendError(f"{jobs.name} isn't run")
+        raise BackendError(f"{Path(jobs).name} isn't run")
 
     monkeypatch.setattr(trtopt, "run_jobs", noted, raising=False)
     assert "jobs.toml isn't run" in world.run("jobs", "run", listed(world), *typed).err
