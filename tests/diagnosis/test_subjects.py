@@ -59,6 +59,11 @@ def found(path: Path) -> dict[str, str]:
     return {item.code: item.command for item in trtopt.doctor(path).findings}
 
 
+def alone(path: Path) -> dict[str, str]:
+    """What is said of a plan that no manifest describes."""
+    return {"plan-without-manifest": f"trtopt run {path} --trust --input X.npy"}
+
+
 def with_manifest(path: Path, **changes: Any) -> None:
     manifest = Manifest(
         generation={"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1.11", "gpu": None},
@@ -86,13 +91,13 @@ def test_a_plan_that_fits(tmp_path: Path, on: Callable[..., None]) -> None:
     on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
     path = tmp_path / "m.engine"
     path.write_bytes(plan())
-    assert found(path) == {}
+    assert found(path) == alone(path)
     with_manifest(path)
     assert found(path) == {}
     assert trtopt.doctor(path).facts["built for"] == "sm89"
     path = tmp_path / "r.engine"
     path.write_bytes(plan(**RTX, targets=0b001000))
-    assert found(path) == {}
+    assert found(path) == alone(path)
     assert trtopt.doctor(path).facts["built for"] == "sm89"
 
 
@@ -100,7 +105,7 @@ def test_a_plan_of_another_version(tmp_path: Path, on: Callable[..., None]) -> N
     on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
     path = tmp_path / "m.engine"
     path.write_bytes(plan(version=(8, 6, 1, 6)))
-    assert found(path) == {"plan-of-other-version": "pip install 'tensorrt==8.6.1.*'"}
+    assert found(path) == {**alone(path), "plan-of-other-version": "pip install 'tensorrt==8.6.1.*'"}
     with_manifest(path)
     rebuild = "trtopt build net.onnx --int8 --calib TABLE.calib.json --shapes x:1x3,8x3,32x3 -o "
     assert found(path) == {"plan-of-other-version": f"{rebuild}{path}"}
@@ -111,21 +116,21 @@ def test_a_plan_of_another_version(tmp_path: Path, on: Callable[..., None]) -> N
     assert set(found(path)) == {"plan-of-other-version"}
     (tmp_path / "m.engine.json").unlink()
     path.write_bytes(plan(version=(8, 6, 1, 6)))
-    [finding] = trtopt.doctor(path).findings
+    [_, finding] = trtopt.doctor(path).findings
     assert finding.consequence.endswith("runs on TensorRT 8.6.1.6, unless built to be version-compatible")
     path.write_bytes(plan(version=(8, 6, 1, 6)) + b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\x3e\0" + bytes(64))
-    [finding] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
+    [_, finding] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
     assert "later 8.x and 10.x (not 11)" in finding.consequence and "unless" not in finding.consequence
     path.write_bytes(plan(product="vtrt", version=(1, 5, 0, 1), targets=0b001000))
     on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
-    assert found(path) == {"plan-of-other-version": "pip install 'tensorrt-rtx==1.5.0.*'"}
+    assert found(path) == {**alone(path), "plan-of-other-version": "pip install 'tensorrt-rtx==1.5.0.*'"}
 
 
 def test_a_plan_whose_runtime_isnt_here(tmp_path: Path, on: Callable[..., None]) -> None:
     on(tensorrt_rtx="1.7.1.116")
     path = tmp_path / "m.engine"
     path.write_bytes(plan())
-    assert found(path) == {"plan-without-runtime": "pip install 'tensorrt==10.16.1.*'"}
+    assert found(path) == {**alone(path), "plan-without-runtime": "pip install 'tensorrt==10.16.1.*'"}
 
 
 def test_a_plan_of_another_gpu(tmp_path: Path, on: Callable[..., None]) -> None:

@@ -67,6 +67,16 @@ def _plan(path: Path, start: bytes, host: Host) -> tuple[dict[str, str], list[Ho
         if manifest is not None:
             rebuild = _rebuild(path, manifest)
             manifest.check_plan(path)
+        else:
+            findings.append(
+                HostFinding(
+                    "plan-without-manifest",
+                    "info",
+                    f"{path} has no manifest, which says which plan it is",
+                    "run loads it only if you know where it comes from, and say so",
+                    shlex.join(["trtopt", "run", str(path), "--trust", "--input", "X.npy"]),
+                )
+            )
     except EngineMismatch as error:
         findings.append(HostFinding("plan-not-of-manifest", "error", str(error), "run and inspect refuse it", rebuild))
         manifest = None  # nothing in it is about this plan
