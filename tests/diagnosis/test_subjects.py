@@ -116,10 +116,10 @@ def test_a_plan_of_another_version(tmp_path: Path, on: Callable[..., None]) -> N
     assert set(found(path)) == {"plan-of-other-version"}
     (tmp_path / "m.engine.json").unlink()
     path.write_bytes(plan(version=(8, 6, 1, 6)))
-    [_, finding] = trtopt.doctor(path).findings
+    [finding, _] = trtopt.doctor(path).findings
     assert finding.consequence.endswith("runs on TensorRT 8.6.1.6, unless built to be version-compatible")
     path.write_bytes(plan(version=(8, 6, 1, 6)) + b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\x3e\0" + bytes(64))
-    [_, finding] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
+    [finding, _] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
     assert "later 8.x and 10.x (not 11)" in finding.consequence and "unless" not in finding.consequence
     path.write_bytes(plan(product="vtrt", version=(1, 5, 0, 1), targets=0b001000))
     on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
