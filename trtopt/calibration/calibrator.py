@@ -56,7 +56,7 @@ from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.passes.typed import near_fp16_end
-from trtopt.graph.proto import in_memory
+from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
@@ -217,8 +217,6 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         worth = first is not None and request.device == "cpu" and cores() > 1 and worth_opening(loaded)
         opening = beside.submit(OpenedAhead, loaded, overrides) if worth else None
         prepared = prepare(loaded, overrides, reporter=reporter)
-        if opening is not None and not opening.done():
-            _ = prepared.fingerprint  # kept: there is nothing else to do until then
     opened = None if opening is None or opening.exception() else opening.result()
     check_overrides(overrides, prepared.proto.graph.node)
     original = None if batches is not None and request.export_cache is None else loaded.proto
@@ -309,9 +307,9 @@ def _repaired(
             own = replace(
                 prepared,
                 proto=other,
-                folded=other,
                 tensors=points.activations,
                 groups=tuple(map(tuple, points.groups)),
+                fingerprint=fingerprint(other),
             )
             seen, _ = _measured(request, own, None, batches)
             entries = {**table.tensors, **seen.tensors}
@@ -367,38 +365,35 @@ def _measured(
         engine = (
             partial(TorchEngine, device=device) if device != "cpu" else None if opened is None else opened.engine_for
         )
-        with ThreadPoolExecutor(2, "trtopt-beside") as beside:
-            if "fingerprint" not in vars(prepared):  # one thread more also takes memory of its own
-                beside.submit(lambda: prepared.fingerprint)  # while ONNX Runtime opens the model
-            seen = observe(
-                prepared.proto,
-                prepared.tensors,
-                survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
-                total=batches.samples,
-                threads=request.threads,
-                engine=engine,
-                reporter=reporter,
+        seen = observe(
+            prepared.proto,
+            prepared.tensors,
+            survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
+            total=batches.samples,
+            threads=request.threads,
+            engine=engine,
+            reporter=reporter,
+        )
+        check_enough(batches)  # again: now it is known which images can be used
+        quality = facts(survey)
+        refuse(quality, insist)
+        with reporter.phase("choosing thresholds"), ThreadPoolExecutor(2, "trtopt-beside") as beside:
+            ranges = beside.submit(
+                lambda: (
+                    {}
+                    if first is None
+                    else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
+                )
             )
-            check_enough(batches)  # again: now it is known which images can be used
-            quality = facts(survey)
-            refuse(quality, insist)
-            with reporter.phase("choosing thresholds"):
-                ranges = beside.submit(
-                    lambda: (
-                        {}
-                        if first is None
-                        else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
-                    )
-                )
-                examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
-                if store or request.output is not None:
-                    for histogram in seen.histograms.values():
-                        beside.submit(packed_counts, histogram)
-                quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
-                table = prepared.table(
-                    seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
-                )
-                table = replace(table, ranges=ranges.result())
+            examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
+            if store or request.output is not None:
+                for histogram in seen.histograms.values():
+                    beside.submit(packed_counts, histogram)
+            quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
+            table = prepared.table(
+                seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
+            )
+            table = replace(table, ranges=ranges.result())
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from onnx import ModelProto
@@ -37,22 +36,17 @@ class Prepared:
 
     Attributes:
         proto: the folded graph, in FP32 types.
-        folded: the same as folding gave it.
         tensors: observed, in graph order.
         groups: of them, those that get one threshold together.
         name: the model's, for people.
+        fingerprint: of the folded graph.
     """
 
     proto: ModelProto = field(repr=False)
-    folded: ModelProto = field(repr=False)
     tensors: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
     name: str
-
-    @cached_property  # it reads all weights
-    def fingerprint(self) -> str:
-        """Of the folded graph."""
-        return fingerprint(self.folded)
+    fingerprint: str
 
     @property
     def identity(self) -> dict[str, str]:
@@ -187,8 +181,8 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
         )
     return Prepared(
         proto=proto,
-        folded=folded,
         tensors=tuple(points.activations),
         groups=tuple(map(tuple, points.groups)),
         name=model.path.name if model.path else model.proto.graph.name,
+        fingerprint=fingerprint(folded),
     )

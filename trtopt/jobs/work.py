@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,13 @@ BATCH = 8  # samples read at a time; nothing depends on it
 
 @dataclass(frozen=True)
 class OpenModel(Prepared):
-    """A model, folded and written where workers read it; `proto` is empty until it is `loaded`, `folded` for good.
+    """A model, folded and written where workers read it; `proto` is empty until it is `loaded`.
 
     Attributes:
-        fingerprint: of the folded graph.
         folder: holds `model.onnx` and its external data.
         nbytes: of all files there.
     """
 
-    fingerprint: str = field()  # or the property would count as its default
     folder: Path
     nbytes: int
     inputs: tuple[TensorInfo, ...]
@@ -114,8 +112,7 @@ def open_model(path: Path, overrides: Sequence[str], folder: Path) -> OpenModel:
         raise OutputError(f"can't write {folder}: {error.strerror}") from error
     save_model(prepared.proto, folder / "model.onnx")
     nbytes = sum(file.stat().st_size for file in folder.iterdir())
-    nothing = dict.fromkeys(("proto", "folded"), onnx.ModelProto())
-    bare = {**vars(prepared), **nothing, "fingerprint": prepared.fingerprint}
+    bare = {**vars(prepared), "proto": onnx.ModelProto()}
     return OpenModel(**bare, folder=folder, nbytes=nbytes, inputs=loaded.inputs)
 
 
