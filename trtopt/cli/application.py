@@ -186,7 +186,11 @@ def _spelled(item: Field[Any], about: About) -> str:
     """What messages call it: its flags, or what stands for an argument."""
     if _is_argument(item, about):
         return about.metavar or item.name.upper()
-    return "/".join(filter(None, (about.short, flag_of(item))))
+    return "/".join(_flags(item, about))
+
+
+def _flags(item: Field[Any], about: About) -> list[str]:
+    return [*([about.short] if about.short else []), flag_of(item)]
 
 
 def _parameter(item: Field[Any], about: About) -> Parameter:
@@ -201,8 +205,7 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     if _is_argument(item, about):
         declaration = typer.Argument(metavar=metavar, help=about.help, **as_typed)
     else:
-        flags = filter(None, (about.short, flag_of(item)))
-        declaration = typer.Option(*flags, metavar=metavar, help=about.help, **as_typed)
+        declaration = typer.Option(*_flags(item, about), metavar=metavar, help=about.help, **as_typed)
     default = Parameter.empty if required else None if absent else item.default
     return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, declaration])
 

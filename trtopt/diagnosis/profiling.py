@@ -22,6 +22,7 @@ from trtopt.cuda.device import probe
 from trtopt.diagnosis.request import ProfileRequest
 from trtopt.evaluation.benchmark import aligned, inputs_for
 from trtopt.runtime.profiling import LayerTime, LayerTimes
+from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, Session
 
 _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
@@ -131,10 +132,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
     for output in (request.csv, request.trace):
         if output is not None:
             check_writable(output, path, *([request.csv] if output is request.trace and request.csv else []))
-    options = {
-        name: getattr(request, name) for name in ("device", "backend", "trust", "trust_host_code", "trusted_keys")
-    }
-    with Session(path, contexts=1, **options) as session:
+    with Session(path, contexts=1, **opening_options(request)) as session:
         inputs, origin = inputs_for(session, request)
         batches: dict[int, LayerTimes] = {}
         for size, arrays in inputs.items():

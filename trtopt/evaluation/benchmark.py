@@ -33,6 +33,7 @@ from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import difference
+from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, MemoryReport, Session
 from trtopt.runtime.timing import Spread, in_turns, timed
 
@@ -145,10 +146,7 @@ def measure(request: BenchRequest) -> BenchReport:
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
-        options = {
-            name: getattr(request, name) for name in ("device", "backend", "trust", "trust_host_code", "trusted_keys")
-        }
-        session = Session(path, contexts=max(4, request.streams), **options)
+        session = Session(path, contexts=max(4, request.streams), **opening_options(request))
         stack.callback(session.close)
         notes = list(session.notes)
         if strangers:

@@ -31,7 +31,7 @@ from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import alone, joined
 from trtopt.runtime.predictions import Prediction
-from trtopt.runtime.request import RunRequest
+from trtopt.runtime.request import RunRequest, opening_options
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import timed
 
@@ -135,14 +135,7 @@ def run(request: RunRequest) -> RunResult:
     if request.images is None and request.preprocess is not None:
         raise UsageError("`preprocess=` is for `images=`: arrays in `input=` are used as they are; drop one")
     path = existing_file(request.engine, "the engine")
-    options: dict[str, Any] = {
-        "backend": request.backend,
-        "device": request.device,
-        "trust": request.trust,
-        "trust_host_code": request.trust_host_code,
-        "trusted_keys": request.trusted_keys,
-    }
-    with _folder(request.output) as folder, Session(path, **options) as session:
+    with _folder(request.output) as folder, Session(path, **opening_options(request)) as session:
         if request.images is not None and request.preprocess is not None:
             session.preprocess = session.preparing(request.preprocess)
         return (_run_arrays if request.images is None else _run_images)(session, request, folder)

@@ -39,3 +39,9 @@ class RunRequest:
     trust_host_code: bool = shared.trust_host_code()
     trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT
+
+
+def opening_options(request: Any) -> dict[str, Any]:
+    """What of a request `Session` opens the engine with."""
+    names = ("device", "backend", "trust", "trust_host_code", "trusted_keys")
+    return {name: getattr(request, name) for name in names}
