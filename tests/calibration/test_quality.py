@@ -98,7 +98,7 @@ def test_noise_is_noise_however_it_was_kept(kind: str, size: int, quality: int |
         assert is_noise((pixels / 255 - 0.45) / 0.225)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)  # chance decides, so the same examples each time
 @given(st.integers(24, 80), st.integers(24, 80), st.sampled_from([1, 3]), st.integers(0, 10_000))
 def test_normal_noise_of_any_shape_is_noise(height: int, width: int, channels: int, seed: int) -> None:
     random = np.random.default_rng(seed)
