@@ -137,7 +137,7 @@ def _counted(values: NDArray[Any]) -> NDArray[np.float64]:
     low, high, nonfinite = float(values.min()), float(values.max()), 0  # NaN if any value is
     if not (low > MASK and high < SENTINEL):
         finite = np.isfinite(values)
-        nonfinite = values.size - np.count_nonzero(finite)
+        nonfinite = int(values.size - np.count_nonzero(finite))
         values = values[finite & (values > MASK) & (values < SENTINEL)]
         low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     zeros = np.count_nonzero(values == 0)
