@@ -3,6 +3,7 @@ built over it is whole again. (`test_hostile_documents.py` has values that are o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,16 +24,19 @@ from world import net, samples
 from trtopt.autotune.building import build
 from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
 from trtopt.builder import construction
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import BuildFailed, EngineError, EngineMismatch
 from trtopt.core.files import sha256_file
 from trtopt.core.values import BuildSpec
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.data.preprocess import Preprocess
+from trtopt.diagnosis.page import report
 from trtopt.engine import manifest as manifests
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.verify import verify
 from trtopt.runtime.session import Session
 from trtopt.trt.compatibility import unread
 from trtopt.trt.messages import Messages
@@ -130,6 +134,19 @@ def mutants(content: dict[str, Any]) -> Iterator[tuple[Place, Any, dict[str, Any
                 yield path, other, changed(content, path, other)
 
 
+def impossible_ones(content: dict[str, Any]) -> Iterator[tuple[Place, Any, dict[str, Any]]]:
+    """Every place with values of the right kind that it can't have, made from the schema: a field that is added there is looked
+    at, too."""
+    whole = content | {"safety": {"base": "fp16", "samples": 4, "in_fp32": {"conv1": "beyond"}}}
+    whole["embedded"] = {"input": "x", "preprocess": whole["preprocess"]}
+    layer = whole["layers"][0]
+    whole["layers"] = [layer | {"reads": ["Int8"], "writes": ["Int8"], "tactic": "t", "follows": ["n"], "nodes": ["n"]}]
+    whole |= {name: [{"batch_axis": 0} | whole[name][0]] for name in ("inputs", "outputs")}
+    yield (), None, whole
+    for path, value in impossible(whole, Manifest):
+        yield path, value, changed(whole, path, value)
+
+
 def passed_over(path: Place) -> bool:
     """The rule of `Manifest`: what is within a comparison, `why` and `gpu` aside."""
     return path[0] == "comparison" and len(path) > 1 and path[1] not in ("why", "gpu")
@@ -171,9 +188,7 @@ def test_a_session_opens_what_can_be_read_and_refuses_the_rest_by_name(
     with Session(built.engine) as session:
         assert session.classes == tuple(built.content["classes"])
     refused = opened = 0
-    for number, (path, _, mutant) in enumerate(mutants(built.content)):
-        if number % 3:  # each place once or twice; `load_manifest` was asked about all of them
-            continue
+    for path, _, mutant in (*mutants(built.content), *impossible_ones(built.content)):
         built.write(mutant)
         try:
             with Session(built.engine):
@@ -181,7 +196,7 @@ def test_a_session_opens_what_can_be_read_and_refuses_the_rest_by_name(
         except EngineError as error:
             refused += 1
             assert str(path[0]) in str(error), f"{named(path)}: {error}"
-    assert opened and refused > 161
+    assert opened and refused > 361
     assert set(loads) == {built.content["plan"]["sha256"]}
 
 
@@ -207,20 +222,23 @@ def test_a_build_over_any_of_them_builds_again(built: Built, monkeypatch: pytest
     def started(*_: Any, **__: Any) -> Any:
         raise BuildFailed("built again")
 
+    work = construction._Build(BuildRequest(output=built.engine, **built.options))
+    assert work.up_to_date()
     with monkeypatch.context() as patch:
         patch.setattr(construction, "fold", started)  # the first thing that a build does
         again = 0
-        for number, (path, _, mutant) in enumerate(mutants(built.content)):
-            if number % 3 != 1:  # each place once or twice; `load_manifest` was asked about all of them
-                continue
+        for number, (path, value, mutant) in enumerate((*mutants(built.content), *impossible_ones(built.content))):
             built.write(mutant)
             try:
                 load_manifest(built.engine)
-                assert built.again().cached, named(path)  # passed over by the rule
+                known = True  # passed over by the rule
             except EngineError:
-                with pytest.raises(BuildFailed, match="built again"):
-                    built.again()
-                again += 1
+                known = False
+            assert bool(work.up_to_date()) == known, f"{named(path)} = {value!r}"
+            if number % 5 == 0:  # the whole way to it takes longer
+                with contextlib.nullcontext() if known else pytest.raises(BuildFailed, match="built again"):
+                    assert built.again().cached
+                again += not known
         assert again >= 161
     plan = built.engine.read_bytes()
     for path, value in ((("spec", "version_compatible"), "no"), (("layers",), {}), (("plan", "bytes"), None)):
@@ -233,22 +251,44 @@ def test_a_build_over_any_of_them_builds_again(built: Built, monkeypatch: pytest
 
 
 def test_an_impossible_value_is_refused_by_name(built: Built) -> None:
-    """Made from the schema, so that a field that is added there is looked at, too."""
-    whole = built.content | {"safety": {"base": "fp16", "samples": 4, "in_fp32": {"conv1": "beyond"}}}
-    whole["embedded"] = {"input": "x", "preprocess": whole["preprocess"]}
-    layer = whole["layers"][0]
-    whole["layers"] = [layer | {"reads": ["Int8"], "writes": ["Int8"], "tactic": "t", "follows": ["n"], "nodes": ["n"]}]
-    whole |= {name: [{"batch_axis": 0} | whole[name][0]] for name in ("inputs", "outputs")}
+    (_, _, whole), *others = impossible_ones(built.content)
     built.write(whole)
     assert load_manifest(built.engine) is not None
-    count = 0
-    for path, value in impossible(whole, Manifest):
-        built.write(changed(whole, path, value))
+    for path, value, mutant in others:
+        built.write(mutant)
         with pytest.raises(EngineError, match="build the engine again") as caught:
             load_manifest(built.engine)
         assert named(path) in str(caught.value), f"{named(path)} = {value!r}: {caught.value}"
-        count += 1
-    assert count > 200
+    assert len(others) > 200
+
+
+def test_inspect_says_what_it_reads_or_refuses_it_by_name(built: Built) -> None:
+    refused = 0
+    for number, (path, value, mutant) in enumerate((*mutants(built.content), *impossible_ones(built.content))):
+        built.write(mutant)
+        try:  # every second time the manifest by itself
+            assert json.dumps(inspect(built.engine if number % 2 else manifest_path(built.engine)).to_json())
+        except EngineError as error:
+            refused += 1
+            assert str(path[0]) in str(error), f"{named(path)} = {value!r}: {error}"
+    assert refused > 361
+
+
+@pytest.mark.parametrize("place", ["best", "limits", "limits.min_agreement", "limits.min_snr", "kept", "candidates"])
+def test_a_report_passes_over_a_comparison_that_can_not_be_read(built: Built, tmp_path: Path, place: str) -> None:
+    comparison = built.content["comparison"]
+    for value in ("text", [7], 7.5):
+        if value != 7.5 or place[:7] != "limits.":  # that may be a number
+            written = changed(comparison | {"best": True}, tuple(place.split(".")), value)
+            built.write(built.content | {"comparison": written})
+            report(built.engine, tmp_path / "page.html", json_twin=tmp_path / "page.json")
+            assert json.loads((tmp_path / "page.json").read_bytes())["verdict"]["limits"] is None, value
+
+
+def test_verify_names_what_is_wrong_with_a_manifest(built: Built) -> None:
+    built.write(changed(built.content, ("graph_file",), 7))
+    with pytest.raises(EngineError, match="graph_file is 7"):
+        verify(built.options["model"], built.engine, data={"x": samples(1)})
 
 
 @pytest.mark.parametrize(

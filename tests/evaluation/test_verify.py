@@ -397,7 +397,7 @@ def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
     graph.unlink()
     has(world.refused(*request), "build keeps the engine's graph with --save-onnx")
     (world.folder / "m.engine.json").write_text("{")
-    has(world.refused(*request), "is a TensorRT engine")
+    has(world.refused(*request), "m.engine.json can't be read (not JSON", "build the engine again")
 
 
 # Real models -------------------------------------------------------------------------------------------------------------

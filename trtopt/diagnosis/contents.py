@@ -417,26 +417,30 @@ def _accuracy(subject: Subject) -> list[str]:
     return sentences
 
 
-def _candidates(subject: Subject) -> list[dict[str, Any]]:
-    """The precisions that were built and measured, as the manifest says."""
+def _compares(subject: Subject) -> Compares | None:
+    """How the precisions compared, as the manifest says; one that can't be read, as of another version, counts as none."""
     comparison = None if subject.manifest is None else subject.manifest.comparison
-    if comparison is None:
-        return []
     try:
-        compares = converted(dict(comparison), Compares)
-    except Damaged:  # of another version: it counts as none
+        return None if comparison is None else converted(dict(comparison), Compares)
+    except Damaged:
+        return None
+
+
+def _candidates(subject: Subject) -> list[dict[str, Any]]:
+    """The precisions that were built and measured."""
+    compares = _compares(subject)
+    if compares is None:
         return []
     return [{**item, "kept": item["precision"] == compares["kept"]} for item in compares["candidates"]]
 
 
 def _choice(subject: Subject) -> dict[str, Any]:
     """Of what was the kept precision chosen, and within which limits; None where one alone was asked for."""
-    candidates = _candidates(subject)
+    candidates, compares = _candidates(subject), _compares(subject)
     kept_precision = next((item["precision"] for item in candidates if item["kept"]), None)
-    manifest = subject.manifest
-    if kept_precision is None or manifest is None or not (manifest.comparison or {}).get("best"):
+    if kept_precision is None or compares is None or not compares.get("best"):
         return {"among": None, "limits": None, "kept": kept_precision}
-    limits = dict((manifest.comparison or {}).get("limits") or {})
+    limits = dict(compares.get("limits") or {})
     return {"among": [item["precision"] for item in candidates], "limits": plain(limits), "kept": kept_precision}
 
 

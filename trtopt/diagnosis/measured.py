@@ -171,7 +171,17 @@ class Candidate(TypedDict):
     accuracy: Compared | None
 
 
-class Compares(TypedDict):
+class Within(TypedDict, total=False):
+    min_agreement: float
+    min_snr: float | None
+
+
+class _Chosen(TypedDict, total=False):
+    best: bool
+    limits: Within | None
+
+
+class Compares(_Chosen):
     """Of a manifest's comparison, what a report says."""
 
     candidates: Sequence[Candidate]

@@ -170,6 +170,7 @@ def verify(request: VerifyRequest) -> Agreement:
     engine = engine_file(graph)
     on_gpu = engine is not None and bool(probe())
     if engine is not None and (not on_gpu or request.per_layer):
+        load_manifest(engine)  # of one that can't be read, that is the error, not that it names no graph
         graph = kept_graph(engine)
         if graph is None:
             why = "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})"
