@@ -209,6 +209,24 @@ def test_raising_keeps_outputs_names_and_weights_in_their_files(old: int, new: i
     assert difference(expected, OnnxSession(whole_copy(raised), threads=1)(inputs)).relative < 1e-6
 
 
+def test_raising_keeps_the_name_of_what_the_converter_writes_anew() -> None:
+    """An Upsample by computed scales, as PyTorch 1.2 exports it, becomes a Resize; scales go by its tensor's name."""
+    nodes = [
+        node("Mul", "s one", "scales", "m"),
+        node("Upsample", "x scales", "u", "up", mode="nearest"),
+        node("Concat", "u u", "c", "join", axis=1),
+        node("Relu", "c", "y", "r"),
+    ]
+    weights = {"one": np.ones(4, np.float32)}
+    proto = model(nodes, inputs={"x": [1, 3, 4, 4], "s": [4]}, weights=weights, opset=9)
+    raised = to_proto(to_ir_at(proto, 19))
+    readers = {item.op_type: (list(item.input), list(item.output)) for item in raised.graph.node}
+    assert readers["Resize"][1] == ["u"] and readers["Concat"][0] == ["u", "u"]
+    inputs = {"x": values(1, 3, 4, 4), "s": np.array([1, 1, 2, 2], np.float32)}
+    expected = OnnxSession(proto, threads=1)(inputs)
+    assert difference(expected, OnnxSession(raised, threads=1)(inputs)).relative < 1e-6
+
+
 def test_scales_of_groups_become_scales_of_channels_or_are_refused() -> None:
     """onnxscript's converter passes over a GroupNormalization whose channels it doesn't know."""
     weights = {"s": values(2), "b": values(2, seed=1)}

@@ -143,10 +143,34 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
         raise ModelError(_not_raised(version, minimum, error)) from error
     put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
+    _rename_back(converted, proto)
     if version < _BROADCASTING <= minimum:
         _widen_slopes(converted)
     name_nodes(converted)
     return converted
+
+
+def _rename_back(converted: ModelProto, original: ModelProto) -> None:
+    """Give tensors the names that the converter took from them, as from what an Upsample gives, which becomes a Resize.
+
+    Scales and options go by names. Who read a tensor reads its successor; readers are known from the outputs upwards, whose
+    names stay.
+    """
+    makers = {name: node for node in original.graph.node for name in node.output if name}
+    there = {name for node in converted.graph.node for name in node.output}
+    names: dict[str, str] = {}
+    for node in reversed(converted.graph.node):
+        outputs = [names.get(name, name) for name in node.output]
+        before = next((makers[name] for name in outputs if name in makers), None)
+        for now, then in zip(node.input, before.input if before else ()):
+            taken = then not in there and then in makers and then not in names.values()
+            if taken and now in there and now not in makers:
+                names.setdefault(now, then)
+    for node in converted.graph.node if names else ():
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in converted.graph.value_info if names else ():
+        value.name = names.get(value.name, value.name)
 
 
 def _widen_slopes(proto: ModelProto) -> None:
