@@ -2,7 +2,8 @@
 
     python scripts/bench_networks.py FOLDER NAME... [--level N] [--jobs N] [--seconds S]
 
-FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate), NAME.modelopt.onnx (what ModelOpt wrote; optional) and samples.npz.
+FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --gates), NAME.modelopt.onnx (what ModelOpt wrote; optional) and
+samples.npz.
 First, --jobs networks at a time, what needs no timing is built and stored; then, by itself, each network is tuned, to a limit
 in dB that INT8 everywhere meets (--min-snr), and the engines are timed in turns at batch 1 and 32, a profile of its own each.
 --seconds ends the first part, and a network whose engines aren't all there is left out of the second one. Rows are kept as
@@ -110,6 +111,9 @@ class Network:
             "level": self.given.level,
             "int8_db": result.tuning.whole.snr_db,
             "left_out": len(result.tuning.left_out),
+            "gates": len(result.tuning.table.gates),
+            "tuned_db": result.tuning.chosen.snr_db,
+            "engine_db": {item["precision"]: item["accuracy"] for item in comparison.get("candidates", ())},
             "share": result.tuning.chosen.share,
             "kept": comparison.get("kept"),
             "why": comparison.get("why"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.timing import Spread, Timing
+from trtopt.trt import select
 
 pytestmark = pytest.mark.usefixtures("rtx")
 
@@ -363,13 +365,17 @@ def test_a_profile_in_which_int8_is_slower_is_named(
         return replace(found, gpu=Spread(*[value * longer for value in vars(found.gpu).values()]))
 
     monkeypatch.setattr(PlayedSession, "time", timed)
-    options = {"shapes": ["x:1x3x32x32", "x:8x3x32x32"], **({"best": True} if best else {})}
+    options = {"shapes": ["x:1x3x32x32", "x:8x3x32x32"], **({"best": True, "trade_profiles": True} if best else {})}
     for _ in range(2):  # an engine that is up to date says it, too
         heard = Heard()
         result = build(**options, reporter=heard)
         assert result.comparison["kept"] == "int8"
         (said,) = [text for text in heard.warnings if "takes longer than FP16" in text]
         has(said, "at x 1x3x32x32 (1.25 times its time)", "`shapes=`")
+    if best:
+        steady = build(**{**options, "trade_profiles": False})
+        assert steady.comparison["kept"] == "fp16"
+        has(steady.comparison["why"], "of INT8", "takes longer than FP16 at x 1x3x32x32 (1.25", "`trade_profiles=True`")
     one = Heard()
     build(**{**options, "shapes": ["x:8x3x32x32"]}, reporter=one)
     assert not [text for text in one.warnings if "takes longer" in text]
@@ -777,6 +783,88 @@ def test_a_classifier_that_has_to_be_in_int8_is_not_tried_in_fp16(gpu: Gpu, buil
     gpu.noise["int8"] = 0.01
     build(min_snr=20, output_kind=["y=other"], precision_override=["classify=int8"])
     assert gpu.built == ["int8", "fp16"]
+
+
+def _with_a_gate(path: Path) -> None:
+    """Squeeze-and-excite behind a grouped convolution and its SiLU, and a convolution that reads the product."""
+    rng = np.random.default_rng(2)
+    weights = {"wg": (16, 1, 3, 3), "ws": (8, 16, 1, 1), "we": (16, 8, 1, 1), "wp": (16, 16, 1, 1), "wf": (16, 3, 3, 3)}
+    node = onnx.helper.make_node
+    nodes = [
+        node("Conv", ["x", "wf"], ["f"], "first", pads=[1] * 4),
+        node("Conv", ["f", "wg"], ["g"], "grouped", group=16, pads=[1] * 4),
+        node("Sigmoid", ["g"], ["sg"], "sigmoid"),
+        node("Mul", ["g", "sg"], ["s"], "silu"),
+        node("GlobalAveragePool", ["s"], ["m"], "mean"),
+        node("Conv", ["m", "ws"], ["q"], "squeeze"),
+        node("Relu", ["q"], ["r"], "relu"),
+        node("Conv", ["r", "we"], ["e"], "excite"),
+        node("HardSigmoid", ["e"], ["k"], "hard"),
+        node("Mul", ["s", "k"], ["t"], "product"),
+        node("Conv", ["t", "wp"], ["p"], "project"),
+        node("GlobalAveragePool", ["p"], ["a"], "pool"),
+        node("Flatten", ["a"], ["y"], "rows"),
+    ]
+    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
+    graph = onnx.helper.make_graph(
+        nodes,
+        "gated",
+        [value("x", shape=["batch", 3, 32, 32])],
+        [value("y", shape=["batch", 16])],
+        [
+            onnx.numpy_helper.from_array(rng.standard_normal(size, np.float32) / 4, name)
+            for name, size in weights.items()
+        ],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.2])
+def test_squeeze_and_excite_is_in_int8_where_the_engine_is_faster_so(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    _with_a_gate(world.model)
+    gpu.noise["int8"] = 0.01
+    generation = select("rtx")
+    monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, gates_in_int8=True))
+    time = PlayedSession.time
+
+    def timed(self: PlayedSession, *given: Any) -> Timing:
+        found = time(self, *given)
+        gated = [item for item in self.layers if "squeeze" in item.nodes and item.precision == "int8"]
+        changed = factor if self.precision == "int8" and gated else 1.0
+        return replace(found, gpu=Spread(*[value * changed for value in vars(found.gpu).values()]))
+
+    monkeypatch.setattr(PlayedSession, "time", timed)
+    options = {"min_snr": 10, "output_kind": ["y=other"], "save_calib": world.output / "t.calib.json"}
+    result = build(**options)
+    faster = factor < 1
+    assert result.tuning.table.gates == (("product",) if faster else ())
+    assert ("squeeze" in {item.node for item in result.kept}) != faster
+    assert ("squeeze-and-excite in INT8" in str(result.tuning)) == faster
+    assert build(**options).cached
+    again = trtopt.build(
+        world.model, world.output / "again.engine", int8=True, calib=options["save_calib"], target="sm89", compare=False
+    )
+    assert again.precision == result.precision
+
+
+def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_a_gate(world.model)
+    gpu.noise["int8"] = 0.01
+    generation = select("rtx")
+    monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, gates_in_int8=True))
+    heard = Heard()
+    table = trtopt.calibrate(world.model, data=world.arrays).table
+    build(min_snr=10, output_kind=["y=other"], calib=table, reporter=heard)
+    has("\n".join(heard.notes), "squeeze-and-excite isn't tried in INT8", "`gates=True`")
+    assert gpu.built == ["int8", "fp16"]
+    whole = trtopt.calibrate(world.model, data=world.arrays, gates=True).table
+    assert whole.tensors.keys() - table.tensors.keys() == {"s", "m", "r", "k"}
+    build(min_snr=10, output_kind=["y=other"], calib=whole)
+    assert gpu.built == ["int8", "fp16", "int8", "fp16", "int8"]
 
 
 def test_times_that_can_not_be_had_are_estimated(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class Engines:
 
     def times(self, table: Table, work: Work) -> Measured | None:
         """Of the layers, in an engine with this table and in a floating one; as an earlier call measured them."""
-        file, reporter = self._kept(table, "times"), self.request.reporter
+        file, reporter = self._kept("times", table.digest), self.request.reporter
         if file is not None and (earlier := _stored(file, Measured)) is not None:
             return earlier
         others = " and FP8" if self.request.fp8 else ""
@@ -84,22 +84,23 @@ class Engines:
         return times
 
     def fastest(self, tuning: Tuning) -> Tuning:
-        """The choice, or another within the limits where that is faster: its rival, or INT8 everywhere."""
-        choices = {"chosen": tuning}
-        if tuning.rival is not None:
-            choices["rival"] = tuning.rival
-        if tuning.left_out and not tuning.whole.missed:
-            choices["whole"] = replace(tuning, table=replace(tuning.table, left_out={}), chosen=tuning.whole)
+        """The choice, or another within the limits where that is faster: a rival, or one with all layers in INT8."""
+        choices: dict[str, Tuning] = {}
+        for item in (tuning, *tuning.rivals):
+            choices.setdefault(item.table.digest, item)
+            if item.left_out and not item.whole.missed:
+                table = replace(item.table, left_out={})
+                choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
         best = choices[self._name_of_fastest(choices)]
         self.made |= self._named(best.table)
-        return replace(best, rival=None)
+        return replace(best, rivals=())
 
     def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
         """As an earlier call measured it, or measured now; the first where there is no other, or none that can be built."""
         first = next(iter(choices))
         if len(choices) == 1:
             return first
-        file = self._kept(choices[first].table, "fastest")
+        file = self._kept(f"{'traded' if self.request.trade_profiles else 'fastest'}", *choices)
         fastest = None if file is None else _stored(file, _Fastest)
         if fastest is None and (fastest := self._timed(choices)) is not None and file is not None:
             write_json(file, plain(fastest))
@@ -111,8 +112,13 @@ class Engines:
         engines = {name: result for name, result in results.items() if result is not None}
         if len(engines) < 2:
             return next(map(_Fastest, engines), None)
-        first, *others = measured(self.gpu, engines, {}, self.samples, self.request.reporter).candidates
-        best = first
+        if self.base in self.made:
+            engines[self.base] = self.made[self.base]
+        candidates = measured(self.gpu, engines, {}, self.samples, self.request.reporter).candidates
+        floating = [item for item in candidates if item.precision == self.base and not self.request.trade_profiles]
+        tried = [item for item in candidates if item.precision in choices]
+        steady = [item for item in tried if not any(map(item.slower_than, floating))]
+        best, *others = steady or tried
         for other in others:  # of equals the first: as the costs say, or as more samples judged
             if other.relative_time(best) < 1 / (1 + EQUAL):
                 best = other
@@ -122,8 +128,8 @@ class Engines:
         try:
             return self._quantized(table)
         except (BuildFailed, PrecisionLost) as error:
-            out = ", ".join(table.left_out) or "nothing"
-            self.request.reporter.warn(f"the choice with {out} out of INT8 isn't tried, as it can't be built: {error}")
+            out = f"{', '.join(table.left_out) or 'nothing'} out of INT8{', squeeze-and-excite in it' * bool(table.gates)}"
+            self.request.reporter.warn(f"the choice with {out} isn't tried, as it can't be built: {error}")
             return None
 
     def both(self, table: Table) -> tuple[BuildResult, BuildResult]:
@@ -135,9 +141,9 @@ class Engines:
         result = self._built.get(table.digest)
         return {} if result is None else {self.quantized: result}
 
-    def _kept(self, table: Table, what: str) -> Path | None:
+    def _kept(self, what: str, *digests: str) -> Path | None:
         try:
-            return cache_folder("tuning") / f"{sha256_json([*self.key, table.digest])}.{what}"
+            return cache_folder("tuning") / f"{sha256_json([*self.key, *digests])}.{what}"
         except OutputError:
             return None
 

@@ -73,6 +73,7 @@ class Search:
     deadline: float
     reporter: Reporter
     eighths: Collection[str] = ()  # layers that can be in FP8
+    gates: Sequence[str] = ()  # squeeze-and-excite in INT8, in every choice
     tried: dict[tuple[frozenset[str], frozenset[str]], TunedChoice] = field(default_factory=dict)
     rooms: dict[frozenset[str], float | None] = field(default_factory=dict)  # dB that a choice without FP8 leaves
     unfinished: bool = False
@@ -99,7 +100,8 @@ class Search:
         key = frozenset(left_out), frozenset(in_fp8)
         if key not in self.tried:
             out, eighths = map(sorted, key)
-            judged = self.judging([*out, *(f"fp8 {name}" for name in eighths)], partial(self.graph, out, eighths))
+            names = [*(f"gate {name}" for name in self.gates), *out, *(f"fp8 {name}" for name in eighths)]
+            judged = self.judging(names, partial(self.graph, out, eighths))
             self.tried[key] = TunedChoice.of(
                 len(out), self.costs.share(self.points(out), eighths), judged, len(eighths)
             )

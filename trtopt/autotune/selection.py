@@ -81,6 +81,15 @@ class Candidate:
     def name(self) -> str:
         return self.precision.upper()
 
+    @property
+    def quantized(self) -> bool:
+        return self.precision in ("int8", "fp8")
+
+    def slower_than(self, other: Candidate) -> list[tuple[Times, float]]:
+        """The profiles at which it takes longer than `other`, and how many times as long."""
+        pairs = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(self.times, other.times)]
+        return [(mine, ratio) for mine, ratio in pairs if ratio > 1 + EQUAL]
+
     def relative_time(self, other: Candidate) -> float:
         """How many times as long as `other` it takes: geometric mean over the profiles."""
         ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
@@ -112,7 +121,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        candidates = {item.precision in ("int8", "fp8"): item for item in reversed(self.candidates) if item.times}
+        candidates = {item.quantized: item for item in reversed(self.candidates) if item.times}
         return candidates[False].relative_time(candidates[True]) if len(candidates) == 2 else None
 
     def describe(self) -> dict[str, Any]:
@@ -144,12 +153,9 @@ class Comparison:
             outside = self.limits is not None and other.accuracy is not None and self.limits.missed(other.accuracy)
             if other is candidate or not other.times or outside or candidate.relative_time(other) > 1 + EQUAL:
                 continue
-            pairs = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(candidate.times, other.times)]
-            if places := [
-                f"{_shapes(mine)} ({ratio:.2f} times its time)" for mine, ratio in pairs if ratio > 1 + EQUAL
-            ]:
+            if places := candidate.slower_than(other):
                 return (
-                    f"{candidate.name} takes longer than {other.name} at {', '.join(places)}: for what runs there alone, build "
+                    f"{candidate.name} takes longer than {other.name} at {_places(places)}: for what runs there alone, build "
                     "an engine of its own with that in `shapes=`"
                 )
         return ""
@@ -161,8 +167,11 @@ class Comparison:
         far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
         return _accuracy(mine, self.reference or "") if far else ""
 
-    def judged(self, limits: Limits) -> Comparison:
-        """Keep the fastest within the limits.
+    def judged(self, limits: Limits, *, trade: bool = False) -> Comparison:
+        """Keep the fastest within the limits, quantized only if it is slower in no profile than one in floating point.
+
+        Args:
+            trade: it may be slower in a profile where it is the fastest over all of them.
 
         Raises:
             AccuracyLost: there is none.
@@ -178,11 +187,27 @@ class Comparison:
                 f"no precision stays within the accuracy limit ({failures}): lower `min_agreement=` or `min_snr=`, calibrate "
                 "on more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
+        floating = [item for item in fitting_candidates if not item.quantized]
+        slower = (
+            {}
+            if trade
+            else {
+                item.precision: f", but takes longer than {other.name} at {_places(places)}, which `trade_profiles=True` allows"
+                for item in fitting_candidates
+                for other in floating
+                if item.quantized and (places := item.slower_than(other))
+            }
+        )
         first = fitting_candidates[0]
-        fastest = min(item.relative_time(first) for item in fitting_candidates)
-        equals = [item for item in fitting_candidates if item.relative_time(first) <= fastest * (1 + EQUAL)]
+        steady = [item for item in fitting_candidates if item.precision not in slower]
+        fastest = min(item.relative_time(first) for item in steady)
+        equals = [item for item in steady if item.relative_time(first) <= fastest * (1 + EQUAL)]
         best = min(equals, key=lambda item: _ORDER.index(item.precision))
-        reasons = [_compared(best, item) for item in fitting_candidates if item is not best]
+        reasons = [
+            _compared(best, item) + (slower.get(item.precision, "") if best.relative_time(item) > 1 + EQUAL else "")
+            for item in fitting_candidates
+            if item is not best
+        ]
         reasons += [
             f"no {item.name} engine: {item.failed}"
             if item.failed
@@ -192,6 +217,10 @@ class Comparison:
         ]
         why = f"{best.name} kept: {'; '.join([*reasons, _accuracy(best, 'FP32')])}"
         return replace(self, best=True, limits=limits, kept=best.precision, why=why)
+
+
+def _places(places: Iterable[tuple[Times, float]]) -> str:
+    return ", ".join(f"{_shapes(times)} ({ratio:.2f} times its time)" for times, ratio in places)
 
 
 def _shapes(times: Times) -> str:

@@ -215,7 +215,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     folded = to_proto(to_ir_at(folded, OPSET[Precision.INT8]))
     check_overrides(overrides, folded.graph.node)
     folded = smoothed(folded, table.smoothed)
-    points = find_points(to_ir(folded), overrides=(*overrides, *kept_out(table.left_out)))
+    points = find_points(to_ir(folded), overrides=(*overrides, *kept_out(table.left_out)), gates=table.gates)
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)

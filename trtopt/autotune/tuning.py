@@ -7,6 +7,7 @@ samples.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import OutputError, TrtoptError, UsageError
+from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
@@ -46,7 +47,7 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
-from trtopt.graph.passes.placement import Points, find_points, one_row_a_sample
+from trtopt.graph.passes.placement import Points, find_points, gates_of, one_row_a_sample
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.proto import fingerprint, in_memory
@@ -73,8 +74,9 @@ class Tuning:
         tried: how many choices were.
         cost: in what layers were weighed.
         unfinished: the budget ended the search before all was tried.
-        rival: the same with the products of one row a sample in floating point, within the limits, too, before it is known
-            which is faster; None: there is no such choice, or nothing is timed.
+        timed: layers were weighed by their times on a GPU.
+        rivals: other choices within the limits, before it is known which is faster: the products of one row a sample in
+            floating point, squeeze-and-excite in INT8; empty: there is none, or nothing is timed.
     """
 
     table: Table
@@ -87,7 +89,8 @@ class Tuning:
     cost: str
     seconds: float
     unfinished: bool = False
-    rival: Tuning | None = None
+    timed: bool = False
+    rivals: tuple[Tuning, ...] = ()
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -104,6 +107,7 @@ class Tuning:
             out = f"{count} layer{'s' * (count > 1)} out of INT8{eighths}, {self.chosen.share:.1%} of the arithmetic in {where}"
         else:
             out = "no layer has to stay out"
+        out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         before = f"{'about ' if self.before.samples < self.samples else ''}{self.before.snr_db:.1f}"
         return (
@@ -112,12 +116,13 @@ class Tuning:
         )
 
     def to_json(self) -> dict[str, Any]:
-        description = plain({name: value for name, value in vars(self).items() if name not in ("table", "rival")})
+        description = plain({name: value for name, value in vars(self).items() if name not in ("table", "rivals")})
         return {
             **description,
             "seconds": round(self.seconds, 3),
             "left_out": dict(self.left_out),
             "in_fp8": list(self.table.in_fp8),
+            "gates": list(self.table.gates),
             "repaired": list(self.table.repairs),
             "digest": self.table.digest,
         }
@@ -141,7 +146,17 @@ class _Subject:
         """In FP32, at the opset of Q/DQ graphs."""
         return to_proto(to_ir_at(in_memory(fp32_typed(self.folded)[0]), OPSET[Precision.INT8]))
 
-    def points(self, graph: ir.Model, left_out: Sequence[str]) -> Points:
+    @cached_property
+    def gates(self) -> tuple[str, ...]:
+        """Squeeze-and-excite that may be faster in INT8."""
+        return gates_of(to_ir(self.original)) if self.generation.capabilities.gates_in_int8 else ()
+
+    def has_gates(self, table: Table) -> bool:
+        """Whether the table has scales for these."""
+        points = self.points(to_ir(smoothed(self.original, table.smoothed)), (), self.gates)
+        return table.tensors.keys() >= set(points.activations)
+
+    def points(self, graph: ir.Model, left_out: Sequence[str], gates: Sequence[str] = ()) -> Points:
         can = self.generation.capabilities
         return find_points(
             graph,
@@ -149,6 +164,7 @@ class _Subject:
             overrides=(*self.spec.overrides, *kept_out(left_out, self.spec.base)),
             excluded=can.float_only,
             conv_borders=can.conv_borders,
+            gates=gates,
         )
 
     def lowered(self, left_out: Sequence[str], in_fp8: Sequence[str], table: Table) -> ModelProto:
@@ -195,40 +211,69 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         table, noise = _repaired(request, subject, key, table)
     proto = smoothed(original, table.smoothed)
     sizes = sizes_in(proto, {name: array.shape for name, array in judge.runs[0].feed.items()})
-    can, graph = subject.generation.capabilities, to_ir(proto)
-    search = Search(
-        graph=partial(subject.lowered, table=table),
-        points=partial(subject.points, graph),
-        noise=noise,
-        judging=judging,
-        costs=Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes))),
-        overrides=spec.overrides,
-        deadline=time.monotonic() + budget,
-        reporter=reporter,
-        eighths=fp8_points(graph, (), spec.base, can).quantized if spec.fp8_layers else (),
-    )
+    can, graph, deadline = subject.generation.capabilities, to_ir(proto), time.monotonic() + budget
+
+    def found(table: Table) -> list[Tuning]:
+        search = Search(
+            graph=partial(subject.lowered, table=table),
+            points=partial(subject.points, graph, gates=table.gates),
+            noise=noise,
+            judging=judging,
+            costs=Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes))),
+            overrides=spec.overrides,
+            deadline=deadline,
+            reporter=reporter,
+            eighths=fp8_points(graph, (), spec.base, can).quantized if spec.fp8_layers else (),
+            gates=table.gates,
+        )
+        before = TunedChoice.of(0, search.costs.share(search.whole), int8_everywhere)
+        return _found(search, graph, table, judge.samples, before, start)
+
+    tuning, *rivals = found(table)
+    if subject.gates and tuning.timed and subject.has_gates(table):
+        with contextlib.suppress(AccuracyLost):  # then it stays in floating point
+            rivals += found(replace(table, gates=subject.gates))
+    elif subject.gates and tuning.timed:
+        reporter.note(
+            "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
+            "`gates=True`, too"
+        )
+    return replace(tuning, rivals=tuple(rivals))
+
+
+def _found(
+    search: Search, graph: ir.Model, table: Table, samples: int, before: TunedChoice, start: float
+) -> list[Tuning]:
+    """What the search finds, and the same with the products of one row a sample in floating point, where times decide.
+
+    Raises:
+        AccuracyLost: the goal isn't within reach.
+    """
     left_out, in_fp8 = search.found()
     reasons = {name: search.reason(name, in_fp8) for name in left_out}
-    choice = search.judged(left_out, in_fp8)
-    rows, other = set(one_row_a_sample(graph, search.points(left_out))), None
-    if search.costs.in_int8 and rows and rows.isdisjoint(search.forced):
-        other = search.judged([*left_out, *rows], in_fp8)
+    rows = set(one_row_a_sample(graph, search.points(left_out)))
+    timed = bool(search.costs.in_int8)
     tuning = Tuning(
         table=replace(table, left_out=reasons, in_fp8=in_fp8),
-        samples=judge.samples,
-        before=TunedChoice.of(0, search.costs.share(search.whole), int8_everywhere),
+        samples=samples,
+        before=before,
         whole=search.judged(()),
-        chosen=choice,
+        chosen=search.judged(left_out, in_fp8),
         front=search.front(),
         tried=len(search.tried) + 1,
         cost=search.costs.unit,
         seconds=time.monotonic() - start,
         unfinished=search.unfinished,
+        timed=timed,
     )
-    if other is None or other.missed:
-        return tuning
-    floating_table = replace(tuning.table, left_out={**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)})
-    return replace(tuning, rival=replace(tuning, table=floating_table, chosen=other))
+    if not timed or not rows or not rows.isdisjoint(search.forced):
+        return [tuning]
+    other = search.judged([*left_out, *rows], in_fp8)
+    floating = {**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)}
+    return [
+        tuning,
+        *[replace(tuning, table=replace(tuning.table, left_out=floating), chosen=other)] * (not other.missed),
+    ]
 
 
 def _subject(request: BuildRequest) -> _Subject:
@@ -273,9 +318,10 @@ def _first_scales(request: BuildRequest, subject: _Subject, scales: Table | None
     """Those that the search begins with: of every layer, whatever an earlier search left out."""
     if scales is None:
         return _calibrated(request, subject).table
-    ready, method = prepare(subject.model, subject.spec.overrides), request.method
+    gates = bool(subject.gates) and subject.has_gates(scales)
+    ready, method = prepare(subject.model, subject.spec.overrides, gates=gates), request.method
     table = ready.needed(scales) if method == "auto" else ready.chosen_again(scales, method)
-    return replace(table, left_out={}, in_fp8=())
+    return replace(table, left_out={}, in_fp8=(), gates=())
 
 
 def _key(request: BuildRequest, subject: _Subject, scales: Table | None) -> dict[str, Any]:
@@ -328,6 +374,7 @@ def _calibrated(request: BuildRequest, subject: _Subject, table: Table | None = 
         limit=request.limit,
         batch=request.batch,
         precision_override=request.precision_override,
+        gates=bool(subject.gates) and (table is None or subject.has_gates(table)),
         repair=table is not None,
         reporter=request.reporter,
     )

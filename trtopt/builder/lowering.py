@@ -249,6 +249,7 @@ def _points(
         overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
         excluded=capabilities.float_only,
         conv_borders=capabilities.conv_borders if int8 else "",
+        gates=table.gates if int8 else (),
     )
     fp8 = Points({}, precision=Precision.FP8)
     if in_fp8 := _in_fp8(spec, table):

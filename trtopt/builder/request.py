@@ -66,6 +66,10 @@ class BuildRequest:
     save_calib: str | os.PathLike[str] | None = option(
         None, help="Keep the scales, repairs and choice.", metavar="T.calib.json", typed=Path
     )
+    trade_profiles: bool = option(
+        False,
+        help="Let the fastest over all profiles be slower than FP16 in one of them (--best, and --int8 with a limit).",
+    )
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
     images: Any = shared.images()
     data: Any = shared.data()

@@ -15,7 +15,7 @@ from trtopt.core.values import Override
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model
 from trtopt.graph.passes.fold import same_but_order, unfolded
-from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.placement import find_points, gates_of
 from trtopt.graph.proto import model_size
 from trtopt.graph.view import to_ir
 
@@ -29,9 +29,10 @@ class OpenedAhead:
         Exception: whatever opening the model raises; it comes again, with its message, where the model is needed.
     """
 
-    def __init__(self, model: Model, overrides: Sequence[Override] = ()) -> None:
+    def __init__(self, model: Model, overrides: Sequence[Override] = (), *, gates: bool = False) -> None:
         self._proto = unfolded(model.proto)
-        inputs, points = network_inputs(self._proto), find_points(to_ir(self._proto), overrides=overrides)
+        inputs, graph = network_inputs(self._proto), to_ir(self._proto)
+        points = find_points(graph, overrides=overrides, gates=gates_of(graph) if gates else ())
         self._engine: Engine | None = Engine(self._proto, [name for name in points.activations if name not in inputs])
 
     def engine_for(self, proto: ModelProto, outputs: Sequence[str]) -> Engine:

@@ -152,6 +152,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         batch: samples read at a time.
         threads: samples run at the same time; None: one per core.
         precision_override: "PATTERN=fp32" by node name or operator, as for `build`: what these alone read isn't measured.
+        gates: measure squeeze-and-excite, too: the product, what the mean reads and the convolutions of one pixel. INT8 leaves
+            it in floating point, but `tune` for TensorRT 8.6 tries it in INT8 where the table has its scales.
         repair: choose the codes of INT8 weights, and correct biases, by what the layers' inputs are; and where activations
             make much of the noise, move scales of channels from them into the weights around them. Each is kept where it
             lowers the noise at the outputs on samples held apart. The table holds it, and `build` repeats it.
@@ -215,8 +217,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         first = first_layers(loaded.proto)
     with ThreadPoolExecutor(1, "trtopt-ahead") as beside:
         worth = first is not None and request.device == "cpu" and cores() > 1 and worth_opening(loaded)
-        opening = beside.submit(OpenedAhead, loaded, overrides) if worth else None
-        prepared = prepare(loaded, overrides, reporter=reporter)
+        opening = beside.submit(OpenedAhead, loaded, overrides, gates=request.gates) if worth else None
+        prepared = prepare(loaded, overrides, gates=request.gates, reporter=reporter)
     opened = None if opening is None or opening.exception() else opening.result()
     check_overrides(overrides, prepared.proto.graph.node)
     original = None if batches is not None and request.export_cache is None else loaded.proto

@@ -22,7 +22,7 @@ from trtopt.graph.decided import how_to_decide
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.placement import find_points, gates_of
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.proto import STANDARD, fingerprint
@@ -125,7 +125,7 @@ class Prepared:
         lacking = [name for name in self.tensors if name not in table.tensors]
         if table.model["fingerprint"] != self.fingerprint or lacking:
             why = (
-                f"has nothing of {first_of(lacking)}: it was made with other `precision_override=`"
+                f"has nothing of {first_of(lacking)}: it was made with other `precision_override=` or `gates=`"
                 if table.model["fingerprint"] == self.fingerprint
                 else f"is of {table.model.get('name', 'another model')}, not of this one, or not of these weights"
             )
@@ -133,7 +133,9 @@ class Prepared:
                 f"the calibration table {why}; calibrate on real inputs: `images=DIR`, or `data='F.npz'`"
             )
         smoothed = [name for name in map(smoothed_name, table.smoothed) if name in table.tensors]
-        kept = {name: table.tensors[name] for name in (*self.tensors, *smoothed)}
+        kept = dict(
+            table.tensors if table.gates else {name: table.tensors[name] for name in (*self.tensors, *smoothed)}
+        )
         return replace(table, tensors=kept, groups=self.groups, model=self.identity)
 
 
@@ -148,8 +150,10 @@ def refuse_quantized(model: Model) -> None:
         )
 
 
-def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Reporter = SILENT) -> Prepared:
-    """Fold the model and find what is observed in it.
+def prepare(
+    model: Model, overrides: Sequence[Override] = (), *, gates: bool = False, reporter: Reporter = SILENT
+) -> Prepared:
+    """Fold the model and find what is observed in it, with `gates` also in its squeeze-and-excite blocks.
 
     Raises:
         CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
@@ -157,7 +161,11 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
     refuse_quantized(model)
     folded, _ = fold(model.proto, reporter=reporter)
     proto, _ = fp32_typed(folded)
-    points = find_points(to_ir(proto), overrides=overrides)
+    graph = to_ir(proto)
+    products = gates_of(graph) if gates else ()
+    if gates and not products:
+        reporter.note("the model has no squeeze-and-excite, so that `gates=True` changes nothing")
+    points = find_points(graph, overrides=overrides, gates=products)
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         recurrent = sorted({node.op_type for node in proto.graph.node} & {"GRU", "LSTM", "RNN"})

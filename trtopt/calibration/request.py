@@ -41,6 +41,7 @@ class CalibrateRequest:
     threads: int | None = shared.threads()
     precision_override: Sequence[str] = shared.precision_override()
     repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
+    gates: bool = option(False, help="Squeeze-and-excite too: TensorRT 8.6's tune may put it in INT8.")
     cache: bool = option(True, help="Reuse an earlier pass over the same data.")
     import_cache: str | os.PathLike[str] | None = option(
         None, help="Take the scales of a TensorRT 7 to 10 cache; no data.", metavar="OLD.cache", typed=Path

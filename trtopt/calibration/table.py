@@ -75,6 +75,7 @@ class Table:
             under the name that it has then.
         left_out: node name → why it stays out of INT8, where `tune` decided so.
         in_fp8: of these nodes, those that a build with FP8 beside INT8 runs in it, and others in FP16 or BF16.
+        gates: products of squeeze-and-excite whose block is in INT8, too (`placement.gates_of`), where `tune` decided so.
         ranges: floating tensor → its largest magnitude on some of the samples, of those that come near FP16's largest number
             (`trtopt.ort.ranges`): what gives or reads them stays in FP32 where the rest of a build is FP16.
     """
@@ -94,6 +95,7 @@ class Table:
     smoothed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     left_out: Mapping[Name, Name] = field(default_factory=dict)
     in_fp8: tuple[Name, ...] = ()
+    gates: tuple[Name, ...] = ()
     ranges: Mapping[Name, _Magnitude] = field(default_factory=dict)
 
     @property
@@ -122,6 +124,7 @@ class Table:
         decided |= {"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}
         decided |= {"left_out": sorted(self.left_out)} if self.left_out else {}
         decided |= {"in_fp8": sorted(self.in_fp8), "largest": self.largest} if self.in_fp8 else {}
+        decided |= {"gates": sorted(self.gates)} if self.gates else {}
         decided |= {"beyond_fp16": sorted(beyond)} if (beyond := self.beyond_fp16) else {}
         return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
 
@@ -159,6 +162,7 @@ class Table:
             **({"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             **({"in_fp8": list(self.in_fp8)} if self.in_fp8 else {}),
+            **({"gates": list(self.gates)} if self.gates else {}),
             **({"ranges": dict(self.ranges)} if self.ranges else {}),
             "tensors": {
                 name: {"amax": entry.amax, "method": entry.method}

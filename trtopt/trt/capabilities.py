@@ -47,6 +47,7 @@ class Capabilities:
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
         conv_borders: what it can't do where types change behind a convolution (`placement.find_points`); empty: it can do all.
+        gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
         converts_apart: kernels of their own convert between INT8 layers and floating ones.
         stored_codes: it takes weights that are stored as INT8 codes, and not only as floats with Q/DQ behind them.
     """
@@ -74,6 +75,7 @@ class Capabilities:
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     conv_borders: str = ""
+    gates_in_int8: bool = False
     converts_apart: bool = False
     stored_codes: bool = True
 

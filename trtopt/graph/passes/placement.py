@@ -24,6 +24,7 @@ SCALE_PRESERVING = frozenset({
 })  # fmt: skip
 _ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
+_SIGMOIDS = ("Sigmoid", "HardSigmoid")
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
 BEHIND_FLOATS = (
     "its input comes right from a convolution in floating point that is grouped or has a Clip behind it, and TensorRT 8.6 "
@@ -67,6 +68,15 @@ class Points:
         return tuple(self.reads)
 
 
+@dataclass(frozen=True)
+class _Gate:
+    """A squeeze-and-excite block: a tensor, its mean over the image, convolutions of that, and the product of both ends."""
+
+    product: ir.Node
+    convolutions: tuple[ir.Node, ...]
+    mean: ir.Node
+
+
 @dataclass
 class _Search:
     model: ir.Model
@@ -76,6 +86,7 @@ class _Search:
     excluded: Mapping[str, str]
     barred: Mapping[str, str]
     bare: Collection[str]  # tensors that nothing may read quantized
+    gates: Sequence[_Gate] = ()
     reads: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
     quantized: list[ir.Node] = field(default_factory=list)
@@ -106,6 +117,7 @@ def find_points(
     overrides: Sequence[Override] = (),
     excluded: Mapping[str, str] | None = None,
     conv_borders: str = "",
+    gates: Collection[str] = (),
 ) -> Points:
     """Decide the Q/DQ placement for a folded graph (every node named, every weight constant), which stays as it is.
 
@@ -118,22 +130,49 @@ def find_points(
             can't, a grouped convolution is quantized only if what reads its result is, and nothing is quantized right behind a
             floating convolution that is grouped or has a Clip behind it: TensorRT 8.6.0 then computes something else, without a
             word (docs/results/accuracy.md).
+        gates: products of squeeze-and-excite (`gates_of`) whose whole block is quantized: both operands, what the mean reads,
+            and the convolutions of one pixel.
     """
+    blocks = [item for item in _gates(model) if item.product.name in gates]
     barred, bare = dict[str, str](), set[str]()
     while True:
-        search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred, bare))
+        search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred, bare, blocks))
         if not conv_borders:
             return search.points
         quantized = set(search.quantized)
         ends = {node: _end(node) for node in model.graph if node.op_type == "Conv"}
         apart = {node for node in ends if _is_grouped(node)}
-        giving = {str(node.name) for node in apart & quantized if _gives_floats(search, ends[node])}
+        giving = {str(node.name) for node in apart & quantized if _gives_floats(search, _result(node))}
         apart |= {node for node, end in ends.items() if (last := end.producer()) and last.op_type == "Clip"}
         floats = {str(ends[node].name) for node in apart - quantized} & search.reads.keys()
         if giving <= barred.keys() and not floats:  # what is left of them was asked for by name
             return search.points
         barred.update(dict.fromkeys(giving, conv_borders))
         bare |= floats
+
+
+def gates_of(model: ir.Model) -> tuple[str, ...]:
+    """The products of its squeeze-and-excite blocks, by name (Hu et al.: Squeeze-and-Excitation Networks, 2018)."""
+    return tuple(str(item.product.name) for item in _gates(model))
+
+
+def _gates(model: ir.Model) -> list[_Gate]:
+    gates = []
+    for node in model.graph:
+        if node.op_type != "Mul" or node.domain or any(value is None for value in node.inputs):
+            continue
+        for slot, other in ((0, 1), (1, 0)):
+            end, convolutions = node.inputs[slot], list[ir.Node]()
+            maker = end.producer() if end is not None and read_once(end) else None
+            while maker is not None and not _is_image_mean(maker):
+                convolutions += [maker] * (maker.op_type == "Conv")
+                within = maker.op_type in ("Conv", *_SIGMOIDS, *_ACTIVATIONS) or _preserves(maker)
+                value = maker.inputs[0] if within else _activated(maker)
+                maker = None if value is None else value.producer()
+            if maker is not None and convolutions and maker.inputs[0] is node.inputs[other]:
+                gates.append(_Gate(node, tuple(convolutions), maker))
+                break
+    return gates
 
 
 def one_row_a_sample(model: ir.Model, points: Points) -> tuple[str, ...]:
@@ -164,6 +203,10 @@ def _searched(search: _Search) -> _Search:
         elif node.inputs[0].dtype is None:
             search.kept.append(Kept(str(node.name), node.op_type, search.base, UNTYPED))
     if search.precision is Precision.INT8:  # TensorRT runs Add, pooling and Concat in INT8 but not in FP8
+        for gate in search.gates:
+            search.read(gate.product, 0)
+            search.read(gate.product, 1)
+            search.read(gate.mean, 0)
         _residuals(search)
         _poolings(search)
         search.groups = _concats(search)
@@ -195,6 +238,26 @@ def _end(node: ir.Node) -> ir.Value:
     while read_once(value) and (user := value.uses()[0].node).op_type in ("Relu", "Clip"):
         value = user.outputs[0]
     return value
+
+
+def _result(node: ir.Node) -> ir.Value:
+    """The same, and behind a hard-swish or a SiLU."""
+    value = _end(node)
+    users = {use.node for use in value.uses()}
+    product = next((user for user in users if user.op_type == "HardSwish" or _activated(user) is value), None)
+    others = () if product is None else [item.producer() for item in product.inputs if item is not value]
+    return value if product is None or value.is_graph_output() or users != {product, *others} else product.outputs[0]
+
+
+def _activated(node: ir.Node) -> ir.Value | None:
+    """What a product with its own sigmoid (SiLU) is of; None: the node is no such product."""
+    if node.op_type != "Mul":
+        return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        maker = None if other is None else other.producer()
+        if maker is not None and maker.op_type in _SIGMOIDS and maker.inputs[0] is value:
+            return value
+    return None
 
 
 def _gives_floats(search: _Search, value: ir.Value) -> bool:
@@ -243,6 +306,7 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     elif node.op_type == "Gemm" and attribute(node, "transA", 0):
         reason = "Gemm with transA=1"
     else:
+        forced = forced or any(node in gate.convolutions for gate in search.gates)
         reason = "" if forced else _too_small(search.precision, node, weight, first)
     if reason:
         search.kept.append(Kept(str(node.name), node.op_type, kept_in, reason))
@@ -342,18 +406,7 @@ def _poolings(search: _Search) -> None:
     residuals = {name for readers in search.reads.values() for name, _ in readers} - quantized
 
     def pools(node: ir.Node) -> bool:
-        if node.op_type not in POOLING or _override(search, node) is not None:
-            return False
-        shape = sizes(node.inputs[0])
-        if shape is None or len(shape) != 4:
-            return False
-        if node.op_type != "ReduceMean":
-            return True
-        axes = attribute(node, "axes")
-        if axes is None:
-            content = constant(operand(node, 1))
-            axes = [] if content is None else content.ravel().tolist()
-        return sorted(axis % 4 for axis in axes) == [2, 3]
+        return node.op_type in POOLING and _override(search, node) is None and _is_pooling(node)
 
     for node in search.model.graph:
         if not pools(node):
@@ -365,6 +418,24 @@ def _poolings(search: _Search) -> None:
         others = {use.node for use in value.uses() if not pools(use.node)}
         if value.name in search.reads or (computed_in_int8 and not others):
             search.read(node, 0)
+
+
+def _is_pooling(node: ir.Node) -> bool:
+    """Whether an operator of `POOLING` is of images, and if it is a mean, over their pixels."""
+    shape = sizes(node.inputs[0])
+    if shape is None or len(shape) != 4:
+        return False
+    if node.op_type != "ReduceMean":
+        return True
+    axes = attribute(node, "axes")
+    if axes is None:
+        content = constant(operand(node, 1))
+        axes = [] if content is None else content.ravel().tolist()
+    return sorted(axis % 4 for axis in axes) == [2, 3]
+
+
+def _is_image_mean(node: ir.Node) -> bool:
+    return node.op_type in ("GlobalAveragePool", "ReduceMean") and _is_pooling(node)
 
 
 def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Node | None:
