@@ -425,3 +425,11 @@ def _cut_at(path: Path, name: str) -> ModelProto:
     del proto.graph.output[:]
     proto.graph.output.append(helper.make_empty_tensor_value_info(name))
     return proto
+
+
+def test_measuring_squeeze_and_excite_where_there_is_none_says_so(digits: NDArray[np.float32]) -> None:
+    heard = Heard()
+    plain = calibrate(digits_model(), data=digits)
+    result = calibrate(digits_model(), data=digits, gates=True, reporter=heard)
+    assert result.table.digest == plain.table.digest
+    assert any("no squeeze-and-excite" in text and "`gates=True`" in text for text in heard.notes)

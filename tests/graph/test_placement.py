@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import Points, one_row_a_sample
+from trtopt.graph.passes.placement import Points, gates_of, one_row_a_sample
 from trtopt.graph.view import to_ir
 
 
@@ -434,6 +434,56 @@ def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -
 def test_a_dense_convolution_may_give_floats() -> None:
     proto = grouped(node("Sigmoid", "b", "s"), node("Mul", "b s", "r"), group=1)
     assert "grouped" in points_of(proto, conv_borders="no such kernel").quantized
+
+
+def gated(activation: str = "silu", sigmoid: str = "Sigmoid", mean: str = "GlobalAveragePool") -> ModelProto:
+    """A grouped convolution and its activation, squeeze-and-excite of that, and a convolution of the product."""
+    net = Net()
+    net.conv("x", "g", (32, 1, 3, 3), group=32, pads=[1, 1, 1, 1])
+    if activation == "silu":
+        net.add("Sigmoid", "g", out="gs")
+        net.add("Mul", "g", "gs", out="a")
+    else:
+        net.add(activation, "g", out="a")
+    net.add(mean, "a", out="m", **({"axes": [2, 3]} if mean == "ReduceMean" else {}))
+    net.conv("m", "q", (8, 32, 1, 1))
+    net.add("Sigmoid", "q", out="qs")
+    net.add("Mul", "qs", "q", out="r")
+    net.conv("r", "e", (32, 8, 1, 1))
+    net.add(sigmoid, "e", out="k")
+    net.add("Mul", "k", "a", out="p")
+    net.conv("p", "y")
+    return net.model("y")
+
+
+@pytest.mark.parametrize("mean", ["GlobalAveragePool", "ReduceMean"])
+@pytest.mark.parametrize(
+    ("activation", "sigmoid"), [("silu", "Sigmoid"), ("Relu", "HardSigmoid"), ("HardSwish", "Sigmoid")]
+)
+def test_squeeze_and_excite_is_quantized_whole_where_that_is_asked_for(
+    activation: str, sigmoid: str, mean: str
+) -> None:
+    proto = gated(activation, sigmoid, mean)
+    assert gates_of(to_ir(proto)) == ("p_node",)
+    plain = points_of(proto)
+    assert set(plain.reads) == {"x", "p"} and {"q_node", "e_node"} == {item.node for item in plain.kept}
+    whole = points_of(proto, gates=["p_node"])
+    assert set(whole.reads) == {"x", "a", "m", "r", "k", "p"} and not whole.kept
+    assert set(whole.reads["a"]) == {("m_node", 0), ("p_node", 1)} and set(whole.reads["k"]) == {("p_node", 0)}
+    assert "g_node" not in points_of(proto, conv_borders="no such kernel").quantized
+    assert "g_node" in points_of(proto, conv_borders="no such kernel", gates=["p_node"]).quantized
+
+
+@pytest.mark.parametrize("fault", ["another tensor's mean", "no convolution", "no mean"])
+def test_what_only_looks_like_squeeze_and_excite_is_none(fault: str) -> None:
+    net = Net()
+    net.add("Relu", "x", out="a")
+    net.add("GlobalAveragePool", "x" if fault == "another tensor's mean" else "a", out="m")
+    net.conv("a" if fault == "no mean" else "m", "q")
+    net.add("Sigmoid", "m" if fault == "no convolution" else "q", out="k")
+    net.add("Mul", "a", "k", out="p")
+    net.conv("p", "y")
+    assert gates_of(to_ir(net.model("y"))) == ()
 
 
 def test_a_product_of_values_of_unknown_type_says_so() -> None:

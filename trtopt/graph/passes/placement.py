@@ -142,7 +142,11 @@ def find_points(
         quantized = set(search.quantized)
         ends = {node: _end(node) for node in model.graph if node.op_type == "Conv"}
         apart = {node for node in ends if _is_grouped(node)}
-        giving = {str(node.name) for node in apart & quantized if _gives_floats(search, _result(node))}
+        giving = {
+            str(node.name)
+            for node in apart & quantized
+            if _gives_floats(search, _result(node) if blocks else ends[node])  # measured so with these blocks alone
+        }
         apart |= {node for node, end in ends.items() if (last := end.producer()) and last.op_type == "Clip"}
         floats = {str(ends[node].name) for node in apart - quantized} & search.reads.keys()
         if giving <= barred.keys() and not floats:  # what is left of them was asked for by name
