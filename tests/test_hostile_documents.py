@@ -209,7 +209,7 @@ def test_tables_of_anything(world: World) -> None:
     use(whole)
     survived(100, whole, use)
     tensor = next(iter(whole["tensors"]))
-    more = {"left_out": {"conv1": "noise"}, "in_fp8": ["conv1"], "ranges": {"a": 1e4}}
+    more = {"left_out": {"conv1": "noise"}, "in_fp8": ["conv1"], "gates": ["gate"], "ranges": {"a": 1e4}}
     some = {"count": 9, "some": ["a"]}
     quality |= {"preprocessing": {"warning": "w"}, "random": some, "tokens": some, "plain": some | {"seen": "b"}}
     whole |= {"quality": quality, "groups": [[tensor]], **more}
