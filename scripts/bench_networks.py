@@ -69,7 +69,9 @@ class Network:
         model = load_model(self.model)
         request = BuildRequest(model=self.model, output=self.engine("tuned"), int8=True, **self.data, **self.options)
         table = Table.load(self.folder / f"{self.name}.calib.json")
-        table = replace(prepare(model, spec_of(request).overrides).needed(table), left_out={})  # as `tune` does
+        table = replace(
+            prepare(model, spec_of(request).overrides, gates=True).needed(table), left_out={}
+        )  # as `tune` does
         folder = self.folder / f"{self.name}.built"
         folder.mkdir(exist_ok=True)
         engines = Engines(request, gpu_for(request), folder)

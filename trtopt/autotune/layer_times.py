@@ -100,7 +100,7 @@ class Engines:
         first = next(iter(choices))
         if len(choices) == 1:
             return first
-        file = self._kept(f"{'traded' if self.request.trade_profiles else 'fastest'}", *choices)
+        file = self._kept("traded" if self.request.trade_profiles else "fastest", *choices)
         fastest = None if file is None else _stored(file, _Fastest)
         if fastest is None and (fastest := self._timed(choices)) is not None and file is not None:
             write_json(file, plain(fastest))

@@ -187,17 +187,13 @@ class Comparison:
                 f"no precision stays within the accuracy limit ({failures}): lower `min_agreement=` or `min_snr=`, calibrate "
                 "on more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
-        floating = [item for item in fitting_candidates if not item.quantized]
-        slower = (
-            {}
-            if trade
-            else {
-                item.precision: f", but takes longer than {other.name} at {_places(places)}, which `trade_profiles=True` allows"
-                for item in fitting_candidates
-                for other in floating
-                if item.quantized and (places := item.slower_than(other))
-            }
-        )
+        floating = [item for item in fitting_candidates if not item.quantized and not trade]
+        slower = {
+            item.precision: f", but takes longer than {other.name} at {_places(places)}, which `trade_profiles=True` allows"
+            for item in fitting_candidates
+            for other in floating
+            if item.quantized and (places := item.slower_than(other))
+        }
         first = fitting_candidates[0]
         steady = [item for item in fitting_candidates if item.precision not in slower]
         fastest = min(item.relative_time(first) for item in steady)

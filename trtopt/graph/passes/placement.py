@@ -133,7 +133,7 @@ def find_points(
         gates: products of squeeze-and-excite (`gates_of`) whose whole block is quantized: both operands, what the mean reads,
             and the convolutions of one pixel.
     """
-    blocks = [item for item in _gates(model) if item.product.name in gates]
+    blocks = [item for item in _gates(model) if item.product.name in gates] if gates else []
     barred, bare = dict[str, str](), set[str]()
     while True:
         search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred, bare, blocks))
