@@ -351,6 +351,51 @@ def test_the_mean_over_height_and_width_pools_and_other_means_do_not() -> None:
         assert ("r1" in points_of(net.model("mean")).reads) is pools, axes
 
 
+def test_all_that_reads_what_a_concat_joins_reads_it_quantized_where_no_value_changes() -> None:
+    """Inception's pooling beside convolutions, and the chain of pooling whose results one Concat joins."""
+    net = Net()
+    for name in ("a", "b"):
+        net.conv("x", name)
+    net.add("Concat", "a", "b", out="joined", axis=1)
+    for start, end in (("joined", "p1"), ("p1", "p2")):
+        net.add("MaxPool", start, out=end, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    net.conv("joined", "beside", (32, 64, 1, 1))
+    net.add("Concat", "beside", "p1", "p2", out="all", axis=1)
+    net.conv("all", "last", (32, 160, 1, 1))
+    points = points_of(net.model("last"))
+    assert set(points.reads["joined"]) == {("p1_node", 0), ("beside_node", 0)}
+    assert set(points.reads["p1"]) == {("p2_node", 0), ("all_node", 1)}
+    (group,) = points.groups
+    assert {"joined", "p1", "p2"} <= set(group), "one scale, so that pooling and quantizing can change places"
+    floating = points_of(net.model("last", "p2"))  # somebody needs the values as they are
+    assert ("p2_node", 0) not in floating.reads["p1"]
+    kept = points_of(net.model("last"), overrides=[Override.parse("p1_node=fp32")])
+    assert kept.reads["joined"] == (("beside_node", 0),)
+
+
+def dense_block() -> Net:
+    net = Net()
+    for name in ("start", "deep"):
+        net.conv("x", name)
+    net.add("Concat", "start", "deep", out="joined", axis=1)
+    for source, channels in (("start", 32), ("joined", 64)):
+        ones = net.const(f"{source}_ones", np.ones(channels))
+        net.add("BatchNormalization", source, *[ones] * 4, out=f"{source}_norm")
+        net.add("Relu", f"{source}_norm", out=f"{source}_in")
+        net.conv(f"{source}_in", f"{source}_out", (32, channels, 1, 1))
+    return net
+
+
+def test_the_normalization_behind_a_concat_reads_int8_in_front_of_a_quantized_layer() -> None:
+    model = dense_block().model("start_out", "joined_out")
+    points = points_of(model)
+    assert points.groups == (("deep", "joined", "start"),)
+    assert points.reads["joined"] == (("joined_norm_node", 0),)
+    assert ("start_norm_node", 0) in points.reads["start"], "else it is needed in floating point, too"
+    for name in ("joined_norm", "joined_out"):  # kept out, or in front of a floating layer
+        assert not points_of(model, overrides=[Override.parse(f"{name}_node=fp16")]).groups
+
+
 def test_nested_concats_share_one_scale() -> None:
     net = Net()
     net.conv("x", "a")

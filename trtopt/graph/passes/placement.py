@@ -3,7 +3,8 @@
 The rules are those that TensorRT fuses (TensorRT Developer Guide, "Working with Quantized Types"; measured on 8.6:
 docs/results/): activations per tensor, weights per output channel, symmetric; a layer reads its input quantized *after*
 the activation; in `Conv + Add(skip)` only the skip is quantized so that the convolution, the Add and its ReLU stay one
-kernel; inputs of one Concat share one scale; pooling reads INT8; nothing is quantized at the network's outputs.
+kernel; inputs of one Concat share one scale, and what else reads them reads INT8; pooling reads INT8; nothing is quantized
+at the network's outputs.
 """
 
 from __future__ import annotations
@@ -213,7 +214,9 @@ def _searched(search: _Search) -> _Search:
             search.read(gate.mean, 0)
         _residuals(search)
         _poolings(search)
+        _norms(search)
         search.groups = _concats(search)
+        _readers_of_joined(search)
     return search
 
 
@@ -475,6 +478,42 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
                 search.read(node, slot)
             pending += names
     return tuple(dict.fromkeys(tuple(sorted(groups[name])) for name in search.reads if name in groups))
+
+
+def _norms(search: _Search) -> None:
+    """A BatchNormalization right behind a Concat, in front of quantized layers, reads INT8, as DenseNet's do: read in FP16, it
+    makes the Concat FP16, which costs more than INT8 saves (docs/results/accuracy.md)."""
+    for node in search.model.graph:
+        maker = _maker(node.inputs[0], _preserves) if _is_norm(search, node) else None
+        if maker is not None and maker.op_type == "Concat" and _override(search, maker) is None:
+            search.read(node, 0)
+
+
+def _is_norm(search: _Search, node: ir.Node) -> bool:
+    """Whether it is a BatchNormalization with a quantized layer behind its activation or pooling."""
+    if node.op_type != "BatchNormalization" or node.domain or _override(search, node) is not None:
+        return False
+    pending = [node]
+    while pending:
+        for use in pending.pop().outputs[0].uses():
+            if use.node in search.quantized:
+                return True
+            if use.node.op_type in (*_ACTIVATIONS, *POOLING) or _preserves(use.node):
+                pending.append(use.node)
+    return False
+
+
+def _readers_of_joined(search: _Search) -> None:
+    """What else reads a Concat's quantized inputs or result reads them quantized, or they are needed in floating point, too: a
+    BatchNormalization, and pooling or a Resize whose result has the same scale, so that no value changes."""
+    group_of = {name: group for group in search.groups for name in group}
+    for node in reversed(list(search.model.graph)):
+        group = group_of.get(str(node.inputs[0].name)) if node.inputs and node.inputs[0] is not None else None
+        if group is None or _override(search, node) is not None:
+            continue
+        moves = node.op_type in ("MaxPool", "Resize") and _preserves(node) and node.outputs[0].name in group
+        if _is_norm(search, node) or (moves and not _gives_floats(search, node.outputs[0])):
+            search.read(node, 0)
 
 
 def _preserves(node: ir.Node) -> bool:
