@@ -3,7 +3,7 @@
     python scripts/bench_networks.py FOLDER NAME... [--level N] [--jobs N] [--seconds S]
 
 FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --gates), NAME.modelopt.onnx (what ModelOpt wrote; optional) and
-samples.npz.
+samples.npz, as scripts/networks_inputs.py writes them.
 First, --jobs networks at a time, what needs no timing is built and stored; then, by itself, each network is tuned, to a limit
 in dB that INT8 everywhere meets (--min-snr), and the engines are timed in turns at batch 1 and 32, a profile of its own each.
 --seconds ends the first part, and a network whose engines aren't all there is left out of the second one. Rows are kept as
