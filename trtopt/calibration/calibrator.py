@@ -192,9 +192,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         _refuse_measuring(request, "`import_cache=`", calib=request.calib, **also)
         cache = read_cache(request.import_cache)
     elif request.calib is not None:
-        also = {} if request.device == "cpu" else {"device": request.device}
         if not request.repair:  # which needs samples
-            _refuse_measuring(request, "`calib=`", preprocess=request.preprocess, **also)
+            _refuse_measuring(request, "`calib=`")
         if not isinstance(request.calib, Table) and is_cache(request.calib):
             raise UsageError(
                 f"`calib='{request.calib}'` is a TensorRT cache: give it as `import_cache='{request.calib}'`"
@@ -330,7 +329,7 @@ def _repaired(
 
 def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> None:
     """Raise UsageError for what only measuring needs, `others` among it, beside scales from `source`."""
-    options = {name: getattr(request, name) for name in ("images", "data", "limit", "threads")} | others
+    options = {name: getattr(request, name) for name in ("images", "data")} | others
     extra = [named(name) for name, value in options.items() if value is not None]
     if extra:
         raise UsageError(

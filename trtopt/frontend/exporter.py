@@ -172,6 +172,9 @@ def export(request: ExportRequest) -> ExportResult:
         if request.opset is None and request.for_generation is None and source.opset:
             target = source.opset
         infos, keywords = _inputs(source, request.inputs, request.dynamic, request.input_names)
+        if preprocess is not None and not _on_images(infos, request.sample):
+            what = "the model takes none" if request.sample is None else "arrays in `sample=` are used as they are"
+            raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
         if isinstance(preprocess, Mapping):
             preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
         arrays, sampled = _samples(infos, request.sample, preprocess or source.preprocess)
@@ -272,8 +275,8 @@ def _opset(opset: int | None, generation: str | None) -> int:
         return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
     if not 16 <= opset <= 23:
         raise UsageError(f"`opset=` is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
-    if generation == "tensorrt8" and opset > 17:
-        raise UsageError(f"`opset=` is {opset}; TensorRT 8.6 reads 17 and older: leave `opset=` out")
+    if generation is not None and opset > (newest := GENERATION_OPSETS[generation]):
+        raise UsageError(f"`opset=` is {opset}; {generation} reads {newest} and older: leave `opset=` out")
     return opset
 
 
@@ -379,9 +382,16 @@ def _samples(
     return joined(batches), os.fspath(sample)
 
 
+def _on_images(infos: Sequence[TensorInfo], sample: Sample | None) -> bool:
+    """Whether it is compared on images: where there is no sample, on photos if the model takes an image."""
+    if sample is None:
+        return len(infos) == 1 and len(infos[0].shape) == 4
+    return not isinstance(sample, (Mapping, np.ndarray)) and Path(sample).suffix not in (".npz", ".npy")
+
+
 def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray[Any]] | None:
     """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
-    if preprocess is None or len(infos) != 1 or len(infos[0].shape) != 4:
+    if preprocess is None or not _on_images(infos, None):
         return None
     try:
         files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
