@@ -162,6 +162,8 @@ def export(request: ExportRequest) -> ExportResult:
     preprocess, reporter = request.preprocess, request.reporter
     check_writable(request.output)
     target = _opset(request.opset, request.for_generation)
+    if not request.tolerance >= 0:
+        raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
     with contextlib.ExitStack() as stack:
         with reporter.phase(
             "load the PyTorch model"
@@ -195,7 +197,10 @@ def export(request: ExportRequest) -> ExportResult:
             if not isinstance(value, torch.Tensor):
                 noted(f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out")
         names = named_outputs(
-            tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
+            tensors,
+            source.outputs if request.output_names is None else request.output_names,
+            [info.name for info in infos],
+            source.text,
         )
         with reporter.phase("export to ONNX"):
             model = _export(subject, names, target)
@@ -264,7 +269,7 @@ def parse_input(text: str) -> TensorInfo:
             f"`inputs=` {text!r} can't be read; write NAME:batchx3x224x224, NAME:batch,sequence:int64 or NAME:scalar"
         )
     pieces = [] if parts[1] == SCALAR else parts[1].split("," if "," in parts[1] else "x")
-    shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"`inputs='{parts[0]}'`")
+    shape = check_shape([int(size) if size.isdecimal() else size for size in pieces], f"`inputs='{parts[0]}'`")
     return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
 
 
@@ -301,7 +306,7 @@ def _inputs(
         )
     infos, keywords = takes.order(infos, source.text)
     former = [info.name for info in infos]
-    if names:
+    if names is not None:
         if len(names) != len(infos) or len(set(names)) < len(names):
             raise UsageError(
                 f"input names {', '.join(names)}: {len(infos)} different ones are needed, for {', '.join(former)}"
@@ -343,9 +348,11 @@ def _info(info: TensorInfo) -> TensorInfo:
     axis = info.batch_axis if info.shape else None
     info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype), batch_axis=axis)
     try:
-        np.dtype(info.dtype)
+        known = np.dtype(info.dtype) is not None and info.numeric
     except TypeError:
-        raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64") from None
+        known = False
+    if not known:
+        raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64")
     return info
 
 
