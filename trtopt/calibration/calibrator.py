@@ -329,7 +329,7 @@ def _repaired(
 
 def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> None:
     """Raise UsageError for what only measuring needs, `others` among it, beside scales from `source`."""
-    options = {name: getattr(request, name) for name in ("images", "data")} | others
+    options = {name: getattr(request, name) for name in ("images", "data", "limit", "threads")} | others
     extra = [named(name) for name, value in options.items() if value is not None]
     if extra:
         raise UsageError(
