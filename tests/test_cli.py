@@ -23,7 +23,7 @@ import trtopt
 from trtopt import cli
 from trtopt.cli import application, commands, tables
 from trtopt.core import library_output
-from trtopt.core.errors import UnsupportedRequest
+from trtopt.core.errors import UnsupportedRequest, UsageError
 from trtopt.core.progress import Reporter
 from trtopt.linting.checker import CheckReport
 from trtopt.linting.rules import Finding
@@ -471,6 +471,8 @@ def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatc
 
 def test_dynamic_axes_are_read_or_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands._dynamic_axes("x:0=batch,2=height") == ("x", {0: "batch", 2: "height"})
+    with pytest.raises(UsageError, match="can't be read"):
+        commands._dynamic_axes("x:²=batch")
     monkeypatch.setattr(sys, "argv", ["trtopt", "export", "torchvision:resnet18", "-o", "m.onnx", "--dynamic", "x:a"])
     with pytest.raises(SystemExit) as left:
         cli.main()

@@ -154,6 +154,8 @@ def test_unknown_recipes_and_precisions_are_refused(tmp_path: Path) -> None:
         pipeline("efficientnet-lite0", tmp_path / "out", precision="int4")
     with pytest.raises(UsageError, match="efficientnet-lite0"):
         pipeline("no-such-model", tmp_path / "out")
+    with pytest.raises(UsageError, match="`method=` is how scales are chosen, and efficientnet-lite0 is built in FP16"):
+        pipeline("efficientnet-lite0", tmp_path / "out", precision="fp16", method="mse")
     assert not (tmp_path / "out").exists()
 
 

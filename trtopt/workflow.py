@@ -320,6 +320,9 @@ def _subject(request: PipelineRequest) -> _Subject:
         load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
     )
     subject = _Subject(recipe, precision, has_scales, limits)
+    if request.method != "auto" and not subject.calibrates:
+        why = "holds its scales already" if has_scales else f"is built in {precision.upper()}"
+        raise UsageError(f"`method=` is how scales are chosen, and {recipe.name} {why}: drop it")
     if subject.calibrates and not (
         request.images or request.data or recipe.images or recipe.data or recipe.calibration
     ):

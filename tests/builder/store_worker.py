@@ -72,5 +72,5 @@ if __name__ == "__main__":
         print("corrupted", error, flush=True)
         sys.exit(9)
     except Exception:
-        traceback.print_exc(file=sys.stdout)  # its native libraries' output isn't of interest
+        traceback.print_exc(file=sys.stdout)  # for the assertion to show
         sys.exit(1)

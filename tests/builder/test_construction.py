@@ -315,7 +315,10 @@ def test_the_scales_are_kept_on_request_without_a_limit_too(files: Path, tmp_pat
     trtopt.build(files / "net.onnx", tmp_path / "a.engine", int8=True, data=files / "data.npz", **given)  # up to date
     assert kept.exists()
     kept.unlink()
-    trtopt.build(files / "net.onnx", tmp_path / "half.engine", fp16=True, **given)
+    with pytest.raises(UsageError, match="`save_calib=` has no effect without `int8=True`"):
+        trtopt.build(files / "net.onnx", tmp_path / "half.engine", fp16=True, **given)
+    _build(files, tmp_path / "q.engine", int8=True, save_onnx=tmp_path / "q.onnx")
+    trtopt.build(tmp_path / "q.onnx", tmp_path / "again.engine", int8=True, **given)  # with the scales that it holds
     assert [text for text in heard.warnings if text.startswith("`save_calib=` kept nothing")]
     assert not kept.exists()
 
@@ -490,8 +493,13 @@ def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: P
         ({"int8": True, "calib": "table.json"}, "`data=` and `calib=` are given"),
         ({"calibrator": "native"}, "`calibrator='native'` calibrates INT8"),
         ({"fp16": True, "precision_override": ["conv1=int8"]}, "needs `int8=True`"),
-        ({"precision_override": ["conv1=int9"]}, "int9.*can't be read"),
-        ({"precision_override": ["conv1=fp16"]}, "needs `fp16=True`: beside fp32 this build has fp32 only"),
+        ({"bf16": True, "precision_override": ["conv1=int9"]}, "int9.*can't be read"),
+        (
+            {"bf16": True, "precision_override": ["conv1=fp16"]},
+            "needs `fp16=True`: beside bf16 this build has bf16 and fp32",
+        ),
+        ({"precision_override": ["conv1=fp32"]}, "`precision_override=` has no effect without `fp16=True`"),
+        ({"fp16": True, "method": "mse"}, "`method=` has no effect without `int8=True`"),
         ({"fp16": True, "precision_override": ["Conv=bf16"]}, "needs `bf16=True`: beside fp16"),
         ({"fp16": True, "precision_override": ["cnov1=fp32"]}, "cnov1=fp32.*matches no node"),
         ({"workspace": "much"}, "'much' isn't a size"),

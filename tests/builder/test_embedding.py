@@ -264,8 +264,24 @@ def test_arrays_calibrate_and_the_preprocessing_is_said_beside_them(tmp_path: Pa
     assert load_model(tmp_path / "m.onnx").fingerprint == load_model(tmp_path / "n.onnx").fingerprint
     made = trtopt.calibrate(path, images=crops(24), preprocess="imagenet").table
     built(path, tmp_path / "o.engine", calib=made, **options)  # it knows
-    with pytest.raises(UsageError, match=r"says another scale, mean or std than the calibration"):
+    with pytest.raises(UsageError, match=r"says another scale, mean or std and resize than the calibration"):
         built(path, tmp_path / "p.engine", calib=made, preprocess="yolo", **options)
+
+
+def test_preprocessing_beside_a_table_is_the_tables_or_what_it_lacks(tmp_path: Path) -> None:
+    path = net(tmp_path / "net.onnx")
+    options: dict[str, Any] = {"int8": True, "target": "sm89", "compare": False}
+    made = trtopt.calibrate(path, images=crops(24), preprocess="imagenet").table
+    for other, said in (("yolo", "scale, mean or std and resize"), ({"preset": "imagenet", "crop": 0.5}, "crop")):
+        with pytest.raises(UsageError, match=f"`preprocess=` says another {said} than the calibration was made with"):
+            trtopt.build(path, tmp_path / "m.engine", calib=made, preprocess=other, **options)
+    same = {"preset": "imagenet", "size": [32, 32], "mean": [0.485, 0.456, 0.406]}
+    trtopt.build(path, tmp_path / "m.engine", calib=made, preprocess=same, **options)
+    fitted = PRESETS["imagenet"].fitted(load_model(path).inputs[0])
+    arrays = trtopt.calibrate(path, data={"x": np.stack([fitted(image) for image in crops(24)])}).table
+    trtopt.build(path, tmp_path / "a.engine", calib=arrays, preprocess="imagenet", **options)
+    found = [load_manifest(tmp_path / name) for name in ("m.engine", "a.engine")]
+    assert [item and (item.preprocess or {})["crop"] for item in found] == [0.875, 0.875]
 
 
 def test_what_tune_chooses_is_built_with_it(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_what_is_wrong_with_a_whole_engine_is_told(model: Path, where: str, monk
 
 def _start(mode: str, where: str, out: Path, models: list[Path]) -> subprocess.Popen[str]:
     command = [sys.executable, str(WORKER), mode, where, str(out), *map(str, models)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # its errors are ours, which pytest shows
 
 
 def test_processes_that_ask_at_once_build_each_engine_once(tmp_path: Path, where: str, pytestconfig: Any) -> None:

@@ -336,7 +336,7 @@ def test_a_quantized_model_and_one_without_layers_are_refused(digits: NDArray[np
         ({"threads": 0}, "`threads=` is 0"),
         ({"batch": 0}, "`batch=` is 0"),
         ({"precision_override": ["conv"]}, "`precision_override=` 'conv'"),
-        ({"data": None}, "give `images="),
+        ({"data": None}, "`threads=` has no effect without `images="),
     ],
 )
 def test_bad_arguments_are_refused(digits: NDArray[np.float32], arguments: dict[str, Any], message: str) -> None:

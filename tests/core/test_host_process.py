@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import itertools
 import locale
 import logging
 import os
@@ -24,6 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import onnx
@@ -35,7 +38,7 @@ import trtopt
 from trtopt.builder.construction import build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core import library_output
-from trtopt.core.errors import DeviceError
+from trtopt.core.errors import BundleFailed, DeviceError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.cuda import device
 from trtopt.frontend.exporter import export
@@ -44,6 +47,20 @@ from trtopt.linting.checker import check
 
 pytestmark = pytest.mark.usefixtures("rtx")
 THREADS = 8
+JOBS = """
+[data.d]
+data = "d.npz"
+allow_unusual_data = true
+[[job]]
+model = "model.onnx"
+data = "d"
+[[job]]
+kind = "build"
+model = "model.onnx"
+precision = "fp16"
+backend = "rtx"
+target = "sm89"
+"""
 FACTORY = """
 import logging, sys, warnings
 import torch
@@ -99,7 +116,19 @@ def host() -> dict[str, Any]:
         "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)},
         "locale": locale.setlocale(locale.LC_ALL),
         "cores": os.sched_getaffinity(0),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "files": opened(),
+        "processes": Path(f"/proc/self/task/{os.getpid()}/children").read_text().split(),
     }
+
+
+def opened() -> list[str]:
+    """What every descriptor of the process is of."""
+    found = []
+    for place in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the folder itself
+            found.append(str(place.readlink()))
+    return sorted(found)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -238,8 +267,23 @@ def test_what_measures_and_serves_changes_nothing_either(
     stages = Stages(tmp_path)
     model, engine, kept, data = stages.model, tmp_path / "m.engine", tmp_path / "k.onnx", {"x": stages.data}
     options: dict[str, Any] = {"target": "sm89", "backend": "rtx"}
+    numbers = itertools.count()
     trtopt.build(model, engine, fp16=True, save_onnx=kept, store=tmp_path / "store", **options)
+    (tmp_path / "net.toml").write_text('description = "a net"\nsource = "model.onnx"\n')
+    (tmp_path / "jobs.toml").write_text(JOBS)
+    np.savez(tmp_path / "d.npz", x=stages.data)
+    wheel = tmp_path / "trtopt-1-py3-none-any.whl"
+    with ZipFile(wheel, "w") as file:
+        file.writestr("trtopt-1.dist-info/METADATA", "Name: trtopt\nVersion: 1\nProvides-Extra: gpu\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     calls: list[Callable[[Reporter], object]] = [
+        lambda reporter: trtopt.pipeline(
+            tmp_path / "net.toml", tmp_path / "chain", precision="fp16", reporter=reporter, **options
+        ),
+        lambda reporter: trtopt.run_jobs(
+            tmp_path / "jobs.toml", state=tmp_path / f"state{next(numbers)}", workers=2, reporter=reporter
+        ),
+        lambda reporter: trtopt.bundle(engine, tmp_path / "b.tar", wheel=[wheel], reporter=reporter),  # has no index
         lambda reporter: trtopt.verify(model, kept, data=data, reporter=reporter),
         lambda reporter: trtopt.sensitivity(model, data=data, reporter=reporter),
         lambda reporter: trtopt.tune(
@@ -256,13 +300,26 @@ def test_what_measures_and_serves_changes_nothing_either(
     for call in calls:
         before = None
         for reporter in (SILENT, SILENT, Interrupting()):
-            with contextlib.suppress(Interrupted, DeviceError):
+            with contextlib.suppress(Interrupted, DeviceError, BundleFailed):
                 call(reporter)
             if before is not None:
                 assert changes(before, host()) == {}
             before = host()
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
+
+
+def test_a_server_changes_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "serving")
+    tritons = importlib.import_module("tritons")
+    if why := tritons.why_not():
+        pytest.skip(why)
+    onnx.save(net(), tmp_path / "m.onnx")
+    for turn in range(2):
+        before = host()
+        with trtopt.serve(tmp_path / "m.onnx", **tritons.ON_CPU, **tritons.ports()):
+            pass
+        assert not turn or changes(before, host()) == {}
 
 
 def test_a_probe_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

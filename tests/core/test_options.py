@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import os
 import pydoc
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, FrozenInstanceError, dataclass, field, replace
+from dataclasses import KW_ONLY, MISSING, FrozenInstanceError, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import pytest
 import torch  # noqa: TID251
 
 from trtopt.core.errors import UsageError
-from trtopt.core.options import about, keyed, named, option, options, spoken, taking, typed, without
+from trtopt.core.options import about, idle, keyed, named, option, options, spoken, taking, typed, without
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -279,3 +281,81 @@ def test_one_text_is_a_list_of_it() -> None:
     assert look("m", names="conv1=fp32").names == ("conv1=fp32",)
     assert look("m", files=Path("a")).files == (Path("a"),)
     assert look("m", names=["a", "b"]).names == ["a", "b"]
+
+
+@dataclass(frozen=True)
+class Beside:
+    data: Any = option(None)  # noqa: RUF009
+    against: Sequence[str] = option(())
+    verify: bool = option(True)
+    limit: int = option(8, beside="`data='F.npz'`")
+    source: str | None = option(None, beside="`against=['torch']` or `data='F.npz'`")
+    tolerance: float = option(0.1, beside="`verify=True`")
+    keep: bool = option(True, beside="`data='F.npz'`")
+
+
+@taking(Beside)
+def beside(request: Beside) -> Beside:
+    return request
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"limit": 3}, "`limit=` has no effect without `data='F.npz'`: add that, or drop it"),
+        ({"source": "m"}, "`source=` has no effect without `against=['torch']` or `data='F.npz'`: add one of them, or"),
+        ({"source": "m", "against": ["onnxruntime"]}, "`source=` has no effect without `against=['torch']`"),
+        ({"tolerance": 0.2, "verify": False}, "`tolerance=` has no effect without `verify=True`: add that, or drop it"),
+        ({"keep": False}, "`keep=False` has no effect without"),
+    ],
+)
+def test_an_option_that_has_no_effect_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        beside(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limit": 8},  # as if it weren't given
+        {"limit": 3, "data": np.zeros(3)},
+        {"source": "m", "against": ["onnxruntime", "torch"]},
+        {"source": "m", "data": np.zeros(3)},
+        {"tolerance": 0.2},
+        {"keep": False, "data": 0.0},
+    ],
+)
+def test_an_option_beside_what_it_belongs_to_is_taken(given: dict[str, Any]) -> None:
+    beside(**given)
+
+
+REQUESTS = [
+    request
+    for module in (
+        "autotune",
+        "builder",
+        "calibration",
+        "diagnosis",
+        "engine",
+        "evaluation",
+        "frontend",
+        "jobs",
+        "linting",
+    )
+    for name, request in vars(importlib.import_module(f"trtopt.{module}.request")).items()
+    if name.endswith("Request") and request.__module__ == f"trtopt.{module}.request"
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.__name__)
+def test_what_an_option_belongs_to_is_an_option(request_: type[Any]) -> None:
+    entries = options(request_)
+    plain = request_(**{name: "m" for name, (item, _) in entries.items() if item.default is MISSING})
+    assert idle(plain) == {}  # defaults need nothing beside them
+    for name, (item, said) in entries.items():
+        others = re.findall(r"`(\w+)=([^`]*)`", said.beside)
+        assert bool(said.beside) == bool(others), name
+        given = replace(plain, **{name: not item.default if isinstance(item.default, bool) else ["3"]})
+        for other, wanted in others:
+            value = ast.literal_eval(wanted) if wanted.startswith("[") or wanted == "True" else "d"
+            assert name not in idle(replace(given, **{other: value})), (name, other)

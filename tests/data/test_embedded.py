@@ -35,7 +35,9 @@ def test_pixels_come_back_from_what_was_made_of_them(preprocess: Preprocess) -> 
     again = embedded.from_pixels({"x": pixels})["x"]
     assert again.dtype == outside.dtype
     if preprocess.channels == "gray":  # rounded to whole levels on the way in
-        assert np.abs(again - outside.astype(np.float64)).max() <= 0.51 * np.abs(embedded.factor).max() + 0.02
+        assert (
+            np.abs(again - outside.astype(np.float64)).max() <= 0.51 * np.abs(embedded.preprocess.factor).max() + 0.02
+        )
     else:
         assert np.array_equal(again, outside)
 
@@ -111,8 +113,6 @@ def test_only_what_is_outside_may_be_changed() -> None:
     assert (left.resize, left.size, left.interpolation, left.dtype, left.layout) == (
         "stretch", (64, 48), "area", "uint8", "nhwc",
     )  # fmt: skip
-    same = Preprocess(mean=(127.0,) * 3, std=128)  # one number, or one for each channel
-    assert _embedded(mean=127, std=128).unlike(same) == ""
     for change, named in (
         ({"channels": "bgr"}, "another channels"),
         ({"scale": 1.0}, "another scale, mean or std"),

@@ -143,6 +143,9 @@ def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
     for pair in ((this, model), (model, this)):
         with pytest.raises(UsageError, match=r"m\.onnx is an ONNX model: trtopt verify"):
             inspect(pair[0], diff=pair[1])
+    for given in ({"diff": this}, {}):
+        with pytest.raises(UsageError, match=r"`layers=True` lists the layers of one engine, and .*: drop it"):
+            inspect(this if given else model, layers=True, **given)
     with pytest.raises(UsageError, match="the other engine"):
         inspect(this, diff=tmp_path / "absent.engine")
     other = _made(tmp_path / "b.engine", [])

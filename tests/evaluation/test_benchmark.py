@@ -290,7 +290,8 @@ def test_the_session_is_closed_when_something_fails(engine: Path) -> None:
         ({"batch": (0,)}, "`batch=` is 0"),
         ({"streams": 0}, "`streams=` is 0"),
         ({"iterations": 0}, "`iterations=` is 0"),
-        ({"preprocess": "imagenet"}, "`images=`"),
+        ({"preprocess": "imagenet"}, "`preprocess=` has no effect without `images=DIR`"),
+        ({"source": "m:f", "against": ("onnxruntime",)}, "`source=` has no effect without"),
         ({"against": ("onnxruntime",)}, "`model=`"),
     ],
 )

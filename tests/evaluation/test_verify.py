@@ -225,6 +225,19 @@ def test_what_can_not_be_compared_is_refused(
         compare(reference, candidate, labels)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": {"x": np.ones((2, 3))}}, "batches are given, and"),
+        ({"limit": 3}, "`limit=` has no effect without"),
+        ({"threads": 2}, "neither of the two runs in it"),
+    ],
+)
+def test_what_has_no_effect_on_functions_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        trtopt.verify(lambda feed: feed, lambda feed: feed, [{"x": np.ones((2, 3))}], **given)
+
+
 def test_wrong_data_and_models_are_named(digits: Digits, tmp_path: Path) -> None:
     model = digits.model()
     with pytest.raises(DataError, match="no samples"):

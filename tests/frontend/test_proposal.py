@@ -54,6 +54,10 @@ OWN = textwrap.dedent("""
         def forward(self, input_ids, attention_mask=None, position=None):
             return super().forward(input_ids, attention_mask)
 
+    class Leaving(Digits):
+        def forward(self, x):
+            raise SystemExit("bye")
+
     class Puzzle(nn.Module):
         def forward(self, box):
             return box["image"]
@@ -141,6 +145,10 @@ def test_nothing_is_overwritten_unasked(here: Path) -> None:
 def test_what_cannot_be_is_refused(here: Path) -> None:
     with pytest.raises(UsageError, match=r"don't tell its inputs; forward takes: box.*`inputs='box:"):
         init("own.py:Puzzle")
+    with pytest.raises(UsageError, match="forward takes: x"):
+        init("own.py:Leaving")
+    with pytest.raises(UsageError, match="the dtype is 'object'"):
+        init("own.py:Digits", inputs=["x:batchx1x28x28:object"])
     for source, words in (("resnet50", "is a recipe already"), ("resnet18", "torchvision:NAME"), ("own.py", "own.py:")):
         with pytest.raises(UsageError, match=words):
             init(source)

@@ -52,7 +52,7 @@ def test_the_arithmetic_is_that_of_preprocess(preprocess: Preprocess) -> None:
     exact = (embedded.from_pixels({"x": pixels})["x"]).astype(np.float64)
     epsilon = np.finfo(expected.dtype).eps
     # Outside, the pixel is rounded before the mean is taken off: of its size is what both may lose.
-    size = 255 * np.abs(embedded.factor).max() + np.abs(exact).max()
+    size = 255 * np.abs(embedded.preprocess.factor).max() + np.abs(exact).max()
     assert np.abs(found.astype(np.float64) - exact).max() <= 2 * epsilon * size
 
 

@@ -198,9 +198,30 @@ def test_a_resource_is_part_of_the_name(tmp_path: Path) -> None:
     assert jobs["two.int8.edge_box"].resource == "edge box"
 
 
+def test_an_option_holds_for_the_engines_that_it_has_an_effect_in(tmp_path: Path) -> None:
+    jobs = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', 'method = "mse"\nprecision_override = "a=fp32"'))
+    found = {
+        name: (job.request.method, len(job.request.precision_override))
+        for name, job in jobs.items()
+        if name.endswith("sm89")
+    }
+    assert found["one.int8.sm89"] == found["one.int8+bf16.sm89"] == ("mse", 1)
+    assert found["one.fp16.sm89"] == ("auto", 1) and found["one.fp32.sm89"] == ("auto", 0)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        (
+            '["fp32", "fp16", "int8", "int8+bf16"]',
+            '["fp32", "fp16"]\nmethod = "mse"',
+            'method has no effect without prec.*"int8"',
+        ),
+        (
+            '["fp32", "fp16", "int8", "int8+bf16"]',
+            '"fp32"\nprecision_override = "a=fp32"',
+            "precision_override has no effect without precision",
+        ),
         ('kind = "build"', 'kind = "bild"', "kind is 'bild'; allowed: calibrate, build"),
         ('kind = "build"', "", 'precision is said of engines: add kind = "build"'),
         ('precision = ["fp32", "fp16", "int8", "int8+bf16"]', "", "lacks precision, one or several of fp32, fp16"),

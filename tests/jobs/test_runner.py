@@ -77,6 +77,13 @@ def fixed_batch(size: int) -> onnx.ModelProto:
     return model
 
 
+def test_shards_are_of_calibrations(tmp_path: Path) -> None:
+    text = '[[job]]\nkind = "build"\nmodel = "m.onnx"\nprecision = "fp16"\n'
+    (tmp_path / "jobs.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"`shard=` is for calibrations, and .*jobs\.toml has none: drop it"):
+        trtopt.run_jobs(tmp_path / "jobs.toml", shard=4)
+
+
 @pytest.mark.parametrize(("shard", "workers", "shards"), [(40, 1, 1), (10, 2, 4)])
 def test_tables_are_those_of_calibrate_for_any_number_of_shards(
     world: World, shard: int, workers: int, shards: int

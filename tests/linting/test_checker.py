@@ -275,7 +275,7 @@ def test_opset_against_the_generation(backend: Any) -> None:
 
 @pytest.mark.parametrize("given", [{"preprocess": "imagenet"}, {"limit": 5}])
 def test_what_is_for_samples_is_refused_without_them(given: Any) -> None:
-    with pytest.raises(UsageError, match=f"`{next(iter(given))}=` is for samples, and there are none"):
+    with pytest.raises(UsageError, match=f"`{next(iter(given))}=` has no effect without `images=DIR` or"):
         check(conv_relu(), **given)
 
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from world import World, has
+from world import Heard, World, has
 
 import trtopt
 from trtopt.core.errors import DataError, UsageError
@@ -80,6 +80,11 @@ def test_the_api_takes_arrays_and_gives_them(two: Path) -> None:
     assert found.ok
     assert found.ranked == ()  # two outputs and no names: nothing says that these are classes
     assert isinstance(found, trtopt.RunResult)
+    heard = Heard()
+    run(two, input={"a": A, "b": B}, backend="onnxruntime", top=3, reporter=heard)
+    assert heard.warnings == ["`top=` has no effect: no output scores classes"]
+    with pytest.raises(UsageError, match="`device=1` is a GPU, and `backend='onnxruntime'` runs on the CPU"):
+        run(two, input={"a": A, "b": B}, backend="onnxruntime", device=1)
     odd = run(two, input={"a": np.where(A == 3, np.nan, A), "b": B.astype(np.int32)}, backend="onnxruntime")
     assert [(item.not_finite, item.minimum, item.maximum) for item in odd.outputs] == [(1, 11, 16), (1, None, None)]
 

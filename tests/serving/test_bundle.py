@@ -7,10 +7,13 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import threading
+import time
 from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from world import has
 import trtopt
 from trtopt.core.errors import BundleFailed, EngineError, EngineMismatch, OutputError, UsageError
 from trtopt.graph.io import save_model
+from trtopt.serving.bundle import _run
 
 PYTHON = "{}.{}".format(*sys.version_info[:2])
 
@@ -272,6 +276,9 @@ def test_a_module_beside_the_script_does_not_run_before_the_check(
         ({"extras": ()}, "says what builds the model there"),
         ({"calib": "none.json"}, "none.json"),
         ({"wheel": ["none.whl"]}, "none.whl"),
+        ({"constraint": "none.lock"}, "none.lock"),
+        ({"requirement": ["no such!"]}, "`requirement=` 'no such!' can't be read (Expected"),
+        ({"requirement": ["--index-url=http://x"]}, "`requirement=` '--index-url=http://x' can't be read"),
     ],
 )
 def test_requests_that_can_not_be_right(
@@ -282,6 +289,51 @@ def test_requests_that_can_not_be_right(
         trtopt.bundle(model, model.parent / "net.tar", **options)
     has(str(caught.value), words)
     assert not (model.parent / "net.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("trtopt-0-py3-none-any.whl", b"junk", "can't be read as a wheel (File is not a zip file)"),
+        ("a-1-py3-none-any.whl", b"PK\x05\x06" + bytes(18), "can't be read as a wheel"),
+        ("a.whl", b"junk", "hasn't a wheel's name"),
+    ],
+)
+def test_what_is_no_wheel_is_refused(model: Path, index: Path, name: str, content: bytes, words: str) -> None:
+    wheel = model.with_name(name)
+    wheel.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        _bundled(model, wheel)
+    has(str(caught.value), words)
+
+
+def test_what_pip_has_started_ends_with_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it has unpacked goes."""
+    (tmp_path / "stand_in.py").write_text(
+        "import os, pathlib, subprocess, sys, time\n"
+        "other = subprocess.Popen(['sleep', '600'])\n"
+        "pathlib.Path(sys.argv[1]).write_text(f'{other.pid} {os.environ[\"TMPDIR\"]}')\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    said = tmp_path / "said"
+
+    def interrupt() -> None:
+        while not (said.exists() and said.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        _run("stand_in", str(said))
+    thread.join()
+    pid, folder = said.read_text().split()
+    end = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert not Path(folder).exists()
 
 
 def test_a_name_of_several_lines_is_refused(model: Path, own: Path, index: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -443,10 +444,37 @@ def test_clients_that_go_on_are_refused_and_none_is_dropped(tmp_path: Path, file
     assert said == ["404 Request for unknown model: 'float32' has no available versions"] * 8
 
 
+def tritonserver_of(process: Any) -> int:
+    """The process of a `trtopt serve`."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    [server] = [child for child in children if b"tritonserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return int(server)
+
+
+def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path, files: Mapping[str, Path]) -> None:
+    process = started(command(files["float32"], **ports()), tmp_path / "log")
+    group = tritonserver_of(process)  # it leads the processes of its models
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 60
+    while str(group) in groups():
+        assert time.monotonic() < end, "it lives on"
+        time.sleep(0.1)
+
+
+def groups() -> set[str]:
+    """Those that the living processes are in."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, group = place.read_text().rpartition(")")[2].split()[:3]
+            found |= {group} - {group if state == "Z" else ""}
+    return found
+
+
 def test_a_server_that_ends_by_itself_is_told(tmp_path: Path, files: Mapping[str, Path]) -> None:
     process = started([*command(files["float32"], **ports()), "--json"], tmp_path / "log")
-    [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(child), signal.SIGKILL)
+    os.kill(tritonserver_of(process), signal.SIGKILL)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert json.loads(out) == {"ok": False, "stopped": False, "status": -9, "answered": False}

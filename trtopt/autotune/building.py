@@ -196,6 +196,10 @@ def tune(request: TuneRequest) -> BuildResult:
     It takes what `build` takes, and at least one of min_snr, min_agreement, max_drop and metric. With fp8, layers that stay
     out of INT8 are tried in FP8 before FP16 (TensorRT 10, 11 and RTX, all GPUs from sm89). It raises what `build` raises.
     """
+    if request.best:
+        raise UsageError(
+            "`best=True` is `build`'s: it keeps one of several engines, tune looks for what stays out of INT8: drop it"
+        )
     goal = goal_of(request)
     if goal is None:
         raise UsageError(
@@ -219,8 +223,7 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     if gpu is None:
         tuning = tuned(request, goal, lambda *_: None)
         tell(request, tuning)
-        samples = ("images", "data") if request.embed_preprocess else ("images", "data", "preprocess")
-        result = engine.construct(replace(without(plain, *samples), calib=tuning.table))
+        result = engine.construct(replace(without(plain, "images", "data"), calib=tuning.table))
         return replace(result, tuning=tuning, not_measured=not_measured)
     with folder_beside(Path(request.output)) as folder:
         engines = Engines(plain, gpu, folder)

@@ -274,11 +274,6 @@ class _Build:
         """What the engine is to do of the preprocessing itself."""
         calibration_preprocess = preprocess if self.preprocessing is None else Preprocess.load(self.preprocessing)
         embedded = Embedded.of(calibration_preprocess, self.model.inputs)
-        if preprocess is not None and (other := embedded.unlike(preprocess)):
-            raise UsageError(
-                f"`preprocess=` says another {other} than the calibration was made with ({embedded}): drop it, or calibrate "
-                "again"
-            )
         self.request.reporter.note(
             f"the engine takes {embedded.input!r} as uint8 pixels, samples x height x width x {embedded.preprocess.count}, and "
             f"makes the model's input of them: {embedded}"

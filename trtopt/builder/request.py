@@ -12,6 +12,9 @@ from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
 from trtopt.core.progress import SILENT, Reporter
 
+_REDUCED = "`fp16=True`, `bf16=True`, `int8=True`, `fp8=True` or `best=True`"
+_QUANTIZED = "`int8=True`, `fp8=True` or `best=True`"
+
 if TYPE_CHECKING:
     import onnx
 
@@ -64,7 +67,7 @@ class BuildRequest:
     min: float | None = option(None, help="Least that --metric must give.", metavar="X", typed=float)
     budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
     save_calib: str | os.PathLike[str] | None = option(
-        None, help="Keep the scales, repairs and choice.", metavar="T.calib.json", typed=Path
+        None, help="Keep the scales, repairs and choice.", metavar="T.calib.json", typed=Path, beside=_QUANTIZED
     )
     trade_profiles: bool = option(
         False,
@@ -81,11 +84,11 @@ class BuildRequest:
         takes=("Table",),
     )
     preprocess: Any = shared.preprocess()
-    method: str = shared.method()
+    method: str = shared.method(beside=_QUANTIZED)
     limit: int | None = shared.limit()
     batch: int = shared.batch()
     calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
-    precision_override: Sequence[str] = shared.precision_override()
+    precision_override: Sequence[str] = shared.precision_override(beside=_REDUCED)
     fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")
     embed_preprocess: bool = option(
         False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."

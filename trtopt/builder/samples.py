@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trtopt.builder.request import BuildRequest
+from trtopt.calibration.scales import check_preparation
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.shapes import profiles_asked
@@ -14,12 +15,14 @@ from trtopt.graph.io import Model
 def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
     """How its images become inputs: as it says, else as its table does; in the opt size where the model leaves it open."""
     preprocess, calib = request.preprocess, request.calib
+    table = calib if isinstance(calib, Table) else None if calib is None or is_cache(calib) else Table.load(calib)
+    if table is not None:
+        check_preparation(preprocess, table)
     if request.images is None:  # given without images it is passed on all the same, for `open_data` to refuse
         passed_on = preprocess is not None and calib is None and not request.embed_preprocess
         return Preprocess.load(preprocess) if passed_on else None
-    if preprocess is None and calib is not None:
-        table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
-        preprocess = table.preprocess if table else None
+    if preprocess is None and table is not None:
+        preprocess = table.preprocess
     return None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, profiles_asked(request))
 
 

@@ -192,9 +192,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         _refuse_measuring(request, "`import_cache=`", calib=request.calib, **also)
         cache = read_cache(request.import_cache)
     elif request.calib is not None:
-        also = {} if request.device == "cpu" else {"device": request.device}
         if not request.repair:  # which needs samples
-            _refuse_measuring(request, "`calib=`", preprocess=request.preprocess, **also)
+            _refuse_measuring(request, "`calib=`")
         if not isinstance(request.calib, Table) and is_cache(request.calib):
             raise UsageError(
                 f"`calib='{request.calib}'` is a TensorRT cache: give it as `import_cache='{request.calib}'`"

@@ -34,11 +34,11 @@ class CalibrateRequest:
     calib: str | os.PathLike[str] | Table | None = option(
         None, help="Choose again from an earlier table; no data.", metavar="T.calib.json", typed=Path, takes=("Table",)
     )
-    preprocess: Any = shared.preprocess()
+    preprocess: Any = shared.preprocess(beside=f"{shared.SAMPLES}, or `import_cache='OLD.cache'`")
     method: str = shared.method()
     limit: int | None = shared.limit()
     batch: int = shared.batch()
-    threads: int | None = shared.threads()
+    threads: int | None = shared.threads(beside=shared.SAMPLES)
     precision_override: Sequence[str] = shared.precision_override()
     repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
     gates: bool = option(False, help="Squeeze-and-excite too: TensorRT 8.6's tune may put it in INT8.")
@@ -49,7 +49,11 @@ class CalibrateRequest:
     export_cache: str | os.PathLike[str] | None = option(
         None, help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache", typed=Path
     )
-    missing: str = option("error", help="What an imported cache lacks: error, or float (stays out of INT8).")
-    device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.")
+    missing: str = option(
+        "error",
+        help="What an imported cache lacks: error, or float (stays out of INT8).",
+        beside="`import_cache='OLD.cache'`",
+    )
+    device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.", beside=shared.SAMPLES)
     allow_unusual_data: bool = option(False, help="Take noise, plain or repeated samples, refused otherwise.")
     reporter: Reporter = SILENT

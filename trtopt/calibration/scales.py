@@ -51,8 +51,8 @@ class Scales:
                     f"{named(sources[0])} calibrates, but the build is {spec.precision}: add `int8=True`, or drop it"
                 )
         elif model_quantized:
-            if sources or spec.calibrator == "native":
-                extra = sources[0] if sources else "calibrator"
+            if sources or spec.calibrator == "native" or self.method != "auto":
+                extra = sources[0] if sources else "method" if self.method != "auto" else "calibrator"
                 raise UsageError(
                     f"the model already holds Q/DQ, whose scales are used as they are: drop {named(extra)}"
                 )
@@ -62,6 +62,8 @@ class Scales:
                 f"`{spec.precision}=True` needs scales measured on real inputs, and {situation}: give one of `images=DIR`, "
                 "`data='F.npz'` or `calib='T.calib.json'` (random data is never used)"
             )
+        elif spec.calibrator == "native" and self.method != "auto":
+            raise UsageError("`calibrator='native'` chooses scales by TensorRT's own method: drop it, or `method=`")
         elif spec.calibrator == "native" and self.calib is not None and not self.calib_is_cache:
             raise UsageError(
                 "`calibrator='native'` measures its own scales: give `images=` or `data=`, or as `calib=` a TensorRT cache "
@@ -87,6 +89,7 @@ class Scales:
         else:
             calib = self.calib
             table = calib if isinstance(calib, Table) else Table.load(calib)
+            check_preparation(self.preprocess, table)
             if self.method not in ("auto", table.method):
                 table = table.with_method(self.method)
                 if note := costly_entropy(table):
@@ -144,8 +147,18 @@ class Scales:
 
     def preprocessing(self, table: Table | None, native: Batches | None) -> Mapping[str, Any] | None:
         """How an image becomes the network's input, for the manifest."""
-        if table is not None:
+        if table is not None and table.preprocess is not None:
             return table.preprocess
         if native is not None and native.preprocess is not None:
             return native.preprocess.describe()
         return None if self.preprocess is None else Preprocess.load(self.preprocess).describe()
+
+
+def check_preparation(preprocess: Any, table: Table) -> None:
+    """Raise UsageError for a preprocessing that the table's samples weren't prepared by; their size may be another."""
+    if preprocess is None or table.preprocess is None:
+        return
+    if other := Preprocess.load(table.preprocess).unlike(Preprocess.load(preprocess)):
+        raise UsageError(
+            f"`preprocess=` says another {other} than the calibration was made with: drop it, or calibrate again"
+        )

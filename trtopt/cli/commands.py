@@ -58,7 +58,7 @@ def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
 
     name, colon, axes = text.rpartition(":")
     pairs = [pair.partition("=") for pair in axes.split(",")]
-    if not colon or not name or not all(axis.strip().isdigit() and dim for axis, _, dim in pairs):
+    if not colon or not name or not all(axis.strip().isdecimal() and dim for axis, _, dim in pairs):
         raise UsageError(f"--dynamic {text!r} can't be read; write NAME:0=batch,2=height,3=width")
     return name, {int(axis): dim for axis, _, dim in pairs}
 
@@ -284,7 +284,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     from trtopt.core.errors import UsageError
 
     sizes = _listed(text)
-    if not all(size.isdigit() for size in sizes):
+    if not all(size.isdecimal() for size in sizes):
         raise UsageError(f"--batch {text!r} can't be read; write numbers such as 1,8,32")
     return tuple(map(int, sizes))
 

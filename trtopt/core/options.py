@@ -54,6 +54,7 @@ class About:
         least: the smallest number that it may be, or hold; None: any.
         takes: names of the types that the function takes besides a path (function: whatever can be called); others are
             refused. None: they aren't, unless it is a path without a default, which takes nothing else.
+        beside: the options without any of which it has no effect, as messages name them; of a list, with what it has to hold.
     """
 
     help: str = ""
@@ -65,6 +66,7 @@ class About:
     positional: bool = False
     least: int | None = None
     takes: tuple[str, ...] | None = None
+    beside: str = ""
 
 
 def about(**given: Any) -> dict[str, About]:
@@ -100,7 +102,8 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
 
     Raises (when that is called):
         TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
-        UsageError: a value of another type than the option's, such as something else than a path, or a number too small.
+        UsageError: a value of another type than the option's, such as something else than a path, or a number too small; or an
+            option that has no effect beside the others.
     """
     parameters = [
         Parameter(
@@ -122,7 +125,10 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
                 wrong = next((name for name in keywords if name not in known.parameters), "")
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
                 raise TypeError(f"{work.__name__}(): {error}{f'; did you mean {near[0]!r}?' if near else ''}") from None
-            return work(fitting(request(*arguments, **keywords)))
+            made_request = fitting(request(*arguments, **keywords))
+            for problem in idle(made_request).values():
+                raise _wrong(problem)
+            return work(made_request)
 
         result = work.__annotations__.get("return", Signature.empty)
         public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]
@@ -181,6 +187,32 @@ def fitting(request: R) -> R:
             if number is not None and number < said.least:
                 raise _wrong(f"{named(name)} is {number}; at least {said.least} is needed")
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
+
+
+def idle(request: Any) -> dict[str, str]:
+    """Name → what is wrong, of each option that is given and has no effect, as none is that it belongs to (`About.beside`)."""
+    known = options(type(request))
+    problems = {}
+    for name, (item, said) in known.items():
+        value = getattr(request, name)
+        if (
+            said.beside
+            and value is not item.default
+            and not (isinstance(value, (int, str, float)) and value == item.default)
+        ):
+            others = [(getattr(request, found[1]), found[2]) for found in _NAMED.finditer(said.beside)]
+            if not any(_is_on(other, wanted) for other, wanted in others):
+                this = named(name, value if isinstance(value, bool) else None)
+                add = f"add {'one of them' if len(others) > 1 else 'that'}"
+                problems[name] = f"{this} has no effect without {said.beside}: {add}, or drop it"
+    return problems
+
+
+def _is_on(value: Any, wanted: str) -> bool:
+    """Whether an option is given, and not as False; a list with what is wanted of it."""
+    if value is None or value is False or (isinstance(value, (list, tuple)) and not value):
+        return False
+    return not wanted.startswith("[") or set(ast.literal_eval(wanted)) <= set(value)
 
 
 def _refuse_other(name: str, value: Any, kind: ast.expr) -> None:

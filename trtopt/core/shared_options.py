@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trtopt.core.options import option
 
+SAMPLES = "`images=DIR` or `data='F.npz'`"  # what options of samples belong to
 images = partial(option, None, help="Folder of real images.", metavar="DIR", typed=Path)
 data = partial(
     option, None, help="Arrays as the model takes them: one per input name.", metavar="F.npz|DIR", typed=Path
@@ -15,8 +16,8 @@ preprocess = partial(
     option, None, help="imagenet, efficientnet-lite, yolo, or a file.", metavar="PRESET|FILE.toml", typed=str
 )
 method = partial(option, "auto", help="auto, entropy, mse, minmax or percentile.")
-limit = partial(option, None, help="Use at most so many samples.", typed=int, least=1)
-batch = partial(option, 8, help="Samples at a time; the result doesn't depend on it.", least=1)
+limit = partial(option, None, help="Use at most so many samples.", typed=int, least=1, beside=SAMPLES)
+batch = partial(option, 8, help="Samples at a time; the result doesn't depend on it.", least=1, beside=SAMPLES)
 threads = partial(option, None, help="CPU threads; default: one per core.", typed=int, least=1)
 precision_override = partial(option, (), help="By node name or operator; repeatable.", metavar="PATTERN=PRECISION")
 _one = partial(option, (), metavar="NAME:1x3x224x224[,…]")

@@ -83,33 +83,12 @@ class Embedded:
         Raises:
             UsageError: it asks for something else than what the engine does.
         """
-        if other := self.unlike(preprocess):
+        if other := self.preprocess.unlike(preprocess, resized=False):
             raise UsageError(
                 f"the engine does its preprocessing itself ({self}), and `preprocess=` says another {other}: drop it, or build "
                 "with `embed_preprocess=True` and this preprocessing"
             )
         return Embedded(self.input, preprocess).outside
-
-    def unlike(self, preprocess: Preprocess) -> str:
-        """Names of what `preprocess` says otherwise of what is inside, such as "mean and std"; empty: nothing."""
-        other = Embedded(self.input, preprocess)
-        differences = [
-            name for name in ("channels", "layout") if getattr(self.preprocess, name) != getattr(preprocess, name)
-        ]
-        if not differences and not (np.allclose(self.offset, other.offset) and np.allclose(self.factor, other.factor)):
-            differences = ["scale, mean or std"]
-        return " and ".join(differences)
-
-    @property
-    def offset(self) -> Floats:
-        """What is added to the pixels of each channel of the model's input, before they are multiplied with `factor`."""
-        mean = np.array(self.preprocess.mean, np.float64)
-        return np.broadcast_to(-mean / self.preprocess.scale, self.preprocess.count)
-
-    @property
-    def factor(self) -> Floats:
-        std = np.array(self.preprocess.std, np.float64)
-        return np.broadcast_to(self.preprocess.scale / std, self.preprocess.count)
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -154,10 +133,10 @@ class Embedded:
             return dict(arrays)
         ordered = np.moveaxis(values, -3, -1) if self.preprocess.layout == "nchw" else values
         with np.errstate(over="ignore", invalid="ignore"):
-            levels = ordered.astype(np.float64) / self.factor - self.offset
+            levels = ordered.astype(np.float64) / self.preprocess.factor - self.preprocess.offset
             pixels = np.rint(levels)
             away = float(np.abs(levels - np.clip(pixels, 0, 255)).max(initial=0))
-            rounding = float(np.spacing(np.abs(values).max(initial=0)) / np.abs(self.factor).min())
+            rounding = float(np.spacing(np.abs(values).max(initial=0)) / np.abs(self.preprocess.factor).min())
         tolerance = max(0.5 if self.preprocess.channels == "gray" else 0.0, rounding) + _WHOLE
         if not away <= tolerance:
             raise DataError(
@@ -173,7 +152,7 @@ class Embedded:
             each = [f"{value:.6g}" for value in values]
             return each[0] if len({*each}) == 1 else f"({', '.join(each)})"
 
-        what = f"(pixel - {numbers(0.0 - self.offset)}) x {numbers(self.factor)}"
+        what = f"(pixel - {numbers(0.0 - self.preprocess.offset)}) x {numbers(self.preprocess.factor)}"
         return f"{what}, {self.preprocess.channels.upper()}, {self.preprocess.layout.upper()}"
 
     @property

@@ -156,6 +156,30 @@ class Preprocess:
     def digest(self) -> str:
         return sha256_json(self.describe())
 
+    def unlike(self, other: Preprocess, *, resized: bool = True) -> str:
+        """Names of what `other` says otherwise, such as "resize and channels"; empty: nothing. Sizes and types don't count.
+
+        Args:
+            resized: how an image comes to its size counts.
+        """
+        names = [name for name in ("channels", "layout") if getattr(self, name) != getattr(other, name)]
+        if not names and not (np.allclose(self.offset, other.offset) and np.allclose(self.factor, other.factor)):
+            names = ["scale, mean or std"]
+        if resized and self.resize != other.resize:
+            names.append("resize")
+        elif resized and self.resize == "crop" and not math.isclose(self.crop, other.crop, rel_tol=1e-3):
+            names.append("crop")
+        return " and ".join(names)
+
+    @property
+    def offset(self) -> NDArray[np.float64]:
+        """What is added to the pixels of each channel of the input, before they are multiplied with `factor`."""
+        return np.broadcast_to(-np.array(self.mean, np.float64) / self.scale, self.count)
+
+    @property
+    def factor(self) -> NDArray[np.float64]:
+        return np.broadcast_to(self.scale / np.array(self.std, np.float64), self.count)
+
     @property
     def count(self) -> int:
         """How many channels the input has."""

@@ -50,7 +50,7 @@ class ProfileRequest:
     warmup: int = option(10, help="Inferences before, not counted.", least=0)
     data: Any = shared.data()
     images: Any = shared.images()
-    preprocess: Any = shared.preprocess()
+    preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
     csv: str | os.PathLike[str] | None = option(None, help="Write all layers as a table.", metavar="F.csv", typed=Path)
     trace: str | os.PathLike[str] | None = option(
         None, help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json", typed=Path

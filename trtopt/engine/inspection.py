@@ -105,13 +105,16 @@ def inspect(request: InspectRequest) -> EngineReport | ModelReport:
             what the plan's first bytes say.
 
     Raises:
-        UsageError: there is no such file; or an ONNX file was given with `diff`.
+        UsageError: there is no such file; an ONNX file was given with `diff` or `layers`; or these two together.
         InvalidModel: its name ends in .onnx, and it isn't a valid model.
         EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
         EngineMismatch: the plan isn't the one its manifest describes; or there is none, `trust` is given, and the TensorRT that
             made the plan isn't installed.
     """
     path = existing_file(request.engine, "the engine")
+    if request.layers and (request.diff is not None or path.suffix == ".onnx"):
+        what = f"{path} is an ONNX model" if request.diff is None else "`diff=` compares two"
+        raise UsageError(f"`layers=True` lists the layers of one engine, and {what}: drop it")
     if request.diff is None:
         return _model(path) if path.suffix == ".onnx" else _engine(path, request.trust)
     paths = path, existing_file(request.diff, "the other engine")

@@ -225,8 +225,6 @@ def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, 
             f"`batch={list(sizes)}`: input {whole_input.name!r} {whole_input.dims} has no batch; 1 is all it takes"
         )
     if request.data is None and images is None:
-        if preprocess is not None:
-            raise UsageError("`preprocess=` is for `images=`: give both, or neither for synthetic inputs")
         arrays = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
         return arrays, "synthetic: good for speed only (give `data=` or `images=` for real ones)"
     if images is not None:

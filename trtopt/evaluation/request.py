@@ -41,7 +41,7 @@ class VerifyRequest:
     _: KW_ONLY
     images: Any = shared.images()
     data: Any = shared.data()
-    preprocess: Any = shared.preprocess()
+    preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
     limit: int | None = shared.limit()
     batch: int = shared.batch()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
@@ -79,11 +79,20 @@ class BenchRequest:
     warmup: int = option(20, help="Calls before, not counted.", least=0)
     data: Any = shared.data()
     images: Any = shared.images()
-    preprocess: Any = shared.preprocess()
+    preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
     model: str | os.PathLike[str] | None = option(
-        None, help="For ONNX Runtime; default: the engine's source.", metavar="M.onnx", typed=Path
+        None,
+        help="For ONNX Runtime; default: the engine's source.",
+        metavar="M.onnx",
+        typed=Path,
+        beside="`against=['onnxruntime']` or `report='F.html'`",
     )
-    source: str | None = option(None, help="For PyTorch: torchvision:NAME, module:factory, or a recipe.", typed=str)
+    source: str | None = option(
+        None,
+        help="For PyTorch: torchvision:NAME, module:factory, or a recipe.",
+        typed=str,
+        beside="`against=['torch']`",
+    )
     report: str | os.PathLike[str] | None = shared.report()
     backend: str = shared.backend()
     device: int = shared.gpu()

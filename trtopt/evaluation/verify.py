@@ -165,6 +165,8 @@ def verify(request: VerifyRequest) -> Agreement:
             can't be right.
     """
     limits = Limits.of(request.min_agreement, request.min_snr)
+    if request.batches is not None and (request.images is not None or request.data is not None):
+        raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
     reference: Any = request.reference
     graph: Any = request.candidate
     engine = engine_file(graph)
@@ -191,6 +193,8 @@ def verify(request: VerifyRequest) -> Agreement:
         raise UsageError("what `images=` and `data=` are for isn't known of a function: give batches")
     if request.per_layer and (callable(reference) or callable(graph)):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
+    if request.threads is not None and callable(reference) and (callable(graph) or on_gpu):
+        raise UsageError("`threads=` are ONNX Runtime's, and neither of the two runs in it: drop it")
     recorder = _Recorder(request.batches)
     batches = recorder if request.per_layer else request.batches
     with contextlib.ExitStack() as stack:
@@ -241,8 +245,6 @@ def _layers_of(
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
     """Batches as they are; what else `open_data` takes, opened."""
     batches: Any = request.batches
-    if batches is not None and (request.images is not None or request.data is not None):
-        raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
     if batches is None:
         how = {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit", "batch")}
         return open_data(inputs, **how)

@@ -162,6 +162,8 @@ def export(request: ExportRequest) -> ExportResult:
     preprocess, reporter = request.preprocess, request.reporter
     check_writable(request.output)
     target = _opset(request.opset, request.for_generation)
+    if not request.tolerance >= 0:
+        raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
     with contextlib.ExitStack() as stack:
         with reporter.phase(
             "load the PyTorch model"
@@ -172,6 +174,9 @@ def export(request: ExportRequest) -> ExportResult:
         if request.opset is None and request.for_generation is None and source.opset:
             target = source.opset
         infos, keywords = _inputs(source, request.inputs, request.dynamic, request.input_names)
+        if preprocess is not None and not _on_images(infos, request.sample):
+            what = "the model takes none" if request.sample is None else "arrays in `sample=` are used as they are"
+            raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
         if isinstance(preprocess, Mapping):
             preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
         arrays, sampled = _samples(infos, request.sample, preprocess or source.preprocess)
@@ -192,7 +197,10 @@ def export(request: ExportRequest) -> ExportResult:
             if not isinstance(value, torch.Tensor):
                 noted(f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out")
         names = named_outputs(
-            tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
+            tensors,
+            source.outputs if request.output_names is None else request.output_names,
+            [info.name for info in infos],
+            source.text,
         )
         with reporter.phase("export to ONNX"):
             model = _export(subject, names, target)
@@ -261,7 +269,7 @@ def parse_input(text: str) -> TensorInfo:
             f"`inputs=` {text!r} can't be read; write NAME:batchx3x224x224, NAME:batch,sequence:int64 or NAME:scalar"
         )
     pieces = [] if parts[1] == SCALAR else parts[1].split("," if "," in parts[1] else "x")
-    shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"`inputs='{parts[0]}'`")
+    shape = check_shape([int(size) if size.isdecimal() else size for size in pieces], f"`inputs='{parts[0]}'`")
     return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
 
 
@@ -272,8 +280,8 @@ def _opset(opset: int | None, generation: str | None) -> int:
         return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
     if not 16 <= opset <= 23:
         raise UsageError(f"`opset=` is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
-    if generation == "tensorrt8" and opset > 17:
-        raise UsageError(f"`opset=` is {opset}; TensorRT 8.6 reads 17 and older: leave `opset=` out")
+    if generation is not None and opset > (newest := GENERATION_OPSETS[generation]):
+        raise UsageError(f"`opset=` is {opset}; {generation} reads {newest} and older: leave `opset=` out")
     return opset
 
 
@@ -298,7 +306,7 @@ def _inputs(
         )
     infos, keywords = takes.order(infos, source.text)
     former = [info.name for info in infos]
-    if names:
+    if names is not None:
         if len(names) != len(infos) or len(set(names)) < len(names):
             raise UsageError(
                 f"input names {', '.join(names)}: {len(infos)} different ones are needed, for {', '.join(former)}"
@@ -340,9 +348,11 @@ def _info(info: TensorInfo) -> TensorInfo:
     axis = info.batch_axis if info.shape else None
     info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype), batch_axis=axis)
     try:
-        np.dtype(info.dtype)
+        known = np.dtype(info.dtype) is not None and info.numeric
     except TypeError:
-        raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64") from None
+        known = False
+    if not known:
+        raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64")
     return info
 
 
@@ -379,9 +389,16 @@ def _samples(
     return joined(batches), os.fspath(sample)
 
 
+def _on_images(infos: Sequence[TensorInfo], sample: Sample | None) -> bool:
+    """Whether it is compared on images: where there is no sample, on photos if the model takes an image."""
+    if sample is None:
+        return len(infos) == 1 and len(infos[0].shape) == 4
+    return not isinstance(sample, (Mapping, np.ndarray)) and Path(sample).suffix not in (".npz", ".npy")
+
+
 def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray[Any]] | None:
     """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
-    if preprocess is None or len(infos) != 1 or len(infos[0].shape) != 4:
+    if preprocess is None or not _on_images(infos, None):
         return None
     try:
         files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]

@@ -388,7 +388,7 @@ def _runs(torch: Any, module: Any, infos: Sequence[TensorInfo], named: bool) -> 
             with torch.no_grad(), quiet():
                 by_name = named and len(arrays) > 1
                 result = module(**dict(zip((info.name for info in infos), arrays))) if by_name else module(*arrays)
-        except Exception:  # whatever the user's code thinks of it
+        except (Exception, SystemExit):  # whatever the user's code thinks of it
             return False
         tensors = [value for _, value in leaves(result) if isinstance(value, torch.Tensor)]
         if not tensors or any(not value.ndim or value.shape[0] != 2 for value in tensors):

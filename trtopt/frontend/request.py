@@ -88,6 +88,6 @@ class ExportRequest:
     )
     sample: Sample | None = option(None, help="Real inputs to compare on: .npz, .npy, images.", typed=Path)
     preprocess: Any = shared.preprocess()
-    tolerance: float = option(TOLERANCE, help="Largest relative difference.")
+    tolerance: float = option(TOLERANCE, help="Largest relative difference.", beside="`verify=True`")
     verify: bool = option(True, help="Compare with PyTorch.")
     reporter: Reporter = SILENT

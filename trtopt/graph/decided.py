@@ -91,7 +91,7 @@ def _size(proto: ModelProto, value: ValueInfoProto, text: str) -> None:
     info = tensor_info(value)
     sizes = [size.strip() for size in re.split("," if "," in text else "x", text)]
     option = f"`set='{info.name}:{text}'`"
-    if any(size != _OPEN and not size.isdigit() and not size.isidentifier() for size in sizes):
+    if any(size != _OPEN and not size.isdecimal() and not size.isidentifier() for size in sizes):
         raise UsageError(f"{option} can't be read; write sizes and names such as 1x576, batchx576 or batch,576")
     if len(sizes) != len(info.shape):
         raise UsageError(f"{option} has {len(sizes)} sizes; the input is {info.dims}")
@@ -113,7 +113,7 @@ def _size(proto: ModelProto, value: ValueInfoProto, text: str) -> None:
 
 
 def _put(dim: object, size: str) -> None:
-    if size.isdigit():
+    if size.isdecimal():
         dim.dim_value = int(size)  # type: ignore[attr-defined]
     else:
         dim.dim_param = size  # type: ignore[attr-defined]

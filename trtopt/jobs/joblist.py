@@ -47,7 +47,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, path_in, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import fitting, keyed, options
+from trtopt.core.options import fitting, idle, keyed, options, without
 from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.evaluation.limits import Limits
@@ -280,7 +280,7 @@ def _builds(
         for name in SAVED:
             if name in defaults:
                 raise UsageError(f"{where}: {name} is one file, and here are {count} engines: give each its [[job]]")
-    builds = []
+    builds, unused = [], dict.fromkeys(defaults, "")
     for model, precision, target, resource in product(models, precisions, targets, resources):
         try:
             compiled = "-".join(f"sm{number}" for number in parse_targets(target)) if target else ""
@@ -304,6 +304,9 @@ def _builds(
         request = BuildRequest(model, _path(f"{name}.engine", engines, f"{where}: the engine's name"), **arguments)
         try:
             request = fitting(request)
+            without_effect = idle(request)  # in this precision; it may have one in the list's others
+            unused = {name: why for name in unused if (why := without_effect.get(name))}
+            request = without(request, *without_effect)
             spec_of(request)
             Limits.of(request.min_agreement, request.min_snr)
             drop_of(request.max_drop)
@@ -311,6 +314,8 @@ def _builds(
         except UsageError as error:
             raise UsageError(f"{where}: {in_list(str(error))}") from None
         builds.append(BuildJob(name, request, precision, source, calibration, resource, defaults.get("device")))
+    for problem in unused.values():
+        raise UsageError(f"{where}: {in_list(problem)}")
     if source is not None and not any(
         job.calibration or job.request.images or job.request.data is not None for job in builds
     ):

@@ -8,6 +8,7 @@ it and no others.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -77,6 +78,8 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     building = [job for job in listed if isinstance(job, BuildJob)]
     calibrating = [job for job in listed if isinstance(job, Job)]
     check_place(building, request.ray is not None)
+    if request.shard is not None and not calibrating:
+        raise UsageError(f"`shard=` is for calibrations, and {os.fspath(request.jobs)} has none: drop it")
     devices: tuple[str, ...] = ()
     if building:
         named_requests = [(job.name, job.request) for job in building]

@@ -22,10 +22,9 @@ from trtopt.core.errors import (
     ModelError,
     NoBackend,
     UnsupportedRequest,
-    UsageError,
 )
 from trtopt.core.files import check_writable
-from trtopt.core.options import named, taking
+from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, profiles_asked, suggested_shapes
 from trtopt.core.temporary import scratch
@@ -149,11 +148,6 @@ def check(request: CheckRequest) -> CheckReport:
     targets = parse_targets(request.target)
     profiles = profiles_asked(request)
     sampled = request.images is not None or request.data is not None
-    for name in ("preprocess", "limit"):
-        if getattr(request, name) is not None and not sampled:
-            raise UsageError(
-                f"{named(name)} is for samples, and there are none: add `images=DIR` or `data='F.npz'`, or drop it"
-            )
     if request.fix is not None:
         check_writable(request.fix)
     name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)

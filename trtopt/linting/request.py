@@ -42,7 +42,7 @@ class CheckRequest:
     max_shapes: Sequence[str] | str = shared.max_shapes()
     images: Any = shared.images()
     data: Any = shared.data()
-    preprocess: Any = shared.preprocess()
+    preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
     limit: int | None = shared.limit()
     nodes: bool = option(False, help="List the nodes and what --int8 makes of each, by the names of overrides.")
     reporter: Reporter = SILENT

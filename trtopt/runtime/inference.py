@@ -134,11 +134,18 @@ def run(request: RunRequest) -> RunResult:
         raise UsageError("give one of `input=` and `images=`: what the engine is to be run on")
     if request.images is None and request.preprocess is not None:
         raise UsageError("`preprocess=` is for `images=`: arrays in `input=` are used as they are; drop one")
+    if request.device and request.backend == "onnxruntime":
+        raise UsageError(
+            f"`device={request.device}` is a GPU, and `backend='onnxruntime'` runs on the CPU: drop one of them"
+        )
     path = existing_file(request.engine, "the engine")
     with _folder(request.output) as folder, Session(path, **opening_options(request)) as session:
         if request.images is not None and request.preprocess is not None:
             session.preprocess = session.preparing(request.preprocess)
-        return (_run_arrays if request.images is None else _run_images)(session, request, folder)
+        result = (_run_arrays if request.images is None else _run_images)(session, request, folder)
+    if request.top != RunRequest.top and not result.ranked:
+        request.reporter.warn("`top=` has no effect: no output scores classes")
+    return result
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------

@@ -14,17 +14,19 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
@@ -126,7 +128,13 @@ def bundle(request: BundleRequest) -> Bundle:
     if python not in PYTHONS:
         raise UsageError(f"`python={python!r}` isn't supported; trtopt runs on {', '.join(PYTHONS)}")
     for item in request.wheel:
-        existing_file(item, "`wheel=`")
+        if not re.fullmatch(r"[^-]+(-[^-]+){4,5}\.whl", existing_file(item, "`wheel=`").name):
+            raise UsageError(f"`wheel=` {os.fspath(item)} hasn't a wheel's name, such as name-1.0-py3-none-any.whl")
+        _said(Path(item), "Name")
+    if request.constraint is not None:
+        existing_file(request.constraint, "`constraint=`")
+    for text in request.requirement:
+        _requirement(text)
     for module in ("uv", "pip"):
         require(module, "bundle", "resolving and fetching wheels")
     content, manifest = _content(path, request)
@@ -204,6 +212,14 @@ def bundle(request: BundleRequest) -> Bundle:
         if manifest is None or not manifest.generation["gpu"]
         else (f"the plan runs on {manifest.generation['gpu']}",),
     )
+
+
+def _requirement(text: str) -> Requirement:
+    try:
+        return Requirement(text)
+    except InvalidRequirement as error:
+        why = str(error).partition("\n")[0]
+        raise UsageError(f"`requirement=` {text!r} can't be read ({why}); write such as tritonclient>=2") from None
 
 
 # What goes in ------------------------------------------------------------------------------------------------------------
@@ -328,10 +344,20 @@ def _make_metapackages(required: Iterable[str], folder: Path) -> None:
 
 
 def _said(wheel: Path, field: str) -> list[str]:
-    """What a wheel's metadata say in the lines of this name."""
-    with ZipFile(wheel) as file:
-        (place,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
-        return [str(value) for value in email.message_from_bytes(file.read(place)).get_all(field) or ()]
+    """What a wheel's metadata say in the lines of this name.
+
+    Raises:
+        UsageError: it is no wheel.
+    """
+    try:
+        with ZipFile(wheel) as file:
+            (place,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+            content = file.read(place)
+    except (BadZipFile, ValueError, OSError, zlib.error) as error:
+        raise UsageError(
+            f"`wheel=` {wheel.name} can't be read as a wheel ({error}): make it again, by pip wheel"
+        ) from None
+    return [str(value) for value in email.message_from_bytes(content).get_all(field) or ()]
 
 
 def _checkout() -> Path | None:
@@ -362,7 +388,7 @@ def _resolved(
     words += ["--python-version", python, "--python-platform", f"{machine}-manylinux_2_{minor}", *_indexes()]
     words += ["--find-links", str(folder / MADE)]
     if request.constraint is not None:
-        words += ["--constraint", str(existing_file(request.constraint, "`constraint=`"))]
+        words += ["--constraint", str(request.constraint)]
     pins = [line.split("#")[0].split(";")[0].strip() for line in _run("uv", "pip", *words).splitlines()]
     return [line for line in pins if line and not line.startswith(("trtopt ", "trtopt[", "trtopt@", "-"))]
 
@@ -401,18 +427,26 @@ def _run(tool: str, *words: str) -> str:
     if cert := environment.get("PIP_CERT"):
         environment.setdefault("SSL_CERT_FILE", cert)  # what uv takes for it
     quiet = ["--disable-pip-version-check"] if tool == "pip" else []
-    done = subprocess.run(
-        [sys.executable, "-m", tool, *words, *quiet],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        reason = " ".join((done.stderr or done.stdout).split())[-600:]
+    with scratch() as folder:  # what they unpack is gigabytes, which they leave where they are stopped
+        process = subprocess.Popen(
+            [sys.executable, "-m", tool, *words, *quiet],
+            env=environment | {"TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # pip starts others, which go on without it
+        )
+        with process:
+            try:
+                output, errors = process.communicate()
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+    if process.returncode:
+        reason = " ".join((errors or output).split())[-600:]
         raise BundleFailed(f"{tool} can't get what is needed: {reason}")
-    return done.stdout
+    return output
 
 
 # The archive -------------------------------------------------------------------------------------------------------------

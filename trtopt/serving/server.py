@@ -53,6 +53,7 @@ _CLOSING = (
     6  # seconds for clients to close their connections when models are gone, three of them for what is left to end
 )
 _SLACK = 10.0  # seconds beyond `drain` before a server that doesn't end is killed
+_WATCH = 'while read -r _; do :; done; kill -s TERM -- "-$1"; sleep 10; kill -s KILL -- "-$1"'  # a group of processes
 _STACK = 1 << 30  # of each of its threads, at most: only what is used takes memory
 
 
@@ -368,6 +369,7 @@ def _start(
     except OSError as error:
         raise ServerFailed(f"can't start {command[0]}: {error.strerror or error}") from error
     addresses = [f"{request.host}:{getattr(request, name)}" for name in _PORTS]
+    stack.enter_context(_watched(process))
     stack.callback(_end_group, process)
     last: deque[str] = deque(maxlen=_LAST)
     reader = threading.Thread(target=_copy_log, args=(process, last), name="trtopt-tritonserver", daemon=True)
@@ -381,6 +383,23 @@ def _start(
         stack.callback(watch.end)
         unload = watch.unload
     return Server(process, last, unload, repo, addresses, drain, models)
+
+
+@contextlib.contextmanager
+def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """See to it that the server ends where this process is killed meanwhile, which closes the watching shell's input.
+
+    The system's own way (PR_SET_PDEATHSIG) asks for the thread that started it to live on.
+    """
+    words = ["/bin/sh", "-c", _WATCH, "sh", str(process.pid)]
+    shell = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        shell.kill()
+        shell.communicate()
 
 
 @contextlib.contextmanager

@@ -46,10 +46,12 @@ def embed(model: ir.Model, embedded: Embedded) -> PassResult:
     if embedded.order != (0, 1, 2, 3):
         steps.append(("Transpose", [], {"perm": embedded.order}))
     # Not the other way round: TensorRT 8.6 fails on an assertion where an Add and a Mul for each channel are quantized behind.
-    if (embedded.factor != 1).any():
-        steps.append(("Mul", [editor.constant(f"{name}_factor", embedded.factor.reshape(each), np.float32)], {}))
-    if (embedded.offset != 0).any():
-        shift = embedded.offset * embedded.factor
+    if (embedded.preprocess.factor != 1).any():
+        steps.append(
+            ("Mul", [editor.constant(f"{name}_factor", embedded.preprocess.factor.reshape(each), np.float32)], {})
+        )
+    if (embedded.preprocess.offset != 0).any():
+        shift = embedded.preprocess.offset * embedded.preprocess.factor
         steps.append(("Add", [editor.constant(f"{name}_offset", shift.reshape(each), np.float32)], {}))
     if prepared.dtype is not ir.DataType.FLOAT:
         steps.append(("Cast", [], {"to": prepared.dtype}))
