@@ -146,3 +146,17 @@ def test_transforms_behind_others_are_products_too() -> None:
     weights = {"w": values(8, 24), "form": np.array([-1, 4, 6, 1])}
     proto = model(nodes, inputs={"x": ["n", 8]}, outputs={"y": None}, weights=weights)
     assert "DFT" not in same(proto, x=values(3, 8, seed=1))
+
+
+@pytest.mark.parametrize("bias", [[-103.9, -116.8, -123.7], [0.5]])
+def test_an_image_scaler_of_coreml_is_arithmetic(bias: list[float]) -> None:
+    nodes = [node("ImageScaler", "x", "s", "scaler", bias=bias, scale=0.017), node("Conv", "s w", "y", "conv")]
+    proto = model(nodes, weights={"w": values(4, 3, 3, 3)}, opset=7)
+    folded, report = fold(load_model(proto).proto)
+    assert not report.problem and [item.op_type for item in folded.graph.node] == ["Mul", "Add", "Conv"]
+    x = values(2, 3, 8, 8)
+    scaled = x * np.float32(0.017) + np.asarray(bias, np.float32).reshape(-1, 1, 1)
+    conv = model([node("Conv", "x w", "y", "conv")], weights={"w": values(4, 3, 3, 3)})
+    np.testing.assert_allclose(
+        OnnxSession(folded)({"x": x})["y"], OnnxSession(conv)({"x": scaled})["y"], rtol=1e-4, atol=1e-3
+    )

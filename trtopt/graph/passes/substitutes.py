@@ -3,6 +3,8 @@
 **scikit-learn's converters** write ai.onnx.ml: what is a product, a scaling or a lookup is written as such, so that a pipeline
 of a Scaler and a network or a linear model builds, in INT8 too. Trees, support vectors and strings stay, and are refused.
 
+**CoreML's converter** wrote ImageScaler, an experimental operator that ONNX has dropped.
+
 **A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
 
 **A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
@@ -24,6 +26,7 @@ from trtopt.graph.view import Editor, attribute, constant, infer_into, operand, 
 
 LEARNED = "ai.onnx.ml"
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
+_OLDEST = {"ImageScaler": 7}  # opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -41,14 +44,14 @@ def substitute(model: ir.Model, proto: ModelProto) -> None:
     editor = Editor(model)
     for node in list(model.graph.all_nodes()):
         rule = _RULES.get((node.domain, node.op_type))
-        if rule is None or opset_of(model) < 13:
+        if rule is None or opset_of(model) < _OLDEST.get(node.op_type, 13):
             continue
         line = _Line(editor, node, opset_of(model))
         results = rule(line, node)
         if results is not None:
             kept = [(old, new) for old, new in zip(node.outputs, results) if new is not None]
             for old, new in kept:
-                new.type, new.shape = old.type, old.shape
+                new.type, new.shape = old.type or new.type, old.shape or new.shape
             ir.convenience.replace_nodes_and_values(
                 node.graph, node, [node], line.nodes, [old for old, _ in kept], [new for _, new in kept]
             )
@@ -95,6 +98,13 @@ class _Line:
 
 
 _Results = Sequence[ir.Value | None] | None
+
+
+def _image_scaler(line: _Line, node: ir.Node) -> _Results:
+    """CoreML's converter: images × scale + a bias for each channel."""
+    bias = np.asarray(attribute(node, "bias", [0.0]), np.float32).reshape(-1, 1, 1)
+    scaled = line("Mul", node.inputs[0], line.number(attribute(node, "scale", 1.0)))
+    return [line("Add", scaled, line.number(bias))]
 
 
 def _scaler(line: _Line, node: ir.Node) -> _Results:
@@ -302,4 +312,5 @@ _RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
     (LEARNED, "LinearRegressor"): _regressor,
     (LEARNED, "LinearClassifier"): _classifier,
     ("", "DFT"): _transform,
+    ("", "ImageScaler"): _image_scaler,
 }
