@@ -18,6 +18,7 @@ from onnx import ModelProto
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
+from trtopt.graph.old_exporters import BROADCASTING
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import Links, all_nodes, opset_version, tensor_info, to_array, whole_copy
 from trtopt.graph.synthetic import synthetic_inputs
@@ -28,7 +29,6 @@ from trtopt.graph.work import macs, shapes_at
 NODES = 256  # the most that are run
 ELEMENTS = 1 << 14  # of all tensors together
 MACS = 1 << 20
-BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
 TOLERANCE = 1e-3  # of the largest value: passes round differently
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 # Nothing says how often a loop runs; of GridSample's modes the evaluator knows the names of opset 20 only, and it pads for
