@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from graphs import model, node, values
-from onnx import TensorProto, helper, numpy_helper, save
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
 from onnx.reference import ReferenceEvaluator
 
+from trtopt.core.errors import InvalidModel
 from trtopt.graph.io import load_model
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.proto import opset_version
 from trtopt.ort.runner import OnnxRunner
 
 
@@ -56,7 +61,7 @@ def test_slopes_that_may_lie_along_the_last_axis_stay() -> None:
     for shape, count in (([2, 8, 4, 8], 8), ([2, 3, 4, 8], 8), ([2, 8], 8), ([2, 3, 4, 8], 1)):
         proto = model([node("PRelu", "x s", "y")], weights={"s": values(count)}, inputs={"x": shape})
         loaded = load_model(proto)
-        assert not loaded.mended and list(loaded.proto.graph.initializer[0].dims) == [count]
+        assert not loaded.mended and len(loaded.proto.graph.node) == 1
 
 
 @pytest.mark.parametrize("how", ["SAME_UPPER", "SAME_LOWER"])
@@ -92,12 +97,124 @@ def test_open_sizes_are_padded_where_the_stride_is_one() -> None:
         assert load_model(proto).mended is mended
 
 
-def test_a_file_of_an_opset_that_onnxruntime_has_no_operators_of_runs(tmp_path: Path) -> None:
-    proto = model([node("PRelu", "x s", "y")], weights={"s": values(3)}, opset=6)
+CHANNELS = values(3, seed=3)
+X = values(2, 3, 4, 5)
+
+
+def old(
+    *nodes: NodeProto, opset: int, inputs: dict[str, list[int | str]] | None = None, **weights: NDArray[Any]
+) -> ModelProto:
+    """x (batch, 3, 4, 5) → y as exporters wrote it before opset 7, with weights that are inputs, too."""
+    proto = model(nodes, weights=weights, opset=opset, inputs=inputs or {"x": ["batch", 3, 4, 5]})
+    proto.ir_version = 3
+    for tensor in proto.graph.initializer:
+        proto.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("proto", "expected"),
+    [
+        (old(node("Add", "x b", "y", broadcast=1, axis=1), opset=6, b=CHANNELS), X + CHANNELS[:, None, None]),
+        (old(node("Sub", "x b", "y", broadcast=1, axis=-3), opset=6, b=CHANNELS), X - CHANNELS[:, None, None]),
+        (old(node("Mul", "x b", "y", broadcast=1), opset=6, b=values(5)), X * values(5)),
+        (old(node("Div", "x b", "y", broadcast=1), opset=6, b=np.float32(2)), X / 2),
+        (
+            old(node("Add", "x b", "y", broadcast=1, axis=1, consumed_inputs=[0, 0]), opset=1, b=values(3, 4)),
+            X + values(3, 4)[..., None],
+        ),
+        (
+            old(
+                node("ReduceMax", "x", "m", axes=[2, 3], keepdims=0),
+                node("Pow", "x b", "p", broadcast=1, axis=1),
+                node("ReduceSum", "p", "s", axes=[2, 3], keepdims=0),
+                node("Add", "s m", "y"),
+                opset=6,
+                b=np.full(3, 2, np.float32),
+            ),
+            (X**2).sum((2, 3)) + X.max((2, 3)),
+        ),
+        (old(node("PRelu", "x b", "y"), opset=6, b=CHANNELS), np.where(X < 0, X * CHANNELS[:, None, None], X)),
+        (old(node("Reshape", "x", "y", shape=[0, -1]), opset=1), X.reshape(2, -1)),
+        (
+            old(node("Pad", "x", "y", paddings=[0, 0, 1, 0, 0, 0, 0, 2], mode="constant", value=1.5), opset=1),
+            np.pad(X, ((0, 0), (0, 0), (1, 0), (0, 2)), constant_values=1.5),
+        ),
+        (old(node("Cast", "x", "i", to="INT32"), node("Cast", "i", "y", to="FLOAT"), opset=5), np.trunc(X)),
+        (old(node("Concat", "x x", "y"), opset=1), np.concatenate([X, X], 1)),
+        (
+            old(node("Upsample", "x", "y", height_scale=2.0, width_scale=3.0, mode="nearest"), opset=1),
+            X.repeat(2, 2).repeat(3, 3),
+        ),
+        (
+            old(
+                node("BatchNormalization", "x g b m v", "y", is_test=1, consumed_inputs=[0, 0, 0, 1, 1], epsilon=0.0),
+                opset=1,
+                g=CHANNELS,
+                b=CHANNELS,
+                m=CHANNELS,
+                v=np.full(3, 4, np.float32),
+            ),
+            (X - CHANNELS[:, None, None]) / 2 * CHANNELS[:, None, None] + CHANNELS[:, None, None],
+        ),
+        (
+            old(
+                node("Dropout", "x", "d", is_test=1),
+                node("Clip", "d", "y", min=0.0, max=1.0, consumed_inputs=[0]),
+                opset=1,
+            ),
+            X.clip(0, 1),
+        ),
+        (
+            old(
+                node("Reshape", "x", "f", shape=[-1, 60]),
+                node("Gemm", "f w b", "y", broadcast=1),
+                opset=4,
+                w=values(60, 2),
+                b=values(2),
+            ),
+            X.reshape(2, 60) @ values(60, 2) + values(2),
+        ),
+    ],
+    ids=[
+        "add",
+        "negative",
+        "suffix",
+        "scalar",
+        "two axes",
+        "chain",
+        "prelu",
+        "reshape",
+        "pad",
+        "cast",
+        "concat",
+        "upsample",
+        "norm",
+        "dropout",
+        "gemm",
+    ],
+)
+def test_what_is_older_than_opset_7_computes_the_same_in_it(
+    proto: ModelProto, expected: NDArray[Any], tmp_path: Path
+) -> None:
     save(proto, tmp_path / "m.onnx")
-    x = values(2, 3, 8, 8)
-    result = OnnxRunner(tmp_path / "m.onnx", optimize=False)({"x": x})["y"]
-    np.testing.assert_allclose(result, np.where(x < 0, x * values(3)[:, None, None], x))
+    loaded = load_model(tmp_path / "m.onnx")
+    assert loaded.mended and loaded.opset < 7 == opset_version(loaded.proto)
+    folded, report = fold(loaded.proto)
+    assert not report.problem
+    for runner in (OnnxRunner(tmp_path / "m.onnx", optimize=False), OnnxRunner(folded, optimize=False)):
+        np.testing.assert_allclose(runner({"x": X})["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_has_no_form_in_opset_7_is_refused_by_name() -> None:
+    with pytest.raises(
+        InvalidModel, match=r"opset 1; TensorRT reads 7 and newer.*Tile tiled has 3 inputs: export it again"
+    ):
+        load_model(old(node("Tile", "x t a", "y", "tiled"), opset=1, t=np.float32([2]), a=np.float32([1])))
+    with pytest.raises(InvalidModel, match="Add sum broadcasts, and its inputs' shapes aren't known"):
+        load_model(old(node("Unheard", "x", "u"), node("Add", "u b", "y", "sum", broadcast=1), opset=6, b=CHANNELS))
+    with pytest.raises(InvalidModel, match="isn't valid ONNX: a node lacks"):
+        load_model(old(node("Cast", "x", "y"), opset=5))
 
 
 def test_padding_without_dilation_stays() -> None:

@@ -18,9 +18,8 @@ from onnx import ModelProto
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
-from trtopt.graph.old_exporters import BROADCASTING
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import Links, all_nodes, opset_version, tensor_info, to_array, whole_copy
+from trtopt.graph.proto import Links, all_nodes, tensor_info, to_array, whole_copy
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
@@ -90,8 +89,6 @@ def invalid(proto: ModelProto, what: str = "the graph") -> str:
 
 def _cheap(proto: ModelProto) -> bool:
     """Whether all that it computes is known before, and little."""
-    if opset_version(proto) < BROADCASTING:  # the evaluator has newer forms of its operators
-        return False
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     nodes = list(all_nodes(proto.graph))

@@ -51,7 +51,7 @@ class Model:
             whatever the files are called.
         inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
         outputs: network outputs, likewise; () also where the rank isn't known.
-        opset: version of the default operator set.
+        opset: version of the default operator set, in the file; `proto` is of 7 at least.
         mended: `proto` isn't as the file has it (`graph.old_exporters`).
     """
 
@@ -105,7 +105,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         item.name for item in proto.graph.input
     }:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
-    mended = mend(proto)
+    opset, mended = opset_version(proto), mend(proto, what)
     inferred = validate(proto, what)
     types, inputs = {value.name: value for value in inferred.graph.output}, network_inputs(proto)
     return Model(
@@ -113,7 +113,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         path,
         tuple(inputs.values()),
         network_outputs((types.get(value.name, value) for value in proto.graph.output), inputs),
-        opset_version(proto),
+        opset,
         mended,
     )
 

@@ -19,8 +19,7 @@ from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.passes.fold import OLDEST
-from trtopt.graph.passes.opset import at_opset, upgraded
+from trtopt.graph.passes.opset import at_opset
 from trtopt.graph.proto import Links, attribute, opset_version, whole_copy
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
@@ -29,7 +28,6 @@ INLINE = 8 << 20
 BLOCK = 16  # channels that convolutions work on together, or half as many; fewer are filled up with zeros
 _NEWEST_IR = re.compile(r"max supported IR version: (\d+)")
 _NEWEST_OPSET = re.compile(r"support for domain ai\.onnx is till opset (\d+)")
-_LACKING = "Could not find an implementation for"
 
 
 CPU = "CPUExecutionProvider"
@@ -117,7 +115,7 @@ def open_session(
                     return _unordered(ort, path, options, providers)
                 return ort.InferenceSession(source, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
-                older = _otherwise(model, str(error))
+                older = _older(model, str(error))
                 if older is None:
                     twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * (
                         "same node name" in str(error)
@@ -159,18 +157,15 @@ def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> 
     return ort.InferenceSession(os.fspath(optimized), options, providers=providers)
 
 
-def _otherwise(model: ModelProto | str | os.PathLike[str], message: str) -> ModelProto | None:
-    """The model at the IR version or opset that ONNX Runtime's refusal names as its newest, or at the oldest that it has
-    operators of; None: that isn't why, or it is there already (a model-local function has versions of its own).
+def _older(model: ModelProto | str | os.PathLike[str], message: str) -> ModelProto | None:
+    """The model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why, or it is
+    there already (a model-local function has versions of its own).
 
     What the onnx package writes unless told otherwise may be newer than any ONNX Runtime there is.
 
     Raises:
-        ModelError: that opset can't express it.
+        ModelError: the older opset can't express it.
     """
-    if _LACKING in message:
-        whole = model if isinstance(model, ModelProto) else load_model(model).proto
-        return upgraded(whole, OLDEST) if 0 < opset_version(whole) < OLDEST else None
     opset = _NEWEST_OPSET.search(message)
     newest = opset or _NEWEST_IR.search(message)
     if newest is None:

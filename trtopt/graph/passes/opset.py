@@ -18,7 +18,6 @@ from onnx import ModelProto
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet, rewriting
 from trtopt.graph.guard import guarded
-from trtopt.graph.old_exporters import BROADCASTING, known_shapes, widen_slopes
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
 from trtopt.graph.proto import LARGE, STANDARD, name_nodes, opset_version, put_back, schema_of, skeleton
 from trtopt.graph.view import (
@@ -144,8 +143,6 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
     put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
     _rename_back(converted, proto)
-    if version < BROADCASTING <= minimum:
-        widen_slopes(converted, known_shapes(converted), always=True)
     name_nodes(converted)
     return converted
 
