@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, typed
+from graphs import conv_relu, model, node, typed, values
 from onnx import TensorProto, helper, numpy_helper
 from world import Heard, unnumbered
 
@@ -21,6 +21,7 @@ from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import (
     CalibrationError,
+    ModelError,
     OutputError,
     PrecisionLost,
     UnsupportedOperator,
@@ -337,9 +338,9 @@ def test_entropy_from_a_table_is_told_where_it_costs(files: Path, tmp_path: Path
 def test_another_models_table_is_refused(files: Path, tmp_path: Path) -> None:
     table = calibrate(files / "net.onnx", data=files / "data.npz", threads=1).table
     other = onnx.load(files / "net.onnx")
-    for node in other.graph.node:
-        node.output[:] = [f"{name}_" if name != "y" else name for name in node.output]
-        node.input[:] = [f"{name}_" if name not in ("x", "w1", "w2", "w3") else name for name in node.input]
+    for item in other.graph.node:
+        item.output[:] = [f"{name}_" if name != "y" else name for name in item.output]
+        item.input[:] = [f"{name}_" if name not in ("x", "w1", "w2", "w3") else name for name in item.input]
     with pytest.raises(CalibrationError, match=r"no scale for 3 of 4 tensors.*trtopt calibrate"):
         build(other, tmp_path / "net.engine", int8=True, calib=table, target=TARGET)
     assert list(tmp_path.glob("net*")) == []
@@ -605,3 +606,15 @@ def test_the_manifest_says_where_samples_lie_that_do_not_lie_first(tmp_path: Pat
     manifest = load_manifest(tmp_path / "n.engine")
     assert manifest is not None
     assert [item["batch_axis"] for item in (*manifest.inputs, *manifest.outputs)] == [2, 2]
+
+
+def test_a_batch_of_one_that_a_trace_left_is_refused_with_what_to_type(tmp_path: Path) -> None:
+    nodes = [node("GlobalAveragePool", "x", "p"), node("Reshape", "p s", "f", "flat"), node("Gemm", "f v b", "y")]
+    weights = {"s": np.array([1, -1]), "v": values(3, 5), "b": values(5)}
+    traced = model(nodes, weights=weights, outputs={"y": ["batch", 5]})
+    with pytest.raises(ModelError, match=r"several samples: flat \(Reshape\).*`fix='OUT.onnx'`.*x:1x3x8x8"):
+        build(traced, tmp_path / "several.engine", fp16=True, target=TARGET)
+    assert list(tmp_path.iterdir()) == []
+    assert build(traced, tmp_path / "one.engine", fp16=True, target=TARGET, shapes="x:1x3x8x8").engine.exists()
+    check(traced, fix=tmp_path / "fixed.onnx")
+    assert build(tmp_path / "fixed.onnx", tmp_path / "fixed.engine", fp16=True, target=TARGET).engine.exists()

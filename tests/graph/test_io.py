@@ -357,3 +357,16 @@ def test_an_input_without_a_rank_is_named() -> None:
     net = conv_relu()
     net.graph.input[0].type.tensor_type.ClearField("shape")
     refused(net, "the input 'x' has no shape", "export the model with one")
+
+
+def test_an_lstm_with_a_projection_is_refused_for_it() -> None:
+    def lstm(projected: int) -> ModelProto:
+        weights = {"w": values(1, 64, 8), "r": values(1, 64, projected)}
+        made = node("LSTM", "x w r", "y", "lstm", hidden_size=16)
+        return model(
+            [made], weights=weights, inputs={"x": ["t", "batch", 8]}, outputs={"y": ["t", 1, "batch", projected]}
+        )
+
+    with pytest.raises(InvalidModel, match=r"LSTM lstm has 16 hidden values and recurrent weights for 4.*proj_size"):
+        load_model(lstm(4))
+    load_model(lstm(16))

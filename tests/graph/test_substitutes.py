@@ -146,3 +146,62 @@ def test_transforms_behind_others_are_products_too() -> None:
     weights = {"w": values(8, 24), "form": np.array([-1, 4, 6, 1])}
     proto = model(nodes, inputs={"x": ["n", 8]}, outputs={"y": None}, weights=weights)
     assert "DFT" not in same(proto, x=values(3, 8, seed=1))
+
+
+@pytest.mark.parametrize("bias", [[-103.9, -116.8, -123.7], [0.5]])
+def test_an_image_scaler_of_coreml_is_arithmetic(bias: list[float]) -> None:
+    nodes = [node("ImageScaler", "x", "s", "scaler", bias=bias, scale=0.017), node("Conv", "s w", "y", "conv")]
+    proto = model(nodes, weights={"w": values(4, 3, 3, 3)}, opset=7)
+    folded, report = fold(load_model(proto).proto)
+    assert not report.problem and [item.op_type for item in folded.graph.node] == ["Mul", "Add", "Conv"]
+    x = values(2, 3, 8, 8)
+    scaled = x * np.float32(0.017) + np.asarray(bias, np.float32).reshape(-1, 1, 1)
+    conv = model([node("Conv", "x w", "y", "conv")], weights={"w": values(4, 3, 3, 3)})
+    np.testing.assert_allclose(
+        OnnxSession(folded)({"x": x})["y"], OnnxSession(conv)({"x": scaled})["y"], rtol=1e-4, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("btd,df->btf", ((2, 5, 6), (6, 4))),
+        ("btd,fd->btf", ((2, 5, 6), (4, 6))),
+        ("df,btd->btf", ((2, 5, 6), (6, 4))),
+        ("btd,dhk->bthk", ((2, 5, 6), (6, 3, 4))),
+        ("bthk,hkd->btd", ((2, 5, 3, 4), (3, 4, 6))),
+        ("bthk,dkh->btd", ((2, 5, 3, 4), (6, 4, 3))),
+        ("bd,d->b", ((2, 6), (6,))),
+    ],
+)
+def test_an_einsum_with_a_constant_is_a_product(equation: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    inputs = "w x" if equation.startswith("df") else "x w"
+    proto = model(
+        [node("Einsum", inputs, "y", "it", equation=equation)],
+        weights={"w": values(*shapes[1], seed=1)},
+        inputs={"x": ["batch", *shapes[0][1:]]},
+        opset=12,
+    )
+    operators = same(proto, x=values(*shapes[0]))
+    assert "Einsum" not in operators and operators & {"MatMul", "Gemm"}
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("btd,bd->bt", ((2, 5, 6), (2, 6))),  # the batch in both
+        ("bdt,df->btf", ((2, 6, 5), (6, 4))),  # not the last axis
+        ("btd,df->bft", ((2, 5, 6), (6, 4))),  # another order
+        ("btd,df->bf", ((2, 5, 6), (6, 4))),  # steps are summed, too
+        ("bii,ij->bj", ((2, 3, 3), (3, 4))),  # a diagonal
+        ("bt,df->btdf", ((2, 5), (6, 4))),  # nothing is summed
+    ],
+)
+def test_other_einsums_stay(equation: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    proto = model(
+        [node("Einsum", "x w", "y", "it", equation=equation)],
+        weights={"w": values(*shapes[1])},
+        inputs={"x": shapes[0]},
+    )
+    folded, _ = fold(load_model(proto).proto)
+    assert [item.op_type for item in folded.graph.node] == ["Einsum"]

@@ -321,6 +321,37 @@ def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == [] and report.fixed is None
 
 
+def flat(*target: int) -> ModelProto:
+    nodes = [
+        node("GlobalAveragePool", "x", "p"),
+        node("Reshape", "p s", "f", "flat"),
+        node("Gemm", "f v b", "y", "fc"),
+    ]
+    weights = {"s": np.array(target, np.int64), "v": values(3, 5), "b": values(5)}
+    return model(nodes, weights=weights, outputs={"y": ["batch", 5]})
+
+
+def test_a_batch_of_one_that_a_trace_left_is_found_and_fix_opens_it(tmp_path: Path) -> None:
+    report = check(flat(1, 3))
+    (finding,) = [item for item in report.findings if item.code == "batch-of-one"]
+    assert finding.level == "error" and finding.node == "flat" and "1x3" in finding.message and "`fix=" in finding.hint
+    assert "x:1x3x8x8" in finding.hint
+    assert check(flat(1, 3), shapes="x:1x3x8x8").ok and not check(flat(1, 3), shapes="x:1x3x8x8,2x3x8x8,2x3x8x8").ok
+    fixed = check(flat(1, 3), fix=tmp_path / "fixed.onnx")
+    assert fixed.ok and fixed.verified
+    assert check(tmp_path / "fixed.onnx").ok and not check(flat(0, -1)).findings[0].code.startswith("batch-of")
+
+
+def test_a_batch_of_one_stays_where_opening_it_mixes_samples(tmp_path: Path) -> None:
+    """A Softmax along what is the batch."""
+    proto = flat(1, 3)
+    proto.graph.node[2].output[0] = "g"
+    proto.graph.node.extend([node("Softmax", "g", "y", "mixing", axis=0)])
+    report = check(proto, fix=tmp_path / "fixed.onnx")
+    assert not report.ok and {"batch-of-one", "batch-kept"} <= {item.code for item in report.findings}
+    assert not check(tmp_path / "fixed.onnx").ok
+
+
 def test_an_unwritable_fix_fails_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         check(tmp_path / "none.onnx", fix=tmp_path / "missing" / "clean.onnx")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 from graphs import model, node
 
-from trtopt.trt.parsing import float_products
+from trtopt.trt.parsing import float_products, parser_issues
 
 
 def test_products_multiply_in_floating_point_unless_both_operands_are_quantized() -> None:
@@ -38,3 +40,19 @@ def test_a_graph_without_quantization_has_none_to_tell() -> None:
     weights = {"w": np.ones((4, 4), np.float32)}
     graph = model([node("MatMul", "x w", "y")], inputs={"x": [2, 4]}, outputs={"y": [2, 4]}, weights=weights)
     assert float_products(graph) == frozenset()
+
+
+def test_what_a_host_without_a_gpu_adds_to_every_error_is_not_the_reason() -> None:
+    cuda = (
+        "[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda Runtime (In catchCudaError at /_src/common/dispatch/"
+        "checkMacros.cpp:250 (cudaError 35: CUDA driver version is insufficient for CUDA runtime version))"
+    )
+    own = "ITensor::getDimensions: Error Code 4: API Usage Error (prelu: slope tensor must be unidirectional broadcastable)"
+    error = types.SimpleNamespace(
+        node=lambda: 0, node_name=lambda: "prelu", node_operator=lambda: "PRelu", desc=lambda: f"{own}\n{cuda}"
+    )
+    parser = types.SimpleNamespace(num_errors=1, get_error=lambda index: error)
+    (issue,) = parser_issues(parser, [("prelu", "PRelu")])
+    assert "unidirectional broadcastable" in issue.reason and "GPU" not in issue.reason
+    error.desc = lambda: cuda
+    assert "needs a GPU" in parser_issues(parser, [("prelu", "PRelu")])[0].reason

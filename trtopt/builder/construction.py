@@ -32,6 +32,7 @@ from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import (
     BackendError,
     InvalidModel,
+    ModelError,
     OutputError,
     PrecisionLost,
     TrtoptError,
@@ -70,6 +71,7 @@ from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, 
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
+from trtopt.graph.one_sample import held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
@@ -80,7 +82,7 @@ from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
-from trtopt.linting.rules import damaged, fp16_hazards
+from trtopt.linting.rules import damaged, fp16_hazards, one_sample
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import BuiltPlan, Generation, refusal, select
@@ -166,6 +168,9 @@ def _made(work: _Build) -> Manifest:
     for finding in damaged(folded):
         if finding.level == "error":
             raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
+    for finding in one_sample(held_batch(folded), work.model.inputs, work.spec.profiles):
+        if finding.level == "error":
+            raise ModelError(f"{work.name} can't be built for several samples: {str(finding).removeprefix('error: ')}")
     if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     work.measure(folded)

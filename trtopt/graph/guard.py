@@ -19,7 +19,7 @@ from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import Links, all_nodes, opset_version, tensor_info, to_array, whole_copy
+from trtopt.graph.proto import Links, all_nodes, tensor_info, to_array, whole_copy
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
@@ -28,7 +28,6 @@ from trtopt.graph.work import macs, shapes_at
 NODES = 256  # the most that are run
 ELEMENTS = 1 << 14  # of all tensors together
 MACS = 1 << 20
-BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
 TOLERANCE = 1e-3  # of the largest value: passes round differently
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 # Nothing says how often a loop runs; of GridSample's modes the evaluator knows the names of opset 20 only, and it pads for
@@ -90,8 +89,6 @@ def invalid(proto: ModelProto, what: str = "the graph") -> str:
 
 def _cheap(proto: ModelProto) -> bool:
     """Whether all that it computes is known before, and little."""
-    if opset_version(proto) < BROADCASTING:  # the evaluator has newer forms of its operators
-        return False
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     nodes = list(all_nodes(proto.graph))

@@ -17,6 +17,7 @@ from trtopt.core.files import existing_file, writing, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.lazy_weights import is_lazy, make_lazy, parse_light, read_in, set_external, write_at
+from trtopt.graph.old_exporters import mend
 from trtopt.graph.proto import (
     LARGE,
     all_tensors,
@@ -50,7 +51,8 @@ class Model:
             whatever the files are called.
         inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
         outputs: network outputs, likewise; () also where the rank isn't known.
-        opset: version of the default operator set.
+        opset: version of the default operator set, in the file; `proto` is of 7 at least.
+        mended: `proto` isn't as the file has it (`graph.old_exporters`).
     """
 
     proto: ModelProto = field(repr=False)
@@ -58,6 +60,7 @@ class Model:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     opset: int
+    mended: bool = False
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -102,6 +105,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         item.name for item in proto.graph.input
     }:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
+    opset, mended = opset_version(proto), mend(proto, what)
     inferred = validate(proto, what)
     types, inputs = {value.name: value for value in inferred.graph.output}, network_inputs(proto)
     return Model(
@@ -109,7 +113,8 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         path,
         tuple(inputs.values()),
         network_outputs((types.get(value.name, value) for value in proto.graph.output), inputs),
-        opset_version(proto),
+        opset,
+        mended,
     )
 
 

@@ -211,9 +211,23 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
         nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
         del graph.node[:]
         graph.node.extend(nodes)
+    _check_projections(graph, what)
     for node in graph.node:
         for body in subgraphs(node):
             _check_graph(body, frozenset(known), f"{what}: the body of {node_label(node)}")
+
+
+def _check_projections(graph: GraphProto, what: str) -> None:
+    """PyTorch's exporter writes an LSTM with `proj_size` as one without, whose weights then don't fit."""
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for node in graph.node:
+        weights = shapes.get(node.input[2], []) if node.op_type == "LSTM" and len(node.input) > 2 else []
+        hidden = next((item.i for item in node.attribute if item.name == "hidden_size"), 0)
+        if hidden and len(weights) == 3 and weights[1] == 4 * hidden and weights[2] < hidden:
+            raise InvalidModel(
+                f"{what}: {node_label(node)} has {hidden} hidden values and recurrent weights for {weights[2]}: a projection "
+                "(`proj_size` of PyTorch), which ONNX's LSTM hasn't: use an LSTM without one, or write its steps out"
+            )
 
 
 def _sorted(needs: Sequence[set[int]]) -> list[int]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.one_sample import HeldBatch, held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import FoldReport, fold
@@ -46,7 +47,7 @@ from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.view import to_ir
 from trtopt.linting.request import CheckRequest
-from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings, such
+from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, one_sample, opset_findings, such
 from trtopt.ort.comparison import compare
 from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 
@@ -127,7 +128,9 @@ def check(request: CheckRequest) -> CheckReport:
 
     Args:
         fix: write the cleaned model here: folded, opset lowered to what the backend reads, open ends of Slice within
-            int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed.
+            int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed. Where
+            a batch of 1 stands in constants though the inputs leave theirs open, it is opened, if two samples then give
+            what each of them gives alone.
         set: what is decided of inputs, before all else: "sr=16000", a value, which becomes a constant of the model that `fix`
             writes (several numbers with commas between; one fills an input), or "x:batchx576", sizes and their names. A
             dimension called batch counts samples, whichever it is.
@@ -194,12 +197,18 @@ def check(request: CheckRequest) -> CheckReport:
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
         findings.append(Finding("info", "batch-range", "", "", batches, "`shapes=` for another range"))
         suggestion = NOTHING
-    output, verified = None, None
+    held = _held(loaded.proto, folded)
+    output, verified, opened = None, None, False
     if request.fix is not None:
         with reporter.phase("clean and compare"):
-            problems, verified = _fix(loaded, folded, Path(request.fix), limit, profiles)
+            problems, verified, opened = _fix(loaded, folded, held, Path(request.fix), limit, profiles)
             findings += problems
             output = None if any(item.level == "error" for item in problems) else Path(request.fix)
+    for finding in one_sample(held, loaded.inputs, profiles):
+        told = replace(
+            finding, level="info", hint=f"{output} takes any batch; its results are those of each sample alone"
+        )
+        findings.append(told if opened else finding)
     return CheckReport(
         model=name,
         findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),
@@ -327,33 +336,68 @@ def _request(
             yield Finding("warning", "target", "", "", text)
 
 
+def _held(original: ModelProto, folded: ModelProto) -> HeldBatch:
+    """Where the model holds a batch of 1; opened as it came, where folding hides what belongs there."""
+    held = held_batch(folded)
+    if not held.issues:
+        return held
+    before = held_batch(original)
+    return before if before.opened is not None else held
+
+
 def _fix(
-    model: Model, folded: ModelProto, output: Path, limit: int | None, profiles: Sequence[Profile]
-) -> tuple[list[Finding], bool]:
-    """Write the cleaned model if it computes the same; findings, and whether that was tried."""
-    cleaned, findings, verified = whole_copy(folded), list[Finding](), True
+    model: Model, folded: ModelProto, held: HeldBatch, output: Path, limit: int | None, profiles: Sequence[Profile]
+) -> tuple[list[Finding], bool, bool]:
+    """Write the cleaned model if it computes the same; findings, whether that was tried, and whether it is for any batch."""
+    findings = list[Finding]()
+    trials = list(_trials(model.inputs, profiles))
     lost = "report the model; build it as it is"
-    try:
-        cleaned = readable_model(cleaned, limit)
-    except ModelError as error:
-        findings.append(Finding("warning", "opset-kept", "", "", str(error)))
-    _bound_slices(cleaned)
+    if held.opened is not None:
+        cleaned, kept = _cleaned(fold(held.opened)[0], limit)
+        try:
+            gap = invalid(cleaned) or compare(
+                model.proto, cleaned, model.inputs, trials, TOLERANCE, _bounded(cleaned), opened=True
+            )
+        except (MissingDependency, ModelError) as error:
+            gap = f"they weren't compared: {error}"
+        if not gap:
+            save_model(cleaned, output)
+            return kept, True, True
+        text = f"the batch of 1 stays: with any batch, samples don't give what each gives alone ({gap[:300]})"
+        findings.append(Finding("warning", "batch-kept", "", "", text))
+    cleaned, kept = _cleaned(folded, limit)
+    findings += kept
     if problem := invalid(cleaned):
         text = f"the cleaned model isn't valid ({problem}); it wasn't written"
-        return [*findings, Finding("error", "fix-invalid", "", "", text, lost)], True
-    bounded = [name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
-    trials = list(_trials(model.inputs, profiles))
+        return [*findings, Finding("error", "fix-invalid", "", "", text, lost)], True, False
+    verified = True
     try:
-        if gap := compare(model.proto, cleaned, model.inputs, trials, TOLERANCE, bounded):
+        if gap := compare(model.proto, cleaned, model.inputs, trials, TOLERANCE, _bounded(cleaned)):
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
-            return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True
+            return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True, False
     except (MissingDependency, ModelError) as error:
         no_runtime, verified = isinstance(error, MissingDependency), False
         why, hint = (error, "") if no_runtime else (f"the original wasn't run ({str(error)[:200]})", "give `shapes=`")
         text = f"the cleaned model wasn't compared: {why}"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)
-    return findings, verified
+    return findings, verified, False
+
+
+def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Finding]]:
+    """At the opset that a generation reads, if that can be, and with the open ends of Slice within int32."""
+    cleaned, findings = whole_copy(folded), list[Finding]()
+    try:
+        cleaned = readable_model(cleaned, limit)
+    except ModelError as error:
+        findings.append(Finding("warning", "opset-kept", "", "", str(error)))
+    _bound_slices(cleaned)
+    return cleaned, findings
+
+
+def _bounded(proto: ModelProto) -> list[str]:
+    """What a sigmoid or softmax gives."""
+    return [name for node in proto.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
 
 
 def _bound_slices(proto: ModelProto) -> None:

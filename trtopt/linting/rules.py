@@ -6,6 +6,7 @@ The rules look at the folded graph, the one that is built, so that what folding 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.core.values import choice
+from trtopt.core.shapes import shapes_option
+from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
 from trtopt.graph.decided import how_to_decide
+from trtopt.graph.one_sample import HeldBatch
 from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.graph.proto import STANDARD, Links, attribute, dtype_name, opset_version, tensor_info, to_array
@@ -43,6 +46,10 @@ _ERRORS = {
     "integer-operator": (
         "TensorRT has no integer operators: it wants Q/DQ pairs",
         "build from the float model with `int8=True`, or quantize in the Q/DQ format",
+    ),
+    "batch-of-one": (
+        "{reason}, though the inputs leave theirs open",
+        "{hint}",
     ),
     "qdq-zero-point": (
         "its zero point isn't 0; TensorRT quantizes symmetrically only",
@@ -403,6 +410,27 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
         if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
             asymmetric.append(node)
     yield from _several(asymmetric, "qdq-zero-point")
+
+
+def one_sample(held: HeldBatch, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Finding]:
+    """What holds a batch of 1 in a model whose inputs leave theirs open; an error unless `profiles` ask for no other."""
+    batched = [info.name for info in inputs if 0 in info.open_axes]
+    asked = [ranges.max[:1] for profile in profiles for name, ranges in profile.items() if name in batched]
+    alone = [info for info in inputs if info.open_axes]
+    shapes = "`shapes=` with a batch of 1 alone"
+    if all(info.open_axes == (0,) for info in alone):
+        shapes = shapes_option([{info.name: x((1, *info.shape[1:])) for info in alone}])
+    hint = f"export it with the batch taken from the input's shape, or build it for one sample: {shapes}"
+    if held.opened is not None:
+        hint = f"trtopt check MODEL `fix='OUT.onnx'` writes it for any batch; or build it for one sample: {shapes}"
+    alike: dict[tuple[str, str], list[Issue]] = {}
+    for issue in held.issues:
+        alike.setdefault((issue.op, re.sub(r"[\dx-]+", "", issue.reason)), []).append(issue)
+    for first, *others in alike.values():
+        names = such([first.node, *(other.node for other in others)])
+        finding = _said("batch-of-one", first.node, first.op, reason=first.reason + names, hint=hint)
+        level = "error" if held.certain else "warning"
+        yield replace(finding, level="info" if asked and {*asked} == {(1,)} else level)
 
 
 def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Iterator[Finding]:

@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from onnx import ModelProto
 
 from trtopt.core.documents import converted
@@ -42,12 +44,16 @@ def compare(
     trials: Sequence[Mapping[str, int]],
     tolerance: float,
     bounded: Collection[str],
+    *,
+    opened: bool = False,
 ) -> str:
     """Empty, or how the outputs differ, at the first two sizes at which `before` runs.
 
     Args:
         trials: sizes of dynamic dimensions, as `synthetic_inputs` takes them.
         tolerance, bounded: see `Difference.within`.
+        opened: `before` takes one sample, on the first axis of its inputs, and `after` any number: at the first of the sizes,
+            `after` is given two at once, and `before` each of them.
 
     Raises:
         ModelError: `before` couldn't be run, or took more memory or time than it may.
@@ -66,6 +72,7 @@ def compare(
             "bounded": list(bounded),
             "bytes": most,
             "seconds": seconds,
+            "opened": opened,
         }
         (folder / "request.json").write_text(json.dumps(request))
         try:
@@ -105,7 +112,8 @@ def _answer(folder: Path) -> None:
     inputs = [converted(info, TensorInfo) for info in request["inputs"]]
     answer: dict[str, str] = {}
     try:
-        answer["gap"] = gap(folder, inputs, request["trials"], request["tolerance"], frozenset(request["bounded"]))
+        compared = together if request["opened"] else gap
+        answer["gap"] = compared(folder, inputs, request["trials"], request["tolerance"], frozenset(request["bounded"]))
     except ModelError as error:
         answer["problem"] = str(error)
     except MemoryError:
@@ -153,6 +161,52 @@ def gap(
     if not ran and problem is not None:
         raise problem
     return ""
+
+
+def together(
+    folder: Path,
+    inputs: Sequence[TensorInfo],
+    trials: Sequence[Mapping[str, int]],
+    tolerance: float,
+    bounded: frozenset[str],
+) -> str:
+    """What `compare` says where `after` is `before` for any batch."""
+    before = OnnxSession(folder / "before.onnx")
+    problem: ModelError | None = None
+    for sizes in trials:
+        try:
+            arrays = synthetic_inputs(inputs, sizes)
+            samples = [arrays, {name: np.flip(array).copy() for name, array in arrays.items()}]
+            expected = [before(sample) for sample in samples]
+        except ModelError as error:
+            problem = error
+            continue
+        try:
+            after = OnnxSession(folder / "after.onnx")
+            open_inputs = {info.name for info in inputs if 0 in info.open_axes}
+            both = {
+                name: np.concatenate([sample[name] for sample in samples]) if name in open_inputs else array
+                for name, array in arrays.items()
+            }
+            actual = after(both)
+        except ModelError as error:
+            return _refused(error)
+        return (
+            str(far)
+            if not (far := difference(_joined(expected, actual), actual)).within(tolerance, bounded=bounded)
+            else ""
+        )
+    raise problem or ModelError("there is no size to try")
+
+
+def _joined(samples: Sequence[Mapping[str, Any]], actual: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs of two samples, put together along the axis that is longer in the outputs of both at once."""
+    joined = {}
+    for name, array in samples[0].items():
+        other, both = samples[1][name], getattr(actual[name], "shape", ())
+        longer = [axis for axis, (one, two) in enumerate(zip(getattr(array, "shape", ()), both)) if one != two]
+        joined[name] = np.concatenate([array, other], longer[0]) if longer else array
+    return joined
 
 
 def _contradicts(result: object, declared: Sequence[int | str | None]) -> bool:

@@ -57,10 +57,12 @@ class OnnxRunner:
     ) -> None:
         self._what = _name(model)
         # load_model says what is wrong with a file by name, which ONNX Runtime often doesn't.
-        proto = model if isinstance(model, ModelProto) else load_model(model).proto
-        ready = (
-            widened(proto) if isinstance(model, ModelProto) or has_half(proto) else existing_file(model, "the model")
-        )
+        if isinstance(model, ModelProto):
+            proto, as_it_is = model, False
+        else:
+            loaded = load_model(model)
+            proto, as_it_is = loaded.proto, not loaded.mended and not has_half(loaded.proto)
+        ready = existing_file(model, "the model") if as_it_is else widened(proto)
         self._session = OnnxSession(ready, threads=threads, optimize=optimize, gpu=gpu)
         self._batch = None if alone(network_inputs(proto).values()) else self._session.batch
         self.on_gpu = self._session.on_gpu

@@ -101,16 +101,19 @@ def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
     return list(dict.fromkeys(issues))
 
 
+_WITHOUT_GPU = "catchCudaError"  # said besides, of every error on a host without a GPU
 _UNKNOWN = ("Plugin not found", "No importer registered", "creator was not found", "not found in plugin registry")
 
 
 def _reason(description: str, op: str) -> str:
-    text = tidy(str(description))
+    lines = str(description).splitlines()
+    description = "\n".join([line for line in lines if _WITHOUT_GPU not in line] or lines)
+    text = tidy(description)
     if text in ("", "false"):
         return f"TensorRT's parser has no {op}" if op else "TensorRT's parser refuses the model without a reason"
     if any(sign in text for sign in _UNKNOWN):
         return f"TensorRT has neither an operator nor a plugin named {op or 'that'}"
-    return in_words(str(description)) or text
+    return in_words(description) or text
 
 
 def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> tuple[Issue, ...]:

@@ -65,8 +65,6 @@ APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; sma
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
 _SLIMMING = ["graph_fusion", "dead_node_elimination", "subexpression_elimination", "weight_tying"]
-# Opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else.
-OLDEST = 7
 PIECES = 1024  # of a sequence that are made nodes' outputs
 _MOVING = (
     "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Gather", "GatherND", "Expand", "Identity",
@@ -156,8 +154,6 @@ def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]
     if not opset:  # it has operators of other domains alone, of which nothing is known
         yield proto, ()
         return
-    if opset < OLDEST:
-        proto = _raised(proto, OLDEST) or proto
     evaluate = functools.partial(_evaluate, most=max(TOTAL, 2 * _constant_bytes(proto)))
     yield proto, (evaluate, _fuse)
     if opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:

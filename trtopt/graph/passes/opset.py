@@ -19,7 +19,7 @@ from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet, rewriting
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
-from trtopt.graph.proto import LARGE, STANDARD, infer_shapes, name_nodes, opset_version, put_back, schema_of, skeleton
+from trtopt.graph.proto import LARGE, STANDARD, name_nodes, opset_version, put_back, schema_of, skeleton
 from trtopt.graph.view import (
     Editor,
     Slots,
@@ -33,7 +33,6 @@ from trtopt.graph.view import (
     to_proto,
 )
 
-_BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
 _ONNXSCRIPT = 18  # the oldest that onnxscript's converter knows
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
 _INSTEAD = "use the model at opset {}, with a generation that reads it"
@@ -144,8 +143,6 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
     put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
     _rename_back(converted, proto)
-    if version < _BROADCASTING <= minimum:
-        _widen_slopes(converted)
     name_nodes(converted)
     return converted
 
@@ -171,22 +168,6 @@ def _rename_back(converted: ModelProto, original: ModelProto) -> None:
         node.output[:] = [names.get(name, name) for name in node.output]
     for value in converted.graph.value_info if names else ():
         value.name = names.get(value.name, value.name)
-
-
-def _widen_slopes(proto: ModelProto) -> None:
-    """One slope a channel for PRelu: before opset 7 of shape (C,), which since then stands for the last axis."""
-    ranks = {
-        value.name: len(value.type.tensor_type.shape.dim)
-        for value in (*proto.graph.input, *infer_shapes(proto).graph.value_info)
-    }
-    slopes = {node.input[1]: ranks.get(node.input[0], 0) for node in proto.graph.node if node.op_type == "PRelu"}
-    for tensor in proto.graph.initializer:
-        if slopes.get(tensor.name, 0) > 2 and len(tensor.dims) == 1 and tensor.dims[0] > 1:
-            tensor.dims.extend([1] * (slopes[tensor.name] - 2))
-            declared = next((value for value in proto.graph.input if value.name == tensor.name), None)
-            if declared is not None:
-                proto.graph.input.remove(declared)
-                proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
 
 
 def _lower(present: int, target: int, node: ir.Node, editor: Editor) -> bool:

@@ -3,6 +3,10 @@
 **scikit-learn's converters** write ai.onnx.ml: what is a product, a scaling or a lookup is written as such, so that a pipeline
 of a Scaler and a network or a linear model builds, in INT8 too. Trees, support vectors and strings stay, and are refused.
 
+**CoreML's converter** wrote ImageScaler, an experimental operator that ONNX has dropped.
+
+**An Einsum** of activations and a constant is a product, too, where only the activations' last axes are summed.
+
 **A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
 
 **A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
@@ -11,6 +15,7 @@ room for all pairs of entries and places, so that it is written only where a Ten
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +25,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.view import Editor, attribute, constant, infer_into, operand, opset_of, sizes
+from trtopt.graph.view import Editor, attribute, constant, infer_into, is_constant, operand, opset_of, sizes
 
 LEARNED = "ai.onnx.ml"
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
+_OLDEST = {
+    "ImageScaler": 7,
+    "Einsum": 12,
+}  # opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -41,14 +50,14 @@ def substitute(model: ir.Model, proto: ModelProto) -> None:
     editor = Editor(model)
     for node in list(model.graph.all_nodes()):
         rule = _RULES.get((node.domain, node.op_type))
-        if rule is None or opset_of(model) < 13:
+        if rule is None or opset_of(model) < _OLDEST.get(node.op_type, 13):
             continue
         line = _Line(editor, node, opset_of(model))
         results = rule(line, node)
         if results is not None:
             kept = [(old, new) for old, new in zip(node.outputs, results) if new is not None]
             for old, new in kept:
-                new.type, new.shape = old.type, old.shape
+                new.type, new.shape = old.type or new.type, old.shape or new.shape
             ir.convenience.replace_nodes_and_values(
                 node.graph, node, [node], line.nodes, [old for old, _ in kept], [new for _, new in kept]
             )
@@ -95,6 +104,13 @@ class _Line:
 
 
 _Results = Sequence[ir.Value | None] | None
+
+
+def _image_scaler(line: _Line, node: ir.Node) -> _Results:
+    """CoreML's converter: images × scale + a bias for each channel."""
+    bias = np.asarray(attribute(node, "bias", [0.0]), np.float32).reshape(-1, 1, 1)
+    scaled = line("Mul", node.inputs[0], line.number(attribute(node, "scale", 1.0)))
+    return [line("Add", scaled, line.number(bias))]
 
 
 def _scaler(line: _Line, node: ir.Node) -> _Results:
@@ -216,6 +232,42 @@ def _transform(line: _Line, node: ir.Node) -> _Results:
     return [line("Transpose", made, perm=back) if turned else made]
 
 
+def _einsum(line: _Line, node: ir.Node) -> _Results:
+    """A sum over the last axes of one operand and a constant: a product, which INT8 has."""
+    left, arrow, result = attribute(node, "equation", "").replace(" ", "").partition("->")
+    operands = list(zip(left.split(","), node.inputs))
+    if len(operands) != 2 or not arrow or any("." in term or len({*term}) < len(term) for term, _ in operands):
+        return None
+    if is_constant(operands[0][1]):
+        operands.reverse()
+    (own, value), (other, weight) = operands
+    shape = sizes(weight)
+    if is_constant(value) or not is_constant(weight) or shape is None or len(shape) != len(other):
+        return None
+    free = [letter for letter in own if letter not in other]
+    summed, added = own[len(free) :], [letter for letter in result if letter not in own]
+    if (
+        not free
+        or not summed
+        or {*other} != {*summed, *added}
+        or [*result] != [*free, *added]
+        or own != "".join(free) + summed
+    ):
+        return None
+    order = [other.index(letter) for letter in (*summed, *added)]
+    if order != sorted(order):
+        weight = line("Transpose", weight, perm=order)
+    rows, columns = ([int(shape[other.index(letter)] or 0) for letter in letters] for letters in (summed, added))
+    if len(rows) > 1 or len(columns) != 1:
+        weight = line("Reshape", weight, line.number([math.prod(rows), math.prod(columns)], np.int64))
+    if len(rows) > 1:
+        value = line("Reshape", value, line.number([*[0] * len(free), math.prod(rows)], np.int64))
+    product = line("MatMul", value, weight)
+    if len(columns) != 1:
+        product = line("Reshape", product, line.number([*[0] * len(free), *columns], np.int64))
+    return [product]
+
+
 def _matrix(size: int, points: int, parts: int, onesided: bool, inverse: bool) -> NDArray[Any]:
     """(size × parts, results × 2): real and imaginary numbers lie side by side on both sides."""
     results = points // 2 + 1 if onesided else points
@@ -302,4 +354,6 @@ _RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
     (LEARNED, "LinearRegressor"): _regressor,
     (LEARNED, "LinearClassifier"): _classifier,
     ("", "DFT"): _transform,
+    ("", "Einsum"): _einsum,
+    ("", "ImageScaler"): _image_scaler,
 }

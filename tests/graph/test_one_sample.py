@@ -1,0 +1,169 @@
+"""What of a model is for a batch of 1 though its inputs leave theirs open: found, and opened where that can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import model, node, values
+from onnx import ModelProto, NodeProto
+from onnx.reference import ReferenceEvaluator
+
+from trtopt.graph.io import load_model
+from trtopt.graph.one_sample import held_batch
+
+
+def numbers(*entries: int) -> np.ndarray:
+    return np.asarray(entries, np.int64)
+
+
+def flat(*target: int, out: int | str = "batch") -> ModelProto:
+    """x → Conv → pooled → Reshape → Gemm."""
+    nodes = [
+        node("Conv", "x w", "c"),
+        node("GlobalAveragePool", "c", "p"),
+        node("Reshape", "p s", "f", "flat"),
+        node("Gemm", "f v b", "y", "fc"),
+    ]
+    weights = {"w": values(8, 3, 3, 3), "s": numbers(*target), "v": values(8, 5), "b": values(5)}
+    return model(nodes, weights=weights, outputs={"y": [out, 5]})
+
+
+def shuffle() -> ModelProto:
+    nodes = [
+        node("Reshape", "x a", "r", "apart"),
+        node("Transpose", "r", "t", perm=[0, 2, 1, 3, 4]),
+        node("Reshape", "t b", "y", "joined"),
+    ]
+    shapes = {"a": numbers(1, 2, 4, 3, 3), "b": numbers(1, -1, 3, 3)}
+    return model(nodes, weights=shapes, inputs={"x": ["batch", 8, 3, 3]}, outputs={"y": ["batch", 8, 3, 3]})
+
+
+def attention() -> ModelProto:
+    """Steps first, as nn.MultiheadAttention writes it: samples lie in the middle, and are merged with heads."""
+    nodes = [
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("Reshape", "t heads", "h", "heads"),
+        node("Transpose", "h", "q", perm=[1, 0, 2]),
+        node("Transpose", "h", "k", perm=[1, 2, 0]),
+        node("MatMul", "q k", "scores"),
+        node("Softmax", "scores", "shares"),
+        node("MatMul", "shares q", "o"),
+        node("Transpose", "o", "back", perm=[1, 0, 2]),
+        node("Reshape", "back whole", "w", "whole"),
+        node("Transpose", "w", "y", perm=[1, 0, 2]),
+    ]
+    shapes = {"heads": numbers(6, 4, 2), "whole": numbers(6, 1, 8)}
+    return model(nodes, weights=shapes, inputs={"x": ["batch", 6, 8]}, outputs={"y": ["batch", 6, 8]})
+
+
+def windows() -> ModelProto:
+    """Swin's: windows are merged with samples, and `int()` made a number of how many samples there are."""
+    nodes = [
+        node("Reshape", "x a", "r"),
+        node("Transpose", "r", "t", perm=[0, 1, 3, 2, 4, 5]),
+        node("Reshape", "t b", "u"),
+        node("MatMul", "u w", "m"),
+        node("Reshape", "m c", "v", "apart"),
+        node("Transpose", "v", "z", perm=[0, 1, 3, 2, 4, 5]),
+        node("Reshape", "z d", "q", "image"),
+        node("Add", "q x", "y"),
+    ]
+    shapes = {"a": numbers(-1, 2, 2, 2, 2, 3), "b": numbers(-1, 4, 3), "c": numbers(1, 2, 2, 2, 2, -1)}
+    weights = {**shapes, "d": numbers(1, 16, -1), "w": values(3, 3)}
+    return model(nodes, weights=weights, inputs={"x": ["batch", 16, 3]}, outputs={"y": ["batch", 16, 3]})
+
+
+def recurrent(state: float = 0.0) -> ModelProto:
+    """A text recognizer's end: steps × samples, merged for a Gemm."""
+    nodes = [
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        NodeProto.FromString(node("LSTM", "t W R B", "l", "lstm", hidden_size=4).SerializeToString()),
+        node("Squeeze", "l one", "s"),
+        node("Reshape", "s flat", "f", "merged"),
+        node("Gemm", "f v b", "g"),
+        node("Reshape", "g steps", "y", "apart"),
+    ]
+    nodes[1].input.extend(["", "h", "h"])
+    weights = {"W": values(1, 16, 3), "R": values(1, 16, 4), "B": values(1, 32), "v": values(4, 5), "b": values(5)}
+    shapes = {"one": numbers(1), "flat": numbers(6, 4), "steps": numbers(6, 1, -1)}
+    weights |= {**shapes, "h": np.full((1, 1, 4), state, np.float32)}
+    return model(nodes, weights=weights, inputs={"x": ["batch", 6, 3]}, outputs={"y": [6, "batch", 5]})
+
+
+def upsampled() -> ModelProto:
+    up = node("Resize", "x roi none sizes", "y", "up", mode="nearest", coordinate_transformation_mode="asymmetric")
+    empty = np.zeros(0, np.float32)
+    weights = {"roi": empty, "none": empty, "sizes": numbers(1, 3, 16, 8)}
+    return model([up], weights=weights, opset=11, outputs={"y": ["batch", 3, 16, 8]})
+
+
+def token() -> ModelProto:
+    nodes = [node("Relu", "x", "r"), node("Concat", "class r", "y", "joined", axis=1)]
+    return model(nodes, weights={"class": values(1, 1, 4)}, inputs={"x": ["batch", 5, 4]}, outputs={"y": None})
+
+
+@pytest.mark.parametrize(
+    ("proto", "nodes"),
+    [
+        (flat(1, 8), ["flat"]),
+        (flat(1, -1), ["flat"]),
+        (flat(1, -1, out=1), ["flat"]),
+        (shuffle(), ["apart", "joined"]),
+        (attention(), ["heads", "whole"]),
+        (windows(), ["apart", "image"]),
+        (recurrent(), ["lstm", "merged", "apart"]),
+        (upsampled(), ["up"]),
+        (token(), ["joined"]),
+    ],
+    ids=["flat", "rest", "undeclared", "shuffle", "attention", "windows", "recurrent", "upsampled", "token"],
+)
+def test_what_is_opened_gives_each_sample_what_it_gives_alone(proto: ModelProto, nodes: list[str]) -> None:
+    held = held_batch(load_model(proto).proto)
+    assert held.certain and [issue.node for issue in held.issues] == nodes
+    assert held.opened is not None
+    opened = load_model(held.opened).proto
+    assert not held_batch(opened).issues
+    shape = [dim.dim_value or 1 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    one, other = values(*shape, seed=1), values(*shape, seed=2)
+    alone = [ReferenceEvaluator(proto).run(None, {"x": sample})[0] for sample in (one, other)]
+    (both,) = ReferenceEvaluator(opened).run(None, {"x": np.concatenate([one, other])})
+    axis = next(axis for axis, size in enumerate(alone[0].shape) if size != both.shape[axis])
+    np.testing.assert_allclose(both, np.concatenate(alone, axis), rtol=1e-5, atol=1e-5)
+
+
+def test_states_that_are_not_zero_are_named_and_stay() -> None:
+    held = held_batch(recurrent(0.5))
+    assert held.certain and held.opened is None
+    assert [issue.node for issue in held.issues] == ["lstm"] and "initial states" in held.issues[0].reason
+
+
+def test_a_first_axis_that_counts_something_else_stays() -> None:
+    """Points × coordinates become one cloud of them: nothing contradicts that."""
+    nodes = [node("Reshape", "x s", "r"), node("ReduceMax", "r", "y", axes=[1], keepdims=0)]
+    proto = model(nodes, weights={"s": numbers(1, -1, 3)}, inputs={"x": ["points", 3]}, outputs={"y": [1, 3]})
+    assert held_batch(proto) == held_batch(flat(-1, 8)) == held_batch(flat(0, -1))
+    assert not held_batch(proto).issues
+
+
+def test_an_output_that_does_not_follow_the_batch_it_declares_is_not_certain() -> None:
+    nodes = [node("Reshape", "x s", "y", "flat")]
+    proto = model(nodes, weights={"s": numbers(1, -1)}, outputs={"y": ["batch", "n"]})
+    held = held_batch(proto)
+    assert not held.certain and held.opened is not None and [issue.node for issue in held.issues] == ["flat"]
+
+
+def test_other_open_sizes_stay_open() -> None:
+    nodes = [node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Reshape", "t s", "r"), node("Add", "r one", "y")]
+    weights = {"s": numbers(1, -1, 3), "one": values(1, 1, 3)}
+    proto = model(nodes, weights=weights, inputs={"x": ["batch", 3, "h", "w"]}, outputs={"y": ["batch", "n", 3]})
+    opened = held_batch(proto).opened
+    assert opened is not None
+    for shape in ((2, 3, 4, 5), (3, 3, 2, 2)):
+        (result,) = ReferenceEvaluator(opened).run(None, {"x": values(*shape)})
+        assert result.shape == (shape[0], shape[2] * shape[3], 3)
+
+
+def test_a_fixed_batch_is_not_looked_at() -> None:
+    proto = flat(1, 8, out=1)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    assert not held_batch(proto).issues

@@ -1,0 +1,250 @@
+"""What old exporters wrote that ONNX, ONNX Runtime or TensorRT doesn't take, in the form that they do: at reading, for all.
+
+**Before opset 7** operands broadcast along an axis that a node names, and attributes said what inputs and types say since. No
+TensorRT reads that, nor does ONNX Runtime, and ONNX's own converter lacks rules: such a model is written in opset 7.
+**Chainer** has integers in Constants before opset 9, which allows them. **Slopes of PRelu**, one a channel, have one axis in
+files of opset 7 and newer, too, where that is the last one. **keras2onnx** has dilated convolutions that `auto_pad` pads, which
+ONNX Runtime refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from trtopt.core.errors import InvalidModel
+from trtopt.graph.proto import (
+    STANDARD,
+    all_graphs,
+    attribute,
+    infer_shapes,
+    node_label,
+    opset_version,
+    schema_of,
+    unique,
+)
+
+_BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do; what is older is written in it
+_INTEGERS = 9  # the opset since which Constant takes integers
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+_AXES = 13  # the opset since which axes of Unsqueeze are an input
+_PADDED = ("Conv", "MaxPool")
+# Of opsets before 7, and without a meaning for who only runs a model: memory that may be used again, training.
+_NEEDLESS = ("consumed_inputs", "is_test", "output_sequence", "broadcast", "axis")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Greater", "Less", "Equal")
+Shape = tuple[int | None, ...]
+
+
+def mend(proto: ModelProto, what: str) -> bool:
+    """Rewrite what is known, in place, and say whether there was any.
+
+    Args:
+        what: what messages call the model.
+
+    Raises:
+        InvalidModel: it is of an opset below 7, and a node of it can't be written in 7; or a node is damaged.
+    """
+    try:
+        return _mended(proto, what)
+    except (LookupError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        text = "a node lacks an input, an output or an attribute, or has one of another type"
+        raise InvalidModel(f"{what} isn't valid ONNX: {text} ({reason}): export it again") from error
+
+
+def _mended(proto: ModelProto, what: str) -> bool:
+    opset = opset_version(proto)
+    changed = 0 < opset < _INTEGERS and _constants(proto)
+    if 0 < opset < _BROADCASTING:
+        _to_seven(proto, opset, what)
+        changed = True
+    nodes = [node for graph in all_graphs(proto.graph) for node in graph.node if node.domain in STANDARD]
+    padded = [node for node in nodes if node.op_type in _PADDED and _dilated(node)]
+    slopes = [node for node in nodes if node.op_type == "PRelu"] if opset >= _BROADCASTING else []
+    shapes = _shapes(proto) if padded or slopes else {}
+    for node in padded:
+        changed |= _pad(node, shapes)
+    return changed | (bool(slopes) and _widen(proto, lambda node: _channels(node, shapes)))
+
+
+def _to_seven(proto: ModelProto, opset: int, what: str) -> None:
+    """Write a model of an older opset in opset 7."""
+    problems = list[str]()
+    for graph in all_graphs(proto.graph):
+        taken = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+        for node in graph.node:
+            now = schema_of(node.op_type, _BROADCASTING) if node.domain in STANDARD else None
+            if now is None:
+                continue
+            graph.initializer.extend(_said_by_inputs(node, opset, taken))
+            needless = [*_NEEDLESS] if node.op_type in _BINARY else [*_NEEDLESS][:-1]
+            unknown = [item.name for item in node.attribute if item.name not in (*now.attributes, *needless)]
+            if unknown or len(node.input) > now.max_input:
+                problems.append(f"{node_label(node)} has {', '.join(unknown) or f'{len(node.input)} inputs'}")
+    _set_opset(proto, _BROADCASTING - 1)  # in which shapes can be inferred, and broadcasting still is as it was
+    shapes = _shapes(proto)
+    unknown_ranks = [
+        node_label(node)
+        for graph in all_graphs(proto.graph)
+        for node in graph.node
+        if node.op_type in _BINARY and attribute(node, "broadcast", 0) and not {*node.input} <= shapes.keys()
+    ]
+    problems += [f"{label} broadcasts, and its inputs' shapes aren't known" for label in unknown_ranks]
+    if problems:
+        raise InvalidModel(
+            f"{what} is of opset {opset}; TensorRT reads {_BROADCASTING} and newer, and it can't be written in that: "
+            f"{'; '.join(problems[:5])}: export it again at opset 13 or newer"
+        )
+    _widen(proto, lambda node: _axes_before_seven(node, shapes))
+    for graph in all_graphs(proto.graph):
+        for node in graph.node:
+            now = schema_of(node.op_type, _BROADCASTING) if node.domain in STANDARD else None
+            kept = [item for item in node.attribute if now is None or item.name in now.attributes]
+            if len(kept) < len(node.attribute):
+                del node.attribute[:]
+                node.attribute.extend(kept)
+    _set_opset(proto, _BROADCASTING)
+    proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
+
+
+def _set_opset(proto: ModelProto, opset: int) -> None:
+    for entry in proto.opset_import:
+        if entry.domain in STANDARD:
+            entry.version = opset
+
+
+def _said_by_inputs(node: NodeProto, opset: int, taken: set[str]) -> Iterator[TensorProto]:
+    """Attributes under the names and in the types that they have at opset 7; what became an input is given."""
+    held = {item.name: item for item in node.attribute}
+    if node.op_type == "Reshape" and "shape" in held and len(node.input) == 1:
+        name = unique(f"{node.output[0]}_shape", taken)
+        yield numpy_helper.from_array(np.asarray(held["shape"].ints, np.int64), name)
+        node.input.append(name)
+        node.attribute.remove(held["shape"])
+    elif node.op_type == "Pad" and "paddings" in held:
+        held["paddings"].name = "pads"
+    elif node.op_type == "Cast" and held["to"].type != held["to"].INT:
+        kind = held["to"].s.decode().upper()
+        held["to"].CopyFrom(helper.make_attribute("to", TensorProto.DataType.Value(kind)))
+    elif node.op_type == "Concat" and "axis" not in held:
+        node.attribute.append(helper.make_attribute("axis", 1))
+    elif node.op_type == "Upsample" and "scales" not in held and {"height_scale", "width_scale"} <= held.keys():
+        scales = [1.0, 1.0, held["height_scale"].f, held["width_scale"].f]
+        node.attribute.remove(held["height_scale"])
+        node.attribute.remove(held["width_scale"])
+        node.attribute.append(helper.make_attribute("scales", scales))
+
+
+def _axes_before_seven(node: NodeProto, shapes: Mapping[str, Shape]) -> list[int]:
+    """The axes that the second operand lacks at its end to broadcast as NumPy's do."""
+    if node.op_type == "PRelu":
+        return _channels(node, shapes, always=True)
+    if node.op_type not in _BINARY or not attribute(node, "broadcast", 0):
+        return []
+    rank, own = (len(shapes[name]) for name in node.input)
+    axis = attribute(node, "axis", rank - own)
+    return list(range(own, rank - (axis + rank if axis < 0 else axis)))
+
+
+def _channels(node: NodeProto, shapes: Mapping[str, Shape], *, always: bool = False) -> list[int]:
+    """The axes that a PRelu's slopes of shape (C,) lack; from opset 7 on only where they don't fit the last axis."""
+    if node.op_type != "PRelu" or len(node.input) != 2:
+        return []
+    shape, slopes = (shapes.get(name, ()) for name in node.input)
+    of_channels = len(shape) > 2 and len(slopes) == 1 and slopes != (1,)
+    if of_channels and (always or (shape[1] == slopes[0] != shape[-1])):
+        return list(range(1, len(shape) - 1))
+    return []
+
+
+def _widen(proto: ModelProto, axes_of: Callable[[NodeProto], Sequence[int]]) -> bool:
+    """Put an Unsqueeze in front of second operands that lack axes; folding makes constants of those that are."""
+    changed = False
+    for graph in all_graphs(proto.graph):
+        before = {index: axes for index, node in enumerate(graph.node) if (axes := axes_of(node))}
+        if before:
+            _put_in(graph, before, opset_version(proto))
+            changed = True
+    return changed
+
+
+def _put_in(graph: GraphProto, before: Mapping[int, Sequence[int]], opset: int) -> None:
+    taken = {value.name for value in (*graph.input, *graph.initializer)}
+    taken |= {name for node in graph.node for name in (*node.input, *node.output, node.name)}
+    nodes = list[NodeProto]()
+    for index, node in enumerate(graph.node):
+        copy = NodeProto.FromString(node.SerializeToString())
+        if index in before:
+            name, label = unique(f"{node.output[0]}_operand", taken), unique(f"{node.name}/Unsqueeze", taken)
+            made = helper.make_node("Unsqueeze", [node.input[1]], [name], label)
+            if opset < _AXES:
+                made.attribute.append(helper.make_attribute("axes", before[index]))
+            else:
+                made.input.append(unique(f"{name}_axes", taken))
+                graph.initializer.append(numpy_helper.from_array(np.asarray(before[index], np.int64), made.input[1]))
+            nodes.append(made)
+            copy.input[1] = name
+        nodes.append(copy)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _constants(proto: ModelProto) -> bool:
+    """Constant nodes of integers as initializers, which may be of any type."""
+    changed = False
+    for graph in all_graphs(proto.graph):
+        held = {node.output[0]: attribute(node, "value", None) for node in graph.node if node.op_type == "Constant"}
+        held = {name: tensor for name, tensor in held.items() if tensor is not None and tensor.data_type not in _FLOATS}
+        for name, tensor in held.items():
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = name
+            proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
+        for node in [node for node in graph.node if held and node.output[0] in held]:
+            graph.node.remove(node)
+            changed = True
+    return changed
+
+
+def _shapes(proto: ModelProto) -> dict[str, Shape]:
+    """Shapes as far as they can be inferred, None for what is open; the model may not be valid."""
+    try:
+        graph = infer_shapes(proto).graph
+    except Exception:  # ONNX's inference raises whatever its operators do
+        return {}
+    values = (*graph.input, *graph.value_info, *graph.output)
+    dims = {value.name: value.type.tensor_type.shape.dim for value in values}
+    shapes: dict[str, Shape] = {name: tuple(dim.dim_value or None for dim in shape) for name, shape in dims.items()}
+    return shapes | {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+
+
+def _dilated(node: NodeProto) -> bool:
+    same = attribute(node, "auto_pad", b"") in (b"SAME_UPPER", b"SAME_LOWER")
+    return same and any(size != 1 for size in attribute(node, "dilations", []))
+
+
+def _pad(node: NodeProto, shapes: Mapping[str, Shape]) -> bool:
+    """Padding in numbers: with a stride of 1 it goes with any size."""
+    dilations = attribute(node, "dilations", [])
+    kernel = attribute(node, "kernel_shape", None)
+    if kernel is None:
+        kernel = shapes.get(node.input[1], ())[2:]
+    strides = attribute(node, "strides", [1] * len(dilations))
+    sizes = [*shapes.get(node.input[0], ())[2:]] or [None] * len(dilations)
+    begins, ends = [], []
+    for size, length, stride, dilation in zip(sizes, kernel, strides, dilations):
+        if length is None or (size is None and stride != 1):
+            return False
+        last = 0 if size is None else -(-size // stride) * stride - stride  # where the last window starts
+        total = max(0, last + (length - 1) * dilation + 1 - (size or 1))
+        small, large = total // 2, total - total // 2
+        upper = attribute(node, "auto_pad", b"") == b"SAME_UPPER"
+        begins.append(small if upper else large)
+        ends.append(large if upper else small)
+    if len(begins) != len(dilations):
+        return False
+    kept = [item for item in node.attribute if item.name not in ("auto_pad", "pads")]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("pads", [*begins, *ends])])
+    return True
