@@ -76,6 +76,7 @@ def test_a_module_with_dynamic_height_and_width(tmp_path: Path, photos: Any) -> 
         (1, {}),
         (3, {}),
         (1, {"H": 64, "W": 96}),
+        (1, {"H": 33, "W": 49}),
     ]
     assert result.verified and result.sample == "an array" and result.weights == "the module's own"
     assert all(item.relative < 1e-4 for item in result.comparisons)
@@ -233,6 +234,31 @@ def test_another_size_that_pytorch_takes_is_compared_or_it_is_said(tmp_path: Pat
     model.sizes = {8}
     result = export(model, tmp_path / "m.onnx", **asked)
     assert "PyTorch doesn't take H 16, W 16 or H 4, W 4" in " ".join(result.notes)
+
+
+class Padding(nn.Module):
+    """Filled up to a multiple of 4 where that is needed, as a U-Net of any size is."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always, self.down, self.up = always, nn.Conv2d(3, 4, 4, stride=4), nn.ConvTranspose2d(4, 3, 4, stride=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[-2:]
+        missing = (-height) % 4, (-width) % 4
+        filled = nn.functional.pad(x, (0, missing[1], 0, missing[0])) if self.always or any(missing) else x
+        return self.up(self.down(filled))[..., :height, :width]
+
+
+def test_a_decision_by_size_that_the_trace_holds_is_said(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"inputs": {"x": ("batch", 3, "H", "W")}}
+    result = export(Padding(always=False), tmp_path / "held.onnx", **asked)
+    [note] = [note for note in result.notes if "not at every size" in note]
+    assert "H 224, W 224 and H 448, W 448, but" in note and "PyTorch runs it with H 225, W 225" in note
+    assert [dict(item.sizes) for item in result.comparisons] == [{}, {}, {"H": 448, "W": 448}]
+    result = export(Padding(always=True), tmp_path / "free.onnx", **asked)
+    assert dict(result.comparisons[-1].sizes) == {"H": 225, "W": 225}
+    assert not any("every size" in note for note in result.notes)
 
 
 @dataclass
@@ -634,7 +660,7 @@ def test_a_batch_behind_a_fixed_number_of_steps_is_compared_at_another_size(tmp_
             return self.steps(x)[0][-1]  # type: ignore[no-any-return]
 
     result = export(Head(), tmp_path / "m.onnx", inputs=["x:5,batch,6"])
-    assert [dict(item.sizes) for item in result.comparisons] == [{}, {"batch": 4}]
+    assert [dict(item.sizes) for item in result.comparisons] == [{}, {"batch": 4}, {"batch": 3}]
     assert load_model(tmp_path / "m.onnx").inputs[0].batch_axis == 1
 
 
