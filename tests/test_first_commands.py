@@ -258,7 +258,8 @@ def test_a_list_of_images_or_arrays_is_answered_by_what_is_taken(world: World) -
     assert images[1].name not in said
     has(world.refused("verify", world.model, world.model, "--data", *images), "--data takes one file or folder")
     has(world.refused("check", world.model, "another.onnx", "--data", world.arrays), "unexpected extra argument")
-    said = world.refused("calibrate", world.model, "--images", world.arrays, "-o", world.output / "t.json")
+    typed = ("--images", world.arrays, "--preprocess", "imagenet", "-o", world.output / "t.json")
+    said = world.refused("calibrate", world.model, *typed)
     has(said, f"give them as --data {world.arrays}")
 
 

@@ -80,7 +80,8 @@ def _failure(error: Exception) -> int:
         problem = f"{error.format_message().rstrip('.?')}{other}"
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in ("--images", "--data") and not behind.startswith("-"):
-                problem = f"{flag} takes one {'folder' if flag == '--images' else 'file or folder'}, no list such as a shell's *"
+                what = "folder" if flag == "--images" else "file or folder"
+                problem = f"{flag} takes one {what}, no list such as a shell makes of *"
         texts = [f"{problem}; try '{command} -h'"]
     else:
         kind, status = "InternalError", 70

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -376,8 +377,10 @@ def report(result: Any, values: Options) -> Iterator[str]:
     yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['summary']}"
     if result.json_twin is not None:
         yield f"  {result.json_twin}"
-    for item in result.unknown:
-        yield f"  not known: {item['what']}: {item['command']}"
+    engine = Path(values["engine"])
+    for item in result.unknown:  # the page may be read anywhere, these lines where the engine was named
+        command = item["command"].replace(shlex.quote(engine.name), shlex.quote(str(engine)))
+        yield f"  not known: {item['what']}: {command}"
 
 
 @command_of(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
