@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch  # noqa: TID251
+from scipy.ndimage import median_filter
 from torch import nn  # noqa: TID251
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSD
@@ -587,6 +588,19 @@ class Rotating(nn.Module):
         return torch.view_as_real(turned).flatten(2)
 
 
+class InSciPy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(median_filter(x.numpy(), 3))
+
+
+class Filtering(nn.Module):
+    """A function of its own, which computes outside PyTorch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return InSciPy.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class Picking(nn.Module):
     """Of boxes that name their image: another number of them than of images."""
 
@@ -609,6 +623,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
         (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
         (Rotating, {"x": ("n", 6, 4)}, ["complex numbers", "cosine and sine"]),
+        (Filtering, {"x": ("n", 4)}, ["it leaves PyTorch there", "test_exporter.py, line "]),
         (Listing, {"x": ("n", 4), "past": ("n", 4)}, ["n of past is always 8", "list of tensors", "one by one"]),
         (
             Attending,
@@ -624,7 +639,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (
             lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
             {"input": (2, 4)},
-            ["`source=` is ExportedProgram", "torch.nn.Module is needed"],
+            ["`source=` is ExportedProgram", "torch.nn.Module is needed: its .module() is one"],
         ),
     ],
 )

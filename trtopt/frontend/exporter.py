@@ -767,6 +767,11 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
             ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
             "as it is before prepare and convert, and let trtopt build --int8 quantize it"
         )
+    if "is not supported for tensor subclasses" in told:
+        return (
+            f": {_at(error)}it leaves PyTorch there, for NumPy or another library, which no graph holds: write that part with "
+            "PyTorch's operators, or leave it out of the exported model"
+        )
     if "complex-valued input" in told:
         return (
             f": {_at(error)}it computes with complex numbers, of which torch's exporter knows few operations: write that part "
