@@ -319,6 +319,9 @@ def run(result: Any, values: Options) -> Iterator[str]:
     if result.ranked:
         rows = [(item.sample, ", ".join(map(str, item.predictions))) for item in result.ranked]
         print_table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)
+        more = max(item.shape[0] for item in result.outputs if item.shape) - len(rows) if result.arrays else 0
+        if more > 0:
+            yield f"{more} more samples{'' if result.files else ': -o DIR writes the outputs of all'}"
     yield f"{result.backend}, {result.timing}"
     for path in result.files:
         yield f"  {path}"
