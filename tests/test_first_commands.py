@@ -251,6 +251,18 @@ def test_fp16_is_not_suggested_where_build_refuses_it(world: World) -> None:
     assert "--fp16" not in said
 
 
+def test_a_list_of_images_or_arrays_is_answered_by_what_is_taken(world: World) -> None:
+    images = sorted(world.photos.iterdir())[:3]
+    said = world.refused("calibrate", world.model, "--images", *images, "-o", world.output / "t.json")
+    has(said, "--images takes one folder, no list", "try 'trtopt calibrate -h'")
+    assert images[1].name not in said
+    has(world.refused("verify", world.model, world.model, "--data", *images), "--data takes one file or folder")
+    has(world.refused("check", world.model, "another.onnx", "--data", world.arrays), "unexpected extra argument")
+    typed = ("--images", world.arrays, "--preprocess", "imagenet", "-o", world.output / "t.json")
+    said = world.refused("calibrate", world.model, *typed)
+    has(said, f"give them as --data {world.arrays}")
+
+
 @pytest.mark.parametrize(
     ("command", "flag", "instead"), [("run", "--data", "--input"), ("verify", "--input", "--data")]
 )

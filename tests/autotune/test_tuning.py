@@ -98,6 +98,7 @@ def test_the_layer_that_loses_most_stays_out_and_says_why(crops: Any, tmp_path: 
     result = _tuned(net, crops, tmp_path, min_snr=limit, reporter=heard, save_onnx=tmp_path / "g.onnx")
     assert list(result.tuning.left_out) == ["c1"]
     assert result.tuning.before.snr_db < limit < result.tuning.chosen.snr_db
+    assert f"(on {result.tuning.before.samples} of them) → " in str(result.tuning)
     assert result.precision["fp16"] == 1 and result.precision["int8"] == 4
     kept = {item.node: item.reason for item in result.kept}
     has(kept["c1"], "tuned: in INT8 it makes", "of the noise", "of the arithmetic")

@@ -73,6 +73,7 @@ def test_places_that_can_not_be_written_are_found_before_the_work(tmp_path: Path
     for place, said in (
         (tmp_path, "is a folder"),
         (tmp_path / "no" / "x", "mkdir -p"),
+        (tmp_path / "not yet" / "x", f"mkdir -p '{tmp_path}/not yet'"),
         (tmp_path / "file" / "x", "can't write"),
     ):
         with pytest.raises(OutputError, match=said):

@@ -52,6 +52,21 @@ def forms(folder: Path) -> dict[str, Any]:
     }
 
 
+def test_a_file_may_hold_one_sample_without_an_axis_that_counts(tmp_path: Path) -> None:
+    for number, digit in enumerate(DIGITS[:5]):
+        np.save(tmp_path / f"{number} of 5.npy", digit)
+    batches = open_data(IMAGE, data=tmp_path, batch=2)
+    assert batches.samples == 5 and np.array_equal(together(batches), DIGITS[:5])
+    assert batches.digests == open_data(IMAGE, data=DIGITS[:5]).digests
+    steps = TensorInfo("x", "float32", (6, "batch", 4), batch_axis=1)
+    np.savez_compressed(tmp_path / "steps.npz", x=np.arange(24, dtype=np.float32).reshape(6, 4))
+    [batch] = open_data([steps], data=tmp_path / "steps.npz")
+    assert batch["x"].shape == (1, 6, 4)
+    np.save(tmp_path / "flat.npy", DIGITS[0, 0])
+    with pytest.raises(UsageError, match=r"flat\.npy: image has shape 8x8, the model takes nx1x8x8"):
+        open_data(IMAGE, data=tmp_path / "flat.npy")
+
+
 def test_every_form_gives_the_same_samples_on_every_pass(tmp_path: Path) -> None:
     descriptions = set()
     for form, source in forms(tmp_path).items():

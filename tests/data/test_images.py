@@ -136,6 +136,10 @@ def test_empty_and_missing_folders(tmp_path: Path, folder: Path) -> None:
         read(tmp_path / "empty")
     with pytest.raises(UsageError, match="doesn't exist"):
         read(tmp_path / "absent")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "photo.jpg").symlink_to(tmp_path / "gone.jpg")
+    with pytest.raises(DataError, match=r"the 1 images? can be used.*photo\.jpg"):
+        list(read(tmp_path / "moved"))
     with pytest.raises(UsageError, match="isn't a folder"):
         read(next(folder.rglob("*.png")))
     with pytest.raises(DataError, match="list of images is empty"):

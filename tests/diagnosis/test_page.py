@@ -703,6 +703,9 @@ def test_the_command(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = CliRunner().invoke(cli.app, [*typed, "--json-twin", "t.json", "--json"])
     assert json.loads(run.stdout)["json_twin"] == "t.json" and Path("t.json").is_file()
     assert json.loads(run.stdout)["verdict"]["accuracy"]
+    monkeypatch.chdir(tmp_path.parent)
+    run = CliRunner().invoke(cli.app, ["report", str(Path(tmp_path.name) / "m.engine"), "-o", "r.html"])
+    assert f"trtopt profile {tmp_path.name}/m.engine --json" in run.output  # can be pasted where it was typed
 
 
 def test_what_profile_gives_can_be_given(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import torch  # noqa: TID251
 from compared import compare
 from graphs import model, node, photos, rapidocr, rendered_text, typed, values
 from hypothesis import given, settings
@@ -108,6 +109,9 @@ def test_samples_are_taken_in_the_forms_that_calibration_takes(digits: Digits, t
             verify(model, model, **more)
     with pytest.raises(UsageError, match="isn't known of a function: give batches"):
         verify(lambda feed: {"logits": feed["x"]}, model, data=images)
+    module: Any = torch.nn.Linear(64, 10)
+    with pytest.raises(UsageError, match=r"`reference=` is Linear; .*: trtopt\.export\(module, 'model\.onnx'"):
+        verify(module, model, data=images)
 
 
 def test_figures_are_those_of_the_whole_set_whatever_the_batch(digits: Digits) -> None:

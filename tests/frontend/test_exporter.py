@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch  # noqa: TID251
+from scipy.ndimage import median_filter
 from torch import nn  # noqa: TID251
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSD
@@ -76,6 +77,7 @@ def test_a_module_with_dynamic_height_and_width(tmp_path: Path, photos: Any) -> 
         (1, {}),
         (3, {}),
         (1, {"H": 64, "W": 96}),
+        (1, {"H": 33, "W": 49}),
     ]
     assert result.verified and result.sample == "an array" and result.weights == "the module's own"
     assert all(item.relative < 1e-4 for item in result.comparisons)
@@ -233,6 +235,31 @@ def test_another_size_that_pytorch_takes_is_compared_or_it_is_said(tmp_path: Pat
     model.sizes = {8}
     result = export(model, tmp_path / "m.onnx", **asked)
     assert "PyTorch doesn't take H 16, W 16 or H 4, W 4" in " ".join(result.notes)
+
+
+class Padding(nn.Module):
+    """Filled up to a multiple of 4 where that is needed, as a U-Net of any size is."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always, self.down, self.up = always, nn.Conv2d(3, 4, 4, stride=4), nn.ConvTranspose2d(4, 3, 4, stride=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[-2:]
+        missing = (-height) % 4, (-width) % 4
+        filled = nn.functional.pad(x, (0, missing[1], 0, missing[0])) if self.always or any(missing) else x
+        return self.up(self.down(filled))[..., :height, :width]
+
+
+def test_a_decision_by_size_that_the_trace_holds_is_said(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"inputs": {"x": ("batch", 3, "H", "W")}}
+    result = export(Padding(always=False), tmp_path / "held.onnx", **asked)
+    [note] = [note for note in result.notes if "not at every size" in note]
+    assert "H 224, W 224 and H 448, W 448, but" in note and "PyTorch runs it with H 225, W 225" in note
+    assert [dict(item.sizes) for item in result.comparisons] == [{}, {}, {"H": 448, "W": 448}]
+    result = export(Padding(always=True), tmp_path / "free.onnx", **asked)
+    assert dict(result.comparisons[-1].sizes) == {"H": 225, "W": 225}
+    assert not any("every size" in note for note in result.notes)
 
 
 @dataclass
@@ -506,7 +533,7 @@ def test_the_causal_mask_of_torchs_transformer_is_exported(tmp_path: Path) -> No
     shapes: dict[str, Any] = {"source": ("batch", "s", 8), "target": ("batch", "t", 8)}
     before = torch.nn.modules.transformer._detect_is_causal_mask
     result = export(Masked(), tmp_path / "m.onnx", inputs=shapes)
-    assert dict(result.comparisons[-1].sizes) == {"s": 16, "t": 16}
+    assert [dict(item.sizes) for item in result.comparisons[2:]] == [{"s": 16, "t": 16}, {"s": 9, "t": 9}]
     assert torch.nn.modules.transformer._detect_is_causal_mask is before
 
 
@@ -583,6 +610,19 @@ class Rotating(nn.Module):
         return torch.view_as_real(turned).flatten(2)
 
 
+class InSciPy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(median_filter(x.numpy(), 3))
+
+
+class Filtering(nn.Module):
+    """A function of its own, which computes outside PyTorch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return InSciPy.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class Picking(nn.Module):
     """Of boxes that name their image: another number of them than of images."""
 
@@ -605,6 +645,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
         (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
         (Rotating, {"x": ("n", 6, 4)}, ["complex numbers", "cosine and sine"]),
+        (Filtering, {"x": ("n", 4)}, ["it leaves PyTorch there", "test_exporter.py, line "]),
         (Listing, {"x": ("n", 4), "past": ("n", 4)}, ["n of past is always 8", "list of tensors", "one by one"]),
         (
             Attending,
@@ -620,7 +661,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (
             lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
             {"input": (2, 4)},
-            ["`source=` is ExportedProgram", "torch.nn.Module is needed"],
+            ["`source=` is ExportedProgram", "torch.nn.Module is needed: its .module() is one"],
         ),
     ],
 )
@@ -656,7 +697,7 @@ def test_a_batch_behind_a_fixed_number_of_steps_is_compared_at_another_size(tmp_
             return self.steps(x)[0][-1]  # type: ignore[no-any-return]
 
     result = export(Head(), tmp_path / "m.onnx", inputs=["x:5,batch,6"])
-    assert [dict(item.sizes) for item in result.comparisons] == [{}, {"batch": 4}]
+    assert [dict(item.sizes) for item in result.comparisons] == [{}, {"batch": 4}, {"batch": 3}]
     assert load_model(tmp_path / "m.onnx").inputs[0].batch_axis == 1
 
 
@@ -764,7 +805,11 @@ class Messages(nn.Module):
 def test_a_first_axis_that_no_single_sample_fits(tmp_path: Path) -> None:
     inputs = {"x": TensorInfo("x", "float32", ("nodes", 4)), "edges": TensorInfo("edges", "int64", (2, "count"))}
     result = export(Messages(), tmp_path / "m.onnx", inputs=inputs)
-    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [(8, {}), (8, {"count": 16})]
+    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [
+        (8, {}),
+        (8, {"count": 16}),
+        (8, {"count": 9}),
+    ]
     (note,) = [note for note in result.notes if "not compared at batch 1" in note]
     assert "IndexError" in note
 

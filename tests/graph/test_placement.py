@@ -53,6 +53,20 @@ def _reasons(points: Points) -> dict[str, str]:
     return {item.node: item.reason for item in points.kept}
 
 
+def test_twins_of_one_network_are_placed_alike() -> None:
+    first = {"left1_w": values(32, 3, 3, 3), "left2_w": values(32, 32, 1, 1), "depth_w": values(32, 1, 3, 3)}
+    nodes = [
+        *(node("Conv", f"{side} left1_w", f"{side}1", f"{side}_first") for side in ("left", "right")),
+        *(node("Conv", f"{side}1 left2_w", f"{side}2", f"{side}_second") for side in ("left", "right")),
+        node("Conv", "depth depth_w", "depth1", "depth_first"),
+        node("Sum", "left2 right2 depth1", "y"),
+    ]
+    shapes = {"left": ("n", 3, 8, 8), "right": ("n", 3, 8, 8), "depth": ("n", 1, 8, 8)}
+    points = points_of(model(nodes, inputs=shapes, outputs={"y": ("n", 32, 6, 6)}, weights=first))
+    assert set(points.quantized) == {"left_first", "right_first", "left_second", "right_second"}
+    assert "1 → 32 channels" in _reasons(points)["depth_first"]
+
+
 def test_a_layer_reads_its_input_quantized_after_the_activation() -> None:
     net = Net()
     net.conv("x", "c1")

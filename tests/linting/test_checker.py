@@ -19,7 +19,7 @@ from trtopt.core.values import Issue, ShapeRange
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
-from trtopt.linting.rules import Finding, find
+from trtopt.linting.rules import Finding, find, fp16_hazards
 
 
 class FakeGeneration:
@@ -171,6 +171,16 @@ def test_fp16_overflow_underflow_and_masks() -> None:
         [node("Add", "x m", "h", "masked"), node("Softmax", "h", "y")], weights={"m": np.float32([-3.4e38, 0] * 4)}
     )
     assert codes(mask)["fp16-mask-constant"].node == "masked"
+
+
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_a_mask_of_infinity_is_the_same_in_fp16(shape: tuple[int, ...]) -> None:
+    weights = {"m": np.full(shape, -np.inf, np.float32), "hides": np.array([True, False] * 4)}
+    mask = model([node("Where", "hides m x", "h", "masked"), node("Softmax", "h", "y")], weights=weights)
+    assert "fp16-mask-constant" not in codes(mask) and not fp16_hazards(mask)
+    weights["m"] = np.full(shape, -3.4e38, np.float32)
+    mask = model([node("Where", "hides m x", "h", "masked"), node("Softmax", "h", "y")], weights=weights)
+    assert "fp16-mask-constant" in codes(mask) and [item.node for item in fp16_hazards(mask)] == ["masked"]
 
 
 def test_clip_bounds_beyond_fp16_are_harmless() -> None:

@@ -160,6 +160,13 @@ def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
     assert [item.predictions[0].index for item in few.ranked] == [243, 559, 438]
 
 
+def test_samples_that_the_table_leaves_out_are_counted(world: World, lite0: Path) -> None:
+    for count, said in ((11, True), (8, False)):
+        np.save(world.folder / "x.npy", np.zeros((count, 3, 224, 224), np.float32))
+        shown = world.run("run", lite0 / "fp16.engine", "--input", world.folder / "x.npy", *ORT).out
+        assert ("3 more samples: -o DIR writes" in shown) == ("more samples" in shown) == said
+
+
 def test_photos_get_names_and_bad_ones_are_told(world: World, lite0: Path) -> None:
     labelled = load_recipe("efficientnet-lite0").labelled_files()
     for number in (17, 4):

@@ -112,12 +112,13 @@ def test_warnings_are_counted_and_errors_kept_in_order() -> None:
         "b",
         "b",
         "Make sure input sizes has Int64 binding.",
+        "Make sure output classes has Int64 binding.",
     ):
         messages.add("WARNING", text)
     for text in ("first", "second", "first"):
         messages.add("ERROR", text)
     messages.add("INFO", "nothing")
-    assert messages.warnings == ("Empty initializer roi.", "b (2 times)")  # the last one says nothing
+    assert messages.warnings == ("Empty initializer roi.", "b (2 times)")  # the last two say nothing
     assert messages.errors == ("first", "second")
 
 

@@ -109,7 +109,8 @@ class Tuning:
             out = "no layer has to stay out"
         out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
-        before = f"{'about ' if self.before.samples < self.samples else ''}{self.before.snr_db:.1f}"
+        fewer = f" (on {self.before.samples} of them)" if self.before.samples < self.samples else ""
+        before = f"{self.before.snr_db:.1f}{fewer}"
         return (
             f"{out}, {repairs}: {before} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
             f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"

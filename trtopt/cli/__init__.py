@@ -77,7 +77,12 @@ def _failure(error: Exception) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
         other = _ELSEWHERE.get((command, str(getattr(error, "option_name", ""))), "")
-        texts = [f"{error.format_message().rstrip('.?')}{other}; try '{command} -h'"]
+        problem = f"{error.format_message().rstrip('.?')}{other}"
+        for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
+            if "unexpected extra argument" in problem and flag in ("--images", "--data") and not behind.startswith("-"):
+                what = "folder" if flag == "--images" else "file or folder"
+                problem = f"{flag} takes one {what}, no list such as a shell makes of *"
+        texts = [f"{problem}; try '{command} -h'"]
     else:
         kind, status = "InternalError", 70
         texts = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]

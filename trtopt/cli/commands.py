@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -318,6 +319,9 @@ def run(result: Any, values: Options) -> Iterator[str]:
     if result.ranked:
         rows = [(item.sample, ", ".join(map(str, item.predictions))) for item in result.ranked]
         print_table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)
+        more = max(item.shape[0] for item in result.outputs if item.shape) - len(rows) if result.arrays else 0
+        if more > 0:
+            yield f"{more} more samples{'' if result.files else ': -o DIR writes the outputs of all'}"
     yield f"{result.backend}, {result.timing}"
     for path in result.files:
         yield f"  {path}"
@@ -376,8 +380,10 @@ def report(result: Any, values: Options) -> Iterator[str]:
     yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['summary']}"
     if result.json_twin is not None:
         yield f"  {result.json_twin}"
-    for item in result.unknown:
-        yield f"  not known: {item['what']}: {item['command']}"
+    engine = Path(values["engine"])
+    for item in result.unknown:  # the page may be read anywhere, these lines where the engine was named
+        command = item["command"].replace(shlex.quote(engine.name), shlex.quote(str(engine)))
+        yield f"  not known: {item['what']}: {command}"
 
 
 @command_of(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -231,7 +232,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
             raise OutputError(f"can't write {target}: it is {_kind(mode)}", "give a file name")
         if mode is None and not target.parent.is_dir():
             problem = f"can't write {target}: the folder {target.parent} doesn't exist"
-            raise OutputError(problem, f"create it with mkdir -p {target.parent}")
+            raise OutputError(problem, f"create it with mkdir -p {shlex.quote(str(target.parent))}")
     except (OSError, ValueError) as error:
         raise _output_error(target, error) from error
     return target

@@ -248,11 +248,14 @@ def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bo
 def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
     """Raise UsageError unless the value's type, or one that it inherits from, has one of these names."""
     known, names = {kind.__name__ for kind in type(value).__mro__}, [kind.rpartition(".")[2] for kind in takes]
-    if not known.isdisjoint(names) or ("function" in takes and callable(value)):
+    functional = "function" in takes and callable(value) and "Module" not in known  # a module takes tensors, no arrays
+    if not known.isdisjoint(names) or functional:
         return
     held = getattr(value, "__dict__", {}).items()
     inside = [key for key, item in held if type(item).__name__ in names or isinstance(item, os.PathLike)]
     hint = f": its .{inside[0]} is one" if inside else ""
+    if "ExportedProgram" in known and "Module" in names:
+        hint = ": its .module() is one, with the sizes that it was exported with"
     if "Module" in known:
         hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
     given = None if value is None else type(value).__name__

@@ -354,6 +354,8 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
         raise UsageError(
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )
+    if isinstance(array, StoredArray) and info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
+        array = np.expand_dims(array.whole(), info.batch_axis)  # a file that holds one sample, as data sets give it
     shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
     counted = (
         info.batch_axis is None and array.ndim == len(info.shape) + 1

@@ -249,9 +249,12 @@ def images_in(folder: Path) -> list[Item]:
         problem = (
             "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
         )
+        if folder.suffix in (".npz", ".npy"):
+            problem = f"holds arrays; give them as `data='{folder}'`"
         raise UsageError(f"`images='{folder}'` {problem}")
     paths: list[Item] = []
-    paths += sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
+    named = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS]
+    paths += sorted(path for path in named if path.is_file() or (path.is_symlink() and not path.exists()))
     if not paths:
         raise UsageError(f"there is no image in {folder} (looked for {', '.join(sorted(EXTENSIONS))}, subfolders too)")
     return paths

@@ -108,7 +108,7 @@ def arithmetic(coverage: Mapping[str, float]) -> str:
     shares = sorted(coverage.items(), key=lambda item: -item[1])
     if len(shares) < 2:
         return ""
-    return "of the arithmetic, " + ", ".join(f"{share:.1%} {name.upper()}" for name, share in shares)
+    return "of the arithmetic, " + ", ".join(f"{min(share, 0.999):.1%} {name.upper()}" for name, share in shares)
 
 
 def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) -> dict[str, Precision]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -495,7 +495,9 @@ def _elsewhere(
 ) -> tuple[list[ExportComparison], list[str]]:
     """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
 
-    A trace may hold the sizes that it was made at, and give other results, or none, at any other.
+    A trace may hold the sizes that it was made at, and give other results, or none, at any other. It may also hold what an
+    `if` on sizes came to, such as whether to fill up to a multiple: so a neighbouring size is compared, too. Where that alone
+    differs, the model is good for others, and that is said.
     """
     infos, batch = subject.infos, subject.first
     traced = {
@@ -504,13 +506,16 @@ def _elsewhere(
         for axis, size in enumerate(info.shape)
         if isinstance(size, str) and size != batch
     }
-    tried = []
-    for scale in (2, 0.5) if traced else ():
-        sizes = {name: max(1, int(size * scale)) for name, size in traced.items()}
-        if sizes == traced:
+    at = _listed(traced)
+    tried: list[str] = []
+    found: list[ExportComparison] = []
+    doubled, halved, neighbour = (
+        {name: max(1, change(size)) for name, size in traced.items()} for change in _OTHER_SIZES
+    )
+    for sizes in (doubled, halved, neighbour) if traced else ():
+        if sizes == traced or (found and sizes is not neighbour):
             continue
-        said = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        tried.append(said)
+        tried.append(_listed(sizes))
         made = {}
         for info in infos:
             array = subject.batch(samples)[info.name]
@@ -522,20 +527,34 @@ def _elsewhere(
             expected = subject.outputs(made, model)
         except Exception:  # whatever a model raises at a size that it doesn't take
             continue
-        problem = ""
         try:
             gap = difference(expected, session(made))
             problem = "" if gap.within(tolerance) else f"they disagree there: {gap}"
         except ModelError:
             problem = "ONNX Runtime can't run it there"
+        if problem and found:
+            note = (
+                f"the ONNX model is right with {at} and {_listed(found[0].sizes)}, but not at every size: PyTorch runs it with "
+                f"{tried[-1]}, and {problem}. Where forward decides by sizes (an if, padding to a multiple), the trace holds "
+                "what it did: do that before the model, or write it without if; else keep to such multiples"
+            )
+            return found, [note]
         if problem:
-            at = ", ".join(f"{name} {size}" for name, size in traced.items())
             raise ExportMismatch(
                 f"{subject.text}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with "
-                f"{said}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
+                f"{tried[-1]}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
             )
-        return [ExportComparison(samples, gap.absolute, gap.relative, gap.output, sizes)], []
-    return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"] if tried else []
+        found.append(ExportComparison(samples, gap.absolute, gap.relative, gap.output, sizes))
+    if tried and not found:
+        return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"]
+    return found, []
+
+
+_OTHER_SIZES: tuple[Callable[[int], int], ...] = (lambda size: size * 2, lambda size: size // 2, lambda size: size + 1)
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def _first_run(subject: _Subject, user: Any, sampled: str) -> list[tuple[str, Any]]:
@@ -764,6 +783,11 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
         return (
             ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
             "as it is before prepare and convert, and let trtopt build --int8 quantize it"
+        )
+    if "is not supported for tensor subclasses" in told:
+        return (
+            f": {_at(error)}it leaves PyTorch there, for NumPy or another library, which no graph holds: write that part with "
+            "PyTorch's operators, or leave it out of the exported model"
         )
     if "complex-valued input" in told:
         return (

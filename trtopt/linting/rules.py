@@ -330,8 +330,11 @@ def _largest(values: NDArray[Any]) -> float:
 
 
 def _beyond_fp16(name: str, values: NDArray[Any], node: str, op: str) -> Iterator[Finding]:
-    """A constant whose largest value FP16 doesn't hold."""
-    if op not in ("Clip", "Min", "Max"):  # a bound beyond FP16 becomes infinity, which still bounds nothing
+    """A constant whose largest value FP16 doesn't hold. Of -inf, a mask's, FP16 makes what FP32 does."""
+    beyond = values[np.abs(values) > FP16_MAX]
+    if (
+        op not in ("Clip", "Min", "Max") and not np.isneginf(beyond).all()
+    ):  # a bound that is infinite still bounds nothing
         mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
         value = float(values.flat[int(np.abs(values).argmax())])
         yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)
@@ -379,7 +382,7 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
         maker, pairs = graph.makers.get(node.input[0]), graph.readers.get(node.output[0], [])
         if maker is not None and maker.op_type in ("Conv", "ConvTranspose"):
             between += [node] * any(graph.followed(pair, *ACTIVATIONS) for pair in pairs)
-    first = next(iter(graph.of("Conv")), None)
+    shapes = [weight.shape for node in graph.of("Conv") if (weight := graph.weight(node)) is not None]
     for node in graph.of("Conv", "ConvTranspose", "Gemm"):
         weight = graph.weight(node)
         if weight is None:
@@ -387,7 +390,12 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
             if maker is None or maker.op_type not in ("DequantizeLinear", "Constant"):
                 dynamic.append(node)
             continue
-        if node.op_type == "Conv" and node is not first and weight.ndim > 2 and attribute(node, "group", 1) == 1:
+        if (
+            node.op_type == "Conv"
+            and weight.shape != shapes[0]
+            and weight.ndim > 2
+            and attribute(node, "group", 1) == 1
+        ):
             narrow += [node] * bool(min(weight.shape[:2]) < 4)
         if node.op_type == "Conv" and weight.dtype.kind == "f" and weight.size:
             amax = np.abs(weight.astype(np.float32)).reshape(len(weight), -1).max(axis=1)

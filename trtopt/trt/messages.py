@@ -46,7 +46,7 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
         r"Profile kM(IN|AX) values are not self-consistent",
         "the model's own shapes don't fit together at every size within `shapes=`: run it at the least and the largest",
     ),
-    (r"Make sure input .* has Int64 binding", None),  # every integer input has one
+    (r"Make sure (input|output) .* has Int64 binding", None),  # every integer input and output has one
     (r"Converting conv \w+ scales to fp32", None),  # TensorRT-RTX, on every Q/DQ with FP16 scales; it changes nothing
 )
 

@@ -199,12 +199,12 @@ def one_row_a_sample(model: ir.Model, points: Points) -> tuple[str, ...]:
 
 def _searched(search: _Search) -> _Search:
     search.varying = _varying(search.model.graph)
-    first = next((node for node in search.model.graph if node.op_type == "Conv"), None)
+    first = _first(search.model.graph)
     for node in search.model.graph:
         if node.op_type not in WEIGHTED or node.domain or node.inputs[0] is None:
             continue
         if is_float(node.inputs[0]):
-            _weighted(search, node, first=node is first)
+            _weighted(search, node, first=node in first)
         elif node.inputs[0].dtype is None:
             search.kept.append(Kept(str(node.name), node.op_type, search.base, UNTYPED))
     if search.precision is Precision.INT8:  # TensorRT runs Add, pooling and Concat in INT8 but not in FP8
@@ -281,6 +281,19 @@ def _values(graph: ir.Graph) -> Iterable[ir.Value]:
 
 def _override(search: _Search, node: ir.Node) -> Precision | None:
     return overriding(search.overrides, node.name or "", node.op_type)
+
+
+def _first(graph: ir.Graph) -> set[ir.Node]:
+    """The first convolution, and those at other inputs that are like it: twins that compare two images compute the same."""
+    behind: set[ir.Value | None] = set()
+    heads = []
+    for node in graph:
+        after = not behind.isdisjoint(node.inputs)
+        if node.op_type == "Conv" and not after:
+            heads.append(node)
+        if after or node.op_type == "Conv":
+            behind.update(node.outputs)
+    return {node for node in heads if sizes(node.inputs[1]) == sizes(heads[0].inputs[1])}
 
 
 def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
