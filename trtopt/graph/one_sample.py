@@ -76,6 +76,13 @@ def held_batch(proto: ModelProto) -> HeldBatch:
     return trace.opened(proto, {infos[name].shape[0] for name in batched})
 
 
+def _multiply(node: NodeProto, data: Sequence[int], weight: Sequence[int]) -> bool:
+    """Whether a Gemm or Conv can multiply these shapes."""
+    if node.op_type == "Conv":
+        return bool(data[1] == weight[1] * attribute(node, "group", 1))
+    return data[0 if attribute(node, "transA", 0) else 1] == weight[1 if attribute(node, "transB", 0) else 0]
+
+
 class _Trace:
     """A light model's shapes at one sample and at several, and what is changed in it."""
 
@@ -138,12 +145,10 @@ class _Trace:
                 measure = math.prod if node.op_type == "Reshape" else operator.itemgetter(0)
                 if measure(data) != measure(result):
                     yield index, f"at {number} it makes {x(result)} of {x(data)}"
-            elif node.op_type == "Gemm" and data and weight:
-                ours = data[0 if attribute(node, "transA", 0) else 1]
-                if ours != weight[1 if attribute(node, "transB", 0) else 0]:
-                    yield index, f"at {number} it multiplies {x(data)} with {x(weight)}"
-            elif node.op_type == "Conv" and data and weight and data[1] != weight[1] * attribute(node, "group", 1):
-                yield index, f"at {number} its input is {x(data)}, and its weights are {x(weight)}"
+            elif node.op_type in ("Gemm", "Conv") and data and weight and not _multiply(node, data, weight):
+                alone = self.one.get(node.input[0])
+                if alone and _multiply(node, alone, weight):  # else it is wrong at any batch
+                    yield index, f"at {number} its input is {x(data)}, and its weights are {x(weight)}"
             elif node.op_type in RECURRENT and data and self._states(node):
                 yield index, f"its initial states are for a batch of 1, and its input at {number} is {x(data)}"
 
