@@ -158,7 +158,7 @@ def test_nodes_are_listed_by_the_names_of_overrides(world: World, detector: Path
     data = ("--images", world.photos, "--size", "64", "-o", world.output / "t.json")
     for command in (
         ("calibrate", detector, *data),
-        ("build", detector, "--shapes", "x:1x3x8x8", "-o", world.output / "e"),
+        ("build", detector, "--fp16", "--shapes", "x:1x3x8x8", "-o", world.output / "e"),
     ):
         has(world.refused(*command, *override), "matches no node; near: conv3, ", "trtopt check MODEL --nodes lists")
 
