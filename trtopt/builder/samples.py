@@ -15,7 +15,11 @@ from trtopt.graph.io import Model
 def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
     """How its images become inputs: as it says, else as its table does; in the opt size where the model leaves it open."""
     preprocess, calib = request.preprocess, request.calib
-    table = calib if isinstance(calib, Table) else None if calib is None or is_cache(calib) else Table.load(calib)
+    asked = preprocess is not None or request.images is not None
+    if isinstance(calib, Table):
+        table: Table | None = calib
+    else:
+        table = Table.load(calib) if asked and calib is not None and not is_cache(calib) else None
     if table is not None:
         check_preparation(preprocess, table)
     if request.images is None:  # given without images it is passed on all the same, for `open_data` to refuse

@@ -191,11 +191,8 @@ def together(
             actual = after(both)
         except ModelError as error:
             return _refused(error)
-        return (
-            str(far)
-            if not (far := difference(_joined(expected, actual), actual)).within(tolerance, bounded=bounded)
-            else ""
-        )
+        far = difference(_joined(expected, actual), actual)
+        return "" if far.within(tolerance, bounded=bounded) else str(far)
     raise problem or ModelError("there is no size to try")
 
 
