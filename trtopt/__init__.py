@@ -107,11 +107,8 @@ if TYPE_CHECKING:
     )
     from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
     from trtopt.evaluation.verify import Accuracy as Accuracy, Agreement as Agreement, verify as verify
-    from trtopt.frontend.exporter import (
-        ExportComparison as ExportComparison,
-        ExportResult as ExportResult,
-        export as export,
-    )
+    from trtopt.frontend.comparison import ExportComparison as ExportComparison
+    from trtopt.frontend.exporter import ExportResult as ExportResult, export as export
     from trtopt.frontend.proposal import InitResult as InitResult, init as init
     from trtopt.graph.output_kinds import Kind as Kind
     from trtopt.graph.passes.fold import FoldReport as FoldReport
@@ -215,7 +212,8 @@ _HOMES = {
     "evaluation.outputs": ("Channels", "OutputAgreement", "SampleAgreement", "SampleSpread"),
     "evaluation.per_layer": ("LayerAgreement",),
     "evaluation.verify": ("Accuracy", "Agreement", "verify"),
-    "frontend.exporter": ("ExportComparison", "ExportResult", "export"),
+    "frontend.comparison": ("ExportComparison",),
+    "frontend.exporter": ("ExportResult", "export"),
     "frontend.proposal": ("InitResult", "init"),
     "graph.output_kinds": ("Kind",),
     "graph.passes.fold": ("FoldReport",),

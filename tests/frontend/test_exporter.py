@@ -15,10 +15,11 @@ from torch import nn  # noqa: TID251
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSD
 
-import trtopt.frontend.exporter
+import trtopt.frontend.comparison
 from trtopt.core.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.frontend.exporter import ExportResult, export, parse_input
+from trtopt.frontend.exporter import ExportResult, export
+from trtopt.frontend.inputs import parse_input
 from trtopt.frontend.modules import open_source
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
@@ -186,7 +187,7 @@ def test_a_mismatch_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         def __call__(self, inputs: Any) -> Any:
             return {name: array + 0.1 for name, array in self.real(inputs).items()}
 
-    monkeypatch.setattr(trtopt.frontend.exporter, "OnnxSession", Wrong)
+    monkeypatch.setattr(trtopt.frontend.comparison, "OnnxSession", Wrong)
     with pytest.raises(ExportMismatch, match="disagree") as caught:
         export(Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)})
     assert "Nothing was written" in str(caught.value) and list(tmp_path.iterdir()) == []
@@ -208,7 +209,7 @@ def test_a_trace_that_holds_its_own_size_is_refused(
                 raise ModelError("Shape mismatch")
             return {name: array + 0.1 * other for name, array in self.real(inputs).items()}
 
-    monkeypatch.setattr(trtopt.frontend.exporter, "OnnxSession", Held)
+    monkeypatch.setattr(trtopt.frontend.comparison, "OnnxSession", Held)
     with pytest.raises(
         ExportMismatch, match=r"traced with H 8, W 8.*PyTorch runs it with H 16, W 16.*give sizes"
     ) as caught:

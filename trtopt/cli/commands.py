@@ -40,8 +40,8 @@ ROWS = 10  # of tables of layers
 
 def _export(values: Options, reporter: Reporter) -> Any:
     import trtopt
-    from trtopt.frontend.exporter import parse_input
     from trtopt.frontend.factories import parse_argument
+    from trtopt.frontend.inputs import parse_input
 
     parsers: dict[str, Callable[[list[str]], Any]] = {
         "factory_arg": lambda texts: dict(map(parse_argument, texts)),
@@ -77,8 +77,8 @@ def export(result: Any, values: Options) -> Iterator[str]:
 
 def _init(values: Options, reporter: Reporter) -> Any:
     import trtopt
-    from trtopt.frontend.exporter import parse_input
     from trtopt.frontend.factories import parse_argument
+    from trtopt.frontend.inputs import parse_input
 
     arguments = dict(map(parse_argument, values["factory_arg"])) if values["factory_arg"] else None
     inputs = list(map(parse_input, values["inputs"])) if values["inputs"] else None

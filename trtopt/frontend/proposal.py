@@ -25,11 +25,12 @@ from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone, default_range
 from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo, named_size
 from trtopt.data import open_data
-from trtopt.frontend.exporter import PHOTOS, described_inputs
 from trtopt.frontend.factories import SEED
 from trtopt.frontend.forward import Arguments, example, leaves
+from trtopt.frontend.inputs import described_inputs
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import InitRequest
+from trtopt.frontend.samples import PHOTOS
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.limits import OUTSIDE
 from trtopt.graph.output_kinds import resolve

@@ -15,7 +15,8 @@ from trtopt.core.progress import SILENT, Reporter
 if TYPE_CHECKING:
     import torch  # noqa: TID251
 
-    from trtopt.frontend.exporter import InputSpec, Sample
+    from trtopt.frontend.inputs import InputSpec
+    from trtopt.frontend.samples import Sample
 
 TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
 

@@ -1,0 +1,183 @@
+"""The exported model against PyTorch, on the same inputs, at several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import ExportMismatch, ModelError
+from trtopt.core.foreign import essence
+from trtopt.core.temporary import scratch
+from trtopt.frontend.failures import types_hint
+from trtopt.frontend.forward import INNER
+from trtopt.frontend.samples import Subject, made_up
+from trtopt.graph.io import Model, save_model
+from trtopt.ort.difference import difference
+from trtopt.ort.sessions import OnnxSession
+
+
+@dataclass(frozen=True)
+class ExportComparison:
+    """PyTorch against ONNX Runtime on the same inputs, at one batch size.
+
+    Attributes:
+        sizes: of the other open dimensions, by name, where they aren't those of the sample.
+    """
+
+    batch: int
+    absolute: float
+    relative: float
+    output: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def compared(
+    subject: Subject, model: Model, tolerance: float, sampled: str, detail: Callable[[str], None]
+) -> tuple[list[ExportComparison], list[str]]:
+    """The comparisons, at two batch sizes and at other sizes of what is open, and what the user should know of them.
+
+    Args:
+        tolerance: as `export` has it.
+        sampled: what the samples are, as `ExportResult.sample` says it.
+        detail: is told each batch's difference.
+
+    Raises:
+        ExportMismatch: PyTorch and ONNX Runtime disagree.
+        ModelError: ONNX Runtime can't open or run the model.
+    """
+    comparisons: list[ExportComparison] = []
+    notes: list[str] = []
+    with scratch() as folder:
+        save_model(model.proto, folder / "model.onnx")
+        try:
+            session = OnnxSession(folder / "model.onnx")
+        except ModelError as error:
+            raise ModelError(f"{error}{types_hint(subject)}") from error
+        for size in subject.batch_sizes:
+            batch = subject.batch(size)
+            try:
+                expected = subject.outputs(batch, model)
+            except Exception as error:
+                if size == subject.batch_sizes[-1]:  # which has run
+                    raise
+                # One sample alone isn't for every model: the axis may hold a graph's nodes.
+                notes.append(
+                    f"not compared at batch {size}, where forward fails: {type(error).__name__}: {essence(error, 1)}"
+                )
+                continue
+            gap = difference(expected, session(batch))
+            comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
+            detail(f"batch {size}: {gap}")
+            if not gap.within(tolerance):
+                _refuse(subject, size, expected, f"{gap}; allowed: relative {tolerance:g}", sampled)
+            if not gap.scale:
+                notes.append("every output is zero, so that the comparison says little")
+        elsewhere, said = _elsewhere(subject, model, session, comparisons[0].batch, tolerance)
+    return comparisons + elsewhere, notes + said
+
+
+def _elsewhere(
+    subject: Subject, model: Model, session: OnnxSession, samples: int, tolerance: float
+) -> tuple[list[ExportComparison], list[str]]:
+    """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
+
+    A trace may hold the sizes that it was made at, and give other results, or none, at any other. It may also hold what an
+    `if` on sizes came to, such as whether to fill up to a multiple: so a neighbouring size is compared, too. Where that alone
+    differs, the model is good for others, and that is said.
+    """
+    infos, batch = subject.infos, subject.first
+    traced = {
+        size: subject.arrays[info.name].shape[axis]
+        for info in infos
+        for axis, size in enumerate(info.shape)
+        if isinstance(size, str) and size != batch
+    }
+    at = _listed(traced)
+    tried: list[str] = []
+    found: list[ExportComparison] = []
+    doubled, halved, neighbour = (
+        {name: max(1, change(size)) for name, size in traced.items()} for change in _OTHER_SIZES
+    )
+    for sizes in (doubled, halved, neighbour) if traced else ():
+        if sizes == traced or (found and sizes is not neighbour):
+            continue
+        tried.append(_listed(sizes))
+        made = {}
+        for info in infos:
+            array = subject.batch(samples)[info.name]
+            for axis, name in enumerate(info.shape):
+                if name in sizes:
+                    array = array.take(np.arange(sizes[str(name)]) % array.shape[axis], axis)
+            made[info.name] = np.ascontiguousarray(array)
+        try:
+            expected = subject.outputs(made, model)
+        except Exception:  # whatever a model raises at a size that it doesn't take
+            continue
+        try:
+            gap = difference(expected, session(made))
+            problem = "" if gap.within(tolerance) else f"they disagree there: {gap}"
+        except ModelError:
+            problem = "ONNX Runtime can't run it there"
+        if problem and found:
+            note = (
+                f"the ONNX model is right with {at} and {_listed(found[0].sizes)}, but not at every size: PyTorch runs it with "
+                f"{tried[-1]}, and {problem}. Where forward decides by sizes (an if, padding to a multiple), the trace holds "
+                "what it did: do that before the model, or write it without if; else keep to such multiples"
+            )
+            return found, [note]
+        if problem:
+            raise ExportMismatch(
+                f"{subject.text}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with "
+                f"{tried[-1]}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
+            )
+        found.append(ExportComparison(samples, gap.absolute, gap.relative, gap.output, sizes))
+    if tried and not found:
+        return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"]
+    return found, []
+
+
+_OTHER_SIZES: tuple[Callable[[int], int], ...] = (lambda size: size * 2, lambda size: size // 2, lambda size: size + 1)
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def _refuse(subject: Subject, size: int, expected: Mapping[str, NDArray[Any]], gap: str, sampled: str) -> NoReturn:
+    """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
+    held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
+    again = dict(zip(expected, subject(subject.batch(size))))
+    changed = [name for name, value in again.items() if not np.array_equal(value.cpu().numpy(), expected[name], True)]
+    moved = [
+        name.removeprefix(f"{INNER}.")
+        for name, buffer in subject.module.named_buffers()
+        if name not in held or not np.array_equal(buffer.cpu().numpy(), held[name].cpu().numpy(), True)
+    ]
+    if changed and moved:
+        raise ExportMismatch(
+            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: forward changes "
+            f"the module's {', '.join(moved[:4])}, and a graph keeps nothing from one run to the next. Nothing was written. "
+            "Leave that out of forward, or make it an input and an output of forward, so that the caller keeps it"
+        )
+    if changed:
+        raise ExportMismatch(
+            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: it computes "
+            "something random, which a fixed graph can't repeat. Nothing was written. torch.nn.functional.dropout(…) is on "
+            "unless it is given training=self.training (torch.nn.Dropout is off by itself); random numbers belong outside, as "
+            f"an input. If it is meant so: `verify=False` ({gap})"
+        )
+    masks = [info.name for info in subject.infos if not info.dtype.startswith(("float", "bfloat"))]
+    if masks and made_up(sampled):
+        hint = (
+            f"{', '.join(masks)} {'was' if len(masks) == 1 else 'were'} made up of both 0 and 1: of what a mask leaves nothing "
+            "of, PyTorch and ONNX make each something else; give real ones by `sample=`"
+        )
+    else:
+        hint = "If the model computes in lower precision than FP32, give a larger `tolerance=`"
+    raise ExportMismatch(
+        f"{subject.text}: PyTorch and ONNX Runtime disagree on {sampled} at batch {size}: {gap}. Nothing was written. {hint}"
+    )

@@ -1,0 +1,169 @@
+"""Why a module can't be exported, in the user's words, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import defs
+
+from trtopt.core.foreign import chain, place
+from trtopt.core.values import TensorInfo
+from trtopt.frontend.samples import Subject, made_up, sizes_for
+
+_LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+_STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
+
+
+def why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[str]) -> str:
+    """The class of the failure in our words: what, where in the user's code, what to do."""
+    told = "".join(str(item) for item in chain(error))
+    fixed = [
+        f"{infos[int(which)].shape[int(axis)]} of {infos[int(which)].name} is always {size}"
+        for size, which, axis in _STATIC.findall(told)
+        if int(which) < len(infos) and int(axis) < len(infos[int(which)].shape)
+    ]
+    fixed = list(dict.fromkeys(fixed))
+    if fixed:
+        listed = (
+            ". Where forward goes through that input as through a list of tensors, export a module around it, whose forward "
+            "takes them one by one"
+        )
+        return (
+            f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in `inputs=`"
+            f"{listed if any('unbind' in name for name in operators) else ''}"
+        )
+    signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
+    if any(sign in told for sign in signs):
+        return f": {at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in `inputs=`"
+    if any("nms" in name for name in operators):
+        return (
+            f": {at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
+            "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do "
+            "NMS after the engine"
+        )
+    if any("_pack_padded_sequence" in name for name in operators):
+        return (
+            f": {at(error)}it packs sequences (pack_padded_sequence), whose steps depend on their lengths' values: give the "
+            "padded sequences to the LSTM or GRU, and take each one's result at its own last step, by torch.gather"
+        )
+    if "quantized." in told or "_obs_fq_" in told or "quantized::" in told:
+        return (
+            ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
+            "as it is before prepare and convert, and let trtopt build --int8 quantize it"
+        )
+    if "is not supported for tensor subclasses" in told:
+        return (
+            f": {at(error)}it leaves PyTorch there, for NumPy or another library, which no graph holds: write that part with "
+            "PyTorch's operators, or leave it out of the exported model"
+        )
+    if "complex-valued input" in told:
+        return (
+            f": {at(error)}it computes with complex numbers, of which torch's exporter knows few operations: write that part "
+            "with two real tensors, the real and the imaginary one (a rotation by torch.polar: cosine and sine)"
+        )
+    if lacking := _LACKING.search(told):
+        return (
+            f": {at(error)}it uses PyTorch's {lacking[1]}, for which torch's exporter has no ONNX form: write that part with "
+            "other operators, or leave it out of the exported model"
+        )
+    if "data-dependent" in told or "GuardOnDataDependent" in told:
+        return (
+            f": {at(error)}its control flow depends on values: rewrite that part without Python's if, while, int() or bool() "
+            "on tensors (torch.where chooses by value), or leave it out of the exported model"
+        )
+    where = f": {found}" if (found := at(error).removesuffix(": ")) else ""
+    tries = []
+    for info in infos:
+        if any(isinstance(size, str) for size in info.shape):
+            batch, *rest = (sizes_for(infos).get(str(size), size) for size in info.shape)
+            fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
+            kind = "" if info.dtype == "float32" else f":{info.dtype}"
+            tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")
+    if not tries:
+        return where
+    return (
+        f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
+        f"{' '.join(tries)}"
+    )
+
+
+def at(error: BaseException) -> str:
+    where = place(error)
+    return f"at {where}: " if where else ""
+
+
+def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
+    """What to do where forward itself fails.
+
+    Args:
+        sampled: what it ran on, as `ExportResult.sample` says it.
+    """
+    told, invented = str(error), made_up(sampled)
+    if "data type 'str'" in told or "'Tensor' object has no attribute" in told:
+        return (
+            ". forward gets tensors alone: where it takes a dict or an object, export a module around it, whose forward takes "
+            "tensors and puts them into one"
+        )
+    if re.search(r"scalar type|dtype|indices|Half|Double|Long|BFloat16", told):
+        return (
+            ". Where a tensor of another type is needed, say so: `inputs='NAME:batchx16:int64'` (or :float16)"
+            f"{types_hint(subject)}"
+        )
+    if "index out of range" in told and invented:
+        return ". Integer inputs were made up of 0 and 1: give real ones by `sample=`, or other shapes by `inputs=`"
+    if invented:
+        return ". Are the shapes and types of `inputs=` right, and the values, which were made up? `sample=` gives real ones"
+    return (
+        f". Are the shapes and types of `inputs=` right, and does forward take the values that were given ({sampled})?"
+    )
+
+
+def types_hint(subject: Subject) -> str:
+    """What to do about a module whose weights have a type that PyTorch or ONNX Runtime can't run everywhere."""
+    found = {item.dtype for item in subject.module.parameters() if item.dtype.is_floating_point}
+    odd = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found - {subject.torch.float32}))
+    if not odd:
+        return ""
+    return (
+        f". The module's weights are {odd}: give it in float32, which needs no other inputs, as a function that returns "
+        "model.float(); precision is chosen by trtopt build"
+    )
+
+
+def autocast_hint(told: str) -> str:
+    """What to do where FP32 weights meet BF16 values, which older opsets' operators don't take."""
+    if "bfloat16" not in told:
+        return ""
+    return (
+        ". forward itself computes in bfloat16 (torch.autocast, .bfloat16()): leave that out of the exported model; precision "
+        "is chosen by trtopt build"
+    )
+
+
+def unknown_operator(told: str) -> tuple[str, int] | None:
+    """The operator that the checker doesn't know at the model's opset, and the first opset that has it."""
+    found = re.search(r"No Op registered for (\w+) with domain_version", told)
+    versions = [
+        schema.since_version
+        for schema in defs.get_all_schemas_with_history()
+        if found and schema.name == found[1] and not schema.domain
+    ]
+    return (found[1], min(versions)) if found and versions else None
+
+
+def operators_of(subject: Subject) -> list[str]:
+    """The names of the operators that the module runs, as far as it runs while it is watched (flex_attention doesn't)."""
+    torch: Any = subject.torch
+    operators: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operators.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with contextlib.suppress(Exception), Watch():
+        subject(subject.batch(subject.batch_sizes[-1]))
+    return operators

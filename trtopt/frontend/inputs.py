@@ -1,0 +1,115 @@
+"""A module's inputs as they are asked for: names, shapes and types, in the order of forward's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trtopt.core.errors import UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.frontend.forward import Arguments, example
+from trtopt.frontend.modules import Source
+from trtopt.recipes.loader import check_shape
+
+InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo | str]
+SCALAR = "scalar"  # in place of a shape
+# What PyTorch's users call types; NumPy's "float" is double.
+_TORCH = {
+    "float": "float32",
+    "fp32": "float32",
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "long": "int64",
+}
+
+
+def parse_input(text: str) -> TensorInfo:
+    """Read `NAME:SHAPE[:DTYPE]` such as "input:batchx3x224x224" or "ids:batch,max:int64" (commas for names with an x); of a
+    single number, which has no dimensions, "rate:scalar".
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise UsageError(
+            f"`inputs=` {text!r} can't be read; write NAME:batchx3x224x224, NAME:batch,sequence:int64 or NAME:scalar"
+        )
+    pieces = [] if parts[1] == SCALAR else parts[1].split("," if "," in parts[1] else "x")
+    shape = check_shape([int(size) if size.isdecimal() else size for size in pieces], f"`inputs='{parts[0]}'`")
+    return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
+
+
+def stated_inputs(
+    source: Source,
+    inputs: InputSpec | None,
+    dynamic: Mapping[str, Mapping[int, str]] | None,
+    names: Sequence[str] | None,
+) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
+    """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
+    takes = Arguments(source.module)
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        infos = [_stated(name, shape) for name, shape in inputs.items()]
+    else:
+        infos = [parse_input(item) if isinstance(item, str) else _stated("", item) for item in inputs or source.inputs]
+    if not infos:
+        typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or takes.named[:1] or ["input"])
+        raise UsageError(
+            f"{source.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
+        )
+    infos, keywords = takes.order(infos, source.text)
+    former = [info.name for info in infos]
+    if names is not None:
+        if len(names) != len(infos) or len(set(names)) < len(names):
+            raise UsageError(
+                f"input names {', '.join(names)}: {len(infos)} different ones are needed, for {', '.join(former)}"
+            )
+        infos = [replace(info, name=name) for info, name in zip(infos, names)]
+    for name, axes in (dynamic or {}).items():
+        index = next((index for index, info in enumerate(infos) if name in (info.name, former[index])), None)
+        if index is None:
+            raise UsageError(f"dynamic names the input {name!r}; there are: {', '.join(info.name for info in infos)}")
+        shape = list(infos[index].shape)
+        for axis, dimension in axes.items():
+            if not -len(shape) <= axis < len(shape):
+                raise UsageError(f"dynamic: the input {name!r} has {len(shape)} dimensions, no axis {axis}")
+            shape[axis] = dimension
+        infos[index] = replace(infos[index], shape=tuple(shape))
+    return tuple(map(_info, infos)), keywords
+
+
+def described_inputs(source: Source, inputs: InputSpec) -> tuple[TensorInfo, ...]:
+    """Inputs as they are given, checked against forward's arguments."""
+    return stated_inputs(source, inputs, None, None)[0]
+
+
+def _stated(name: str, shape: Any) -> TensorInfo:
+    """An input from Python."""
+    if isinstance(shape, TensorInfo):
+        return shape
+    if not name or isinstance(shape, str) or hasattr(shape, "dtype") or not isinstance(shape, Sequence):
+        example_ = {"x": ("batch", 16), "rate": ()}
+        raise UsageError(
+            f"`inputs=` holds {type(shape).__name__}{' for ' * bool(name)}{name}; a mapping of names to shapes is needed, such "
+            f"as {example_}; tensors to compare on go to `sample=`"
+        )
+    return TensorInfo(name, "float32", tuple(shape))
+
+
+def _info(info: TensorInfo) -> TensorInfo:
+    check_shape(info.shape, f"input {info.name}")
+    axis = info.batch_axis if info.shape else None
+    info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype), batch_axis=axis)
+    try:
+        known = np.dtype(info.dtype) is not None and info.numeric
+    except TypeError:
+        known = False
+    if not known:
+        raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64")
+    return info

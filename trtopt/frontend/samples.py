@@ -1,0 +1,166 @@
+"""What a module is traced and compared on: photos, the user's arrays, or made-up ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import DataError, MissingDependency, ModelError, UsageError
+from trtopt.core.library_output import quiet
+from trtopt.core.values import TensorInfo
+from trtopt.data import open_data
+from trtopt.data.arrayfiles import stored_arrays
+from trtopt.data.arrays import usable
+from trtopt.data.rebatch import joined
+from trtopt.graph.io import Model
+from trtopt.graph.synthetic import synthetic_inputs
+from trtopt.recipes.loader import package_file
+
+Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
+SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
+SAMPLES = 4
+PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
+
+
+def samples_for(
+    infos: tuple[TensorInfo, ...], sample: Sample | None, preprocess: Any
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """Inputs to trace and compare with, and what they are."""
+    if sample is None:
+        photos = _photos(infos, preprocess)
+        if photos is not None:
+            said = f"as {preprocess}" if isinstance(preprocess, str) else "as asked for"
+            return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed {said}"
+        return synthetic_inputs(infos, sizes_for(infos)), "synthetic (seed 0)"
+    if isinstance(sample, (Mapping, np.ndarray)):
+        arrays = sample if isinstance(sample, Mapping) else {infos[0].name: sample}
+        for info in infos:
+            if info.name not in arrays:
+                raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
+        said = "arrays" if isinstance(sample, Mapping) else "an array"
+        found = {info.name: usable(arrays[info.name], info, "the sample") for info in infos}
+        return {info.name: found[info.name] if info.shape else np.asarray(found[info.name][0]) for info in infos}, said
+    path = Path(sample)
+    if not path.exists():
+        raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
+    if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
+        found = {name: array[:] if array.ndim else array.whole() for name, array in stored_arrays(path).items()}
+        whole, _ = samples_for(infos, found, preprocess)
+        return whole, str(path)
+    if path.suffix in (".npz", ".npy"):
+        batches = open_data(infos, data=path, limit=SAMPLES)
+    else:
+        images = [path] if path.is_file() else path
+        batches = open_data(_sized(infos), images=images, preprocess=preprocess, limit=SAMPLES)
+    return joined(batches), os.fspath(sample)
+
+
+def on_images(infos: Sequence[TensorInfo], sample: Sample | None) -> bool:
+    """Whether it is compared on images: where there is no sample, on photos if the model takes an image."""
+    if sample is None:
+        return len(infos) == 1 and len(infos[0].shape) == 4
+    return not isinstance(sample, (Mapping, np.ndarray)) and Path(sample).suffix not in (".npz", ".npy")
+
+
+def made_up(sampled: str) -> bool:
+    return sampled.startswith("synthetic")
+
+
+def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray[Any]] | None:
+    """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
+    if preprocess is None or not on_images(infos, None):
+        return None
+    try:
+        files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
+        return joined(open_data(_sized(infos), images=files, preprocess=preprocess))
+    except MissingDependency:
+        return None
+
+
+def _sized(infos: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """With the sizes that dynamic dimensions have while exporting, the batch apart: images are resized to them."""
+    sizes = sizes_for(infos)
+    return tuple(
+        replace(info, shape=(info.shape[0], *(sizes.get(str(size), size) for size in info.shape[1:]))) for info in infos
+    )
+
+
+def sizes_for(infos: Sequence[TensorInfo]) -> dict[str, int]:
+    """What each dynamic dimension is while exporting. All differ from 1 and, where they can, from each other."""
+    names = [size for info in infos for size in info.shape if isinstance(size, str)]
+    return {name: SIZES.get(name, 8) for name in names}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module that takes the inputs in their order (`called`), and samples to run it on."""
+
+    torch: Any
+    text: str
+    module: Any
+    infos: tuple[TensorInfo, ...]
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def first(self) -> int | str:
+        """The first dimension of the first input that has any."""
+        return next((info.shape[0] for info in self.infos if info.shape), 1)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the inputs have that count them: an edge list of 2 × edges beside nodes doesn't."""
+        return min(
+            (
+                self.arrays[info.name].shape[axis]
+                for info in self.infos
+                for axis, name in enumerate(info.shape)
+                if name == self.first
+            ),
+            default=1,
+        )
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Two batch sizes where the first dimension is dynamic and there are samples for it."""
+        return (self.first,) if isinstance(self.first, int) else tuple(dict.fromkeys((1, self.samples)))
+
+    def batch(self, size: int) -> dict[str, NDArray[Any]]:
+        """The first `size` samples, repeated if there are fewer; inputs without the batch stay whole.
+
+        A state may have the batch behind its layers; a size that is fixed counts as the batch on the first axis alone.
+        """
+        batch, first = dict(self.arrays), self.first
+        for info in self.infos:
+            for axis, name in enumerate(info.shape):
+                if name == first and (axis == 0 or isinstance(name, str)):
+                    array = batch[info.name]
+                    batch[info.name] = array.take(np.arange(size) % array.shape[axis], axis)
+        return batch
+
+    def tensors(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+        first = next(self.module.parameters(), None)
+        device = "cpu" if first is None else first.device
+        return tuple(self._tensor(batch[info.name]).to(device) for info in self.infos)
+
+    def _tensor(self, array: NDArray[Any]) -> Any:
+        if array.dtype == "bfloat16":  # which NumPy has not, and torch doesn't take from it
+            return self.torch.from_numpy(array.astype(np.float32)).bfloat16()
+        return self.torch.from_numpy(array.copy())
+
+    def __call__(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+        with self.torch.no_grad(), quiet():
+            result: tuple[Any, ...] = self.module(*self.tensors(batch))
+        return result
+
+    def outputs(self, batch: Mapping[str, NDArray[Any]], model: Model) -> dict[str, NDArray[Any]]:
+        """PyTorch's outputs under the ONNX file's names."""
+        outputs = self(batch)
+        if len(outputs) != len(model.outputs):
+            raise ModelError(f"PyTorch gives {len(outputs)} outputs, the exported model {len(model.outputs)}")
+        return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, outputs)}
