@@ -16,13 +16,13 @@ from trtopt.ort.ranges import FP16_NORMAL
 
 NAMED = 5  # samples that a fact names
 MOVES = 0.02  # mean expected change of thresholds from which more samples are worth asking for
-# Of tensors whose expected error is more than twice as large with the entropy threshold as unclipped: 10 % on
-# EfficientNet-Lite0, where entropy costs 4 dB of the logits; 26 and 43 % on PaddleOCR's detector and recogniser.
+# Share of tensors whose expected error is more than twice as large with the entropy threshold as unclipped
+# (docs/results/calibration-rules.md).
 COSTLY = 0.05
 CLIPPING = ("entropy", "percentile", "mse")
 Facts = Mapping[str, Any]
 
-INSIST = "insist with trtopt calibrate --allow-unusual-data, and give the table that it makes as --calib"
+INSIST = "insist with trtopt calibrate --allow-unusual-data, and give the table that it makes as `calib=`"
 
 
 def facts(survey: Survey) -> dict[str, Any]:
