@@ -14,6 +14,7 @@ import locale
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from zipfile import ZipFile
 
@@ -35,7 +37,9 @@ import torch  # noqa: TID251
 from world import net, samples, unnumbered
 
 import trtopt
+from trtopt.autotune.goal import goal_of
 from trtopt.builder.construction import build
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core import library_output
 from trtopt.core.errors import BundleFailed, DeviceError
@@ -44,6 +48,7 @@ from trtopt.cuda import device
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
+from trtopt.serving.server import _deep_stacks
 
 pytestmark = pytest.mark.usefixtures("rtx")
 THREADS = 8
@@ -368,3 +373,51 @@ def test_a_shared_change_is_made_once_and_put_back_by_the_last() -> None:
     go.set()
     thread.join()
     assert name not in os.environ
+
+
+def overlapping(first: Callable[[Callable[[], None]], object], second: Callable[[Callable[[], None]], object]) -> None:
+    """Run two in threads: the second begins while the first is at work, and ends after it. Each calls what it is given in the
+    middle; where the second waits for the first to end, so do they."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        first(lambda: (begun.set(), late.wait(1)))  # type: ignore[func-returns-value, arg-type]
+        ended.set()
+
+    late, thread = threading.Event(), threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(10)
+    second(lambda: (late.set(), ended.wait(10)))  # type: ignore[func-returns-value, arg-type]
+    thread.join()
+
+
+def test_two_metrics_that_are_imported_at_once_leave_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+
+    def imports(name: str) -> Callable[[Callable[[], None]], object]:
+        def work(middle: Callable[[], None]) -> None:
+            monkeypatch.setitem(sys.modules, f"{name}_middle", ModuleType(f"{name}_middle"))
+            sys.modules[f"{name}_middle"].go = middle  # type: ignore[attr-defined]
+            Path(f"{name}.py").write_text(f"import {name}_middle\n{name}_middle.go()\ndef score(outputs): return 1.0\n")
+            goal = goal_of(BuildRequest("m.onnx", output="m.engine", int8=True, metric=f"{name}:score", min=0.5))
+            assert goal is not None and goal.metric is not None
+
+        return work
+
+    overlapping(imports("small_first"), imports("small_second"))
+    assert sys.path == path
+
+
+def test_two_servers_that_start_at_once_both_have_deep_stacks() -> None:
+    before, seen = resource.getrlimit(resource.RLIMIT_STACK), list[tuple[int, int]]()
+
+    def start(middle: Callable[[], None]) -> None:
+        with _deep_stacks:
+            seen.append(resource.getrlimit(resource.RLIMIT_STACK))
+            middle()
+            seen.append(resource.getrlimit(resource.RLIMIT_STACK))  # of the second, when the first has started
+
+    overlapping(start, start)
+    assert len(set(seen)) == 1
+    assert resource.getrlimit(resource.RLIMIT_STACK) == before

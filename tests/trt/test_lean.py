@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from standins import API, LEAN_VERSIONS, SCRATCH, Simulation
 import trtopt
 import trtopt.cuda.device
 from trtopt.core.errors import EngineMismatch, NoBackend, UnsupportedRequest, UsageError
+from trtopt.core.library_output import quiet
 from trtopt.core.values import BuildSpec, ShapeRange
 from trtopt.core.version import to_install
 from trtopt.engine.inspection import EngineReport
@@ -130,6 +132,35 @@ def test_warnings_that_are_errors_break_no_session(made: str, stand_in: Install,
         assert warnings.filters == filters  # which are the whole process's
     managed = sim.module.ExecutionContextAllocationStrategy.USER_MANAGED
     assert {context._how for context in contexts} == {"without" if made == "8.6.0" else managed}
+
+
+def test_a_deprecated_call_while_libraries_are_muted_leaves_the_filters_as_they_were(
+    stand_in: Install, lean: Lean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads: the one that begins first ends first, so each would put back what the other one has changed."""
+    _, found = lean("lean-10.16.1")
+    loaded = found.load(plan_of("8.6.0", stand_in, tmp_path, version_compatible=True), "m.engine", host_code=True)
+    nbytes, filters = loaded.scratch_bytes, warnings.filters
+    before, inside, leave = list(filters), threading.Event(), threading.Event()
+
+    def mute() -> None:
+        with quiet():
+            inside.set()
+            assert leave.wait(10)
+
+    name, thread = "create_execution_context_without_device_memory", threading.Thread(target=mute)
+    make = getattr(type(loaded.engine), name)
+
+    def make_meanwhile(engine: Any) -> Any:
+        thread.start()
+        assert inside.wait(10)
+        return make(engine)
+
+    monkeypatch.setattr(type(loaded.engine), name, make_meanwhile)
+    assert loaded.context(0x7F00_0000, nbytes)._how == "without"
+    leave.set()
+    thread.join()
+    assert warnings.filters is filters and filters == before
 
 
 def test_only_a_plans_own_version_says_what_it_is_asked() -> None:

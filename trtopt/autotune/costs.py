@@ -60,11 +60,11 @@ class Costs:
         self.size = {name: math.prod(shape) for name, shape in shapes.items()}
         self.nodes = {node.name: node for node in proto.graph.node if node.op_type in WEIGHTED}
         self.sources: dict[str, frozenset[str]] = {}  # tensor → the nearest layers that it comes from
-        self._read: dict[str, frozenset[str]] = {}  # other nodes → the nearest layers behind what they read
+        self._nearest_layers: dict[str, frozenset[str]] = {}  # other nodes → the nearest layers behind what they read
         for node in proto.graph.node:
             sources = [self.sources.get(name, frozenset()) for name in node.input]
             layers = frozenset([node.name]) if node.name in self.nodes else frozenset().union(*sources)
-            self._read[node.name] = layers
+            self._nearest_layers[node.name] = layers
             self.sources |= dict.fromkeys(node.output, layers)
         self.floating: Mapping[str, float] = {
             name: self.work.get(name, 0) + MOVED * (self._elements(node.input[0]) + self._elements(node.output[0]))
@@ -162,7 +162,7 @@ class Costs:
             edge(("given", name), name, self._conversion(node.input[0], self.converted))
         for tensor, slots in whole.reads.items():  # quantized once, where any of its layers is floating
             makers = self.sources.get(tensor, frozenset())
-            ends = set().union(*(self._read.get(node, frozenset()) for node, _ in slots)) - makers
+            ends = set().union(*(self._nearest_layers.get(node, frozenset()) for node, _ in slots)) - makers
             for maker in makers:
                 edge(("made", tensor), maker)
             for name in ends:

@@ -23,6 +23,7 @@ from trtopt.calibration.quality import checksum
 from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, UsageError
 from trtopt.core.files import existing_file
+from trtopt.core.library_output import importing
 from trtopt.core.values import read_share
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
@@ -128,19 +129,20 @@ def _labels(labels: Any) -> tuple[int, ...]:
 def _function(text: str) -> Metric:
     """What "module:function" names; the current folder's modules count too."""
     module, _, name = text.rpartition(":")
-    here, path = str(Path.cwd()), list(sys.path)
-    try:
-        sys.path.append(here)
-        function: Any = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
-    except Exception as error:  # a module of the user's own may raise anything
-        raise UsageError(
-            f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module that is "
-            "installed or lies in the current folder"
-        ) from error
-    finally:
-        sys.path[:] = path
+    with importing:
+        path = list(sys.path)
+        try:
+            sys.path.append(str(Path.cwd()))
+            function: Any = importlib.import_module(module)
+            for part in name.split("."):
+                function = getattr(function, part)
+        except Exception as error:  # a module of the user's own may raise anything
+            raise UsageError(
+                f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module "
+                "that is installed or lies in the current folder"
+            ) from error
+        finally:
+            sys.path[:] = path
     if not callable(function):
         raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
     return function  # type: ignore[no-any-return]

@@ -56,7 +56,7 @@ class Engines:
         self.quantized, self.base = spec.precision, spec.base
         generation = select(request.backend)
         self.key = [__version__, spec.describe(), generation.family, generation.version, str(gpu)]
-        self.made: dict[Precision, BuildResult] = {}
+        self.results: dict[Precision, BuildResult] = {}
         self._built: dict[str, BuildResult] = {}  # by the table's digest
         self.samples = real_samples(load_model(request.model), request)
 
@@ -92,7 +92,7 @@ class Engines:
                 table = replace(item.table, left_out={})
                 choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
         best = choices[self._name_of_fastest(choices)]
-        self.made |= self._named(best.table)
+        self.results |= self._named(best.table)
         return replace(best, rivals=())
 
     def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
@@ -112,8 +112,8 @@ class Engines:
         engines = {name: result for name, result in results.items() if result is not None}
         if len(engines) < 2:
             return next(map(_Fastest, engines), None)
-        if self.base in self.made:
-            engines[self.base] = self.made[self.base]
+        if self.base in self.results:
+            engines[self.base] = self.results[self.base]
         candidates = measured(self.gpu, engines, {}, self.samples, self.request.reporter).candidates
         floating = [item for item in candidates if item.precision == self.base and not self.request.trade_profiles]
         tried = [item for item in candidates if item.precision in choices]
@@ -170,13 +170,13 @@ class Engines:
             return None
 
     def _floating(self, quantized: BuildResult) -> BuildResult:
-        if self.base not in self.made:
+        if self.base not in self.results:
             manifest = load_manifest(quantized.engine)
             request = floating_within(
                 self.request, self.base, manifest.model_preprocess if manifest else self.request.preprocess
             )
-            self.made[self.base] = build_candidate(request, self.base, self.folder)
-        return self.made[self.base]
+            self.results[self.base] = build_candidate(request, self.base, self.folder)
+        return self.results[self.base]
 
 
 def _stored(path: Path, kind: type[Content]) -> Content | None:

@@ -84,12 +84,12 @@ class Search:
         operators = {name: node.op_type for name, node in self.costs.nodes.items()}
         free = [name for name in self.whole.quantized if overriding(self.overrides, name, operators[name]) is None]
         self.layers, self.forced = free, set(self.whole.quantized) - set(free)  # in INT8 by the user's own wish
-        self.made = {name: self.noise.weights.get(name, 0.0) for name in free}
+        self.layer_noise = {name: self.noise.weights.get(name, 0.0) for name in free}
         for tensor, slots in self.whole.reads.items():
             nodes = [node for node, _ in slots if node in operators] or [node for node, _ in slots]
             for node in nodes:
-                if node in self.made:
-                    self.made[node] += self.noise.activations.get(tensor, 0.0) / len(nodes)
+                if node in self.layer_noise:
+                    self.layer_noise[node] += self.noise.activations.get(tensor, 0.0) / len(nodes)
 
     def cost(self, left_out: Sequence[str]) -> float:
         """Over INT8 everywhere."""
@@ -111,7 +111,7 @@ class Search:
 
     def left(self, left_out: Sequence[str]) -> float:
         """The noise that the ledger sums up where these stay out."""
-        return self.noise.total - sum(self.made[name] for name in left_out)
+        return self.noise.total - sum(self.layer_noise[name] for name in left_out)
 
     def begin(self, ranking: Sequence[str]) -> tuple[int, int]:
         """How many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""
@@ -126,7 +126,7 @@ class Search:
         room, noise = self.rooms[frozenset(left_out)], self.left(left_out)
         if room is None or not 0 < noise < math.inf:
             return True
-        return 10 * math.log10(1 + self.made[name] / noise / 2) <= room
+        return 10 * math.log10(1 + self.layer_noise[name] / noise / 2) <= room
 
     def found(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The layers to leave out of INT8, and those of them that are in FP8.
@@ -137,7 +137,7 @@ class Search:
         small = len(self.layers) <= SMALL
         if not small and not self.judged(()).missed:
             return self._cheaper((), ())
-        ranking = sorted(self.layers, key=lambda name: (-self.made[name] / self._alone[name], name))
+        ranking = sorted(self.layers, key=lambda name: (-self.layer_noise[name] / self._alone[name], name))
         eighths = self._best_in_fp8(ranking)
         low, high = 0, len(ranking)  # `low` don't do; `high` do, if anything does
         if eighths and not self.judged(eighths, eighths).missed:
@@ -273,7 +273,7 @@ class Search:
 
     def reason(self, name: str, in_fp8: Sequence[str]) -> str:
         share = self.costs.work.get(name, 0) / (sum(self.costs.work.values()) or 1)
-        noise = f"makes {self.made[name] / self.noise.total:.1%} of the noise and " if self.noise.total else ""
+        noise = f"makes {self.layer_noise[name] / self.noise.total:.1%} of the noise and " if self.noise.total else ""
         time = ""
         if name in self.costs.in_int8:
             ours, other = self.costs.in_int8[name], self.costs.floating[name]
@@ -294,21 +294,21 @@ class Judging:
     """How graphs do. Kept in a file, one JSON line each: an interrupted search goes on from there."""
 
     def __init__(self, judge: Judge, path: Path | None) -> None:
-        self.judge, self.path, self.known = judge, path, dict[str, Judged]()
+        self.judge, self.path, self.judgements = judge, path, dict[str, Judged]()
         if path is None or not path.is_file():
             return
-        self.known |= dict(filter(None, map(_line, path.read_text(encoding="utf-8").splitlines())))
+        self.judgements |= dict(filter(None, map(_line, path.read_text(encoding="utf-8").splitlines())))
 
     def __call__(self, choice: Sequence[str], graph: Callable[[], ModelProto]) -> Judged:
         """By the choice's name, where an earlier call ran its graph."""
         name = sha256_json(list(choice))
-        if name not in self.known:
-            judged = self.known[name] = self.judge(graph())
+        if name not in self.judgements:
+            judged = self.judgements[name] = self.judge(graph())
             if self.path is not None:
                 with self.path.open("a", encoding="utf-8") as file:
                     content = [str(judged.snr_db), judged.figure, list(judged.missed), vars(judged.figures)]
                     file.write(json.dumps([name, *content, judged.samples, judged.room]) + "\n")
-        return self.known[name]
+        return self.judgements[name]
 
 
 def _line(text: str) -> tuple[str, Judged] | None:

@@ -29,7 +29,7 @@ class Histogram:
         exponent: of the range; None while nothing but zeros was seen.
         low, high: the least and the greatest value (not magnitude).
         total: values seen.
-        found: (method, total) → the threshold that `trtopt.calibration.thresholds` found for it.
+        thresholds: (method, total) → the threshold that `trtopt.calibration.thresholds` found for it.
         packed: total, and the counts as `trtopt.calibration.table` writes them.
     """
 
@@ -38,7 +38,7 @@ class Histogram:
     low: float = math.inf
     high: float = -math.inf
     total: int = 0
-    found: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
+    thresholds: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
     packed: tuple[int, str] = field(default=(-1, ""), repr=False)
 
     @property

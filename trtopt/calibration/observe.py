@@ -240,7 +240,7 @@ def _sources(proto: ModelProto) -> dict[str, str]:
 def open_session(proto: ModelProto, outputs: Sequence[str], *, unordered: bool = False) -> Any:
     """An ONNX Runtime session that computes `outputs` and nothing that they don't need (`unordered`: as for `ort.sessions`)."""
     # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the memory
-    # ResNet-50 takes 130 MB less and no longer.
+    # it takes less of it and no longer (docs/results/calibration-rules.md).
     try:
         return sessions.open_session(
             proto, outputs=outputs, threads=1, memory_pattern=False, unordered=unordered, purpose="calibration"

@@ -87,7 +87,7 @@ def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequ
 
 class _Rules:
     def __init__(self, scales: MutableMapping[str, Known], group_of: Mapping[str, int]) -> None:
-        self.found, self.group_of = scales, group_of
+        self.scales, self.group_of = scales, group_of
         self._signs: dict[ir.Value, bool] = {}
 
     def get(self, value: ir.Value | None) -> Known | None:
@@ -96,12 +96,12 @@ class _Rules:
             return None
         if (content := constant(value)) is not None:
             return Known(float(np.abs(np.asarray(content, np.float64)).max(initial=0)), ())
-        return self.found.get(str(value.name))
+        return self.scales.get(str(value.name))
 
     def give(self, value: ir.Value | None, item: Known | None) -> None:
         if value is None or item is None or item.amax <= 0 or not is_float(value) or constant(value) is not None:
             return
-        self.found.setdefault(str(value.name), item)
+        self.scales.setdefault(str(value.name), item)
 
     def equal(self, values: Sequence[ir.Value]) -> None:
         item = next((item for value in values if (item := self.get(value)) is not None), None)

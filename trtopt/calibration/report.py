@@ -12,17 +12,18 @@ from trtopt.calibration.quality import Sample, Survey, near_copies, outliers, ra
 from trtopt.calibration.table import Table
 from trtopt.calibration.thresholds import quantization_error
 from trtopt.core.errors import DataError
+from trtopt.core.values import METHODS
 from trtopt.ort.ranges import FP16_NORMAL
 
 NAMED = 5  # samples that a fact names
 MOVES = 0.02  # mean expected change of thresholds from which more samples are worth asking for
-# Of tensors whose expected error is more than twice as large with the entropy threshold as unclipped: 10 % on
-# EfficientNet-Lite0, where entropy costs 4 dB of the logits; 26 and 43 % on PaddleOCR's detector and recogniser.
+# Share of tensors whose expected error is more than twice as large with the entropy threshold as unclipped
+# (docs/results/calibration-rules.md).
 COSTLY = 0.05
-CLIPPING = ("entropy", "percentile", "mse")
+CLIPPING = {*METHODS} - {"auto", "minmax"}
 Facts = Mapping[str, Any]
 
-INSIST = "insist with trtopt calibrate --allow-unusual-data, and give the table that it makes as --calib"
+INSIST = "insist with `allow_unusual_data=True` of calibrate, and give the table that it makes as `calib=`"
 
 
 def facts(survey: Survey) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def warnings(table: Table) -> tuple[str, ...]:
 def _monotonous(table: Table, quality: Facts) -> str:
     """Clipping methods trust that what is rare is noise; in data that is nearly always the same it may be the subject."""
     dull = quality["copies"] + quality["alike"]["count"] + quality["plain"]["count"]
-    clipped = sorted({entry.method for entry in table.tensors.values()} & set(CLIPPING))
+    clipped = sorted({entry.method for entry in table.tensors.values()} & CLIPPING)
     if 2 * dull <= quality["samples"] or not clipped:
         return ""
     return (

@@ -18,7 +18,7 @@ CODES = 127  # largest INT8 code used: symmetric
 PERCENTILE = 99.99
 # Without a margin "auto" would be "mse", which has the least error by construction. But clipping is the part of the error
 # that grows on inputs that calibration didn't show, and it has one sign, so that a layer's sums don't average it away:
-# 10 % (0.4 dB) of a tensor's own error is worth that room (docs/results/calibration-rules.md).
+# some of a tensor's own error is worth that room (docs/results/calibration-rules.md).
 AUTO_TIE = 0.10
 LEAST = 1 / 256  # of absmax: mse looks no lower
 _KL_TIE = 1e-10  # above the rounding error of the prefix sums, below any difference that data makes
@@ -62,9 +62,9 @@ def choose(histogram: Histogram, method: str) -> Choice:
 def _find(histogram: Histogram, method: str) -> float:
     """By the method, once: "auto" asks all others, and jobs ask for several."""
     key = method, histogram.total  # which changes with the counts
-    if key not in histogram.found:
-        histogram.found[key] = _FINDERS[method](histogram)
-    return histogram.found[key]
+    if key not in histogram.thresholds:
+        histogram.thresholds[key] = _FINDERS[method](histogram)
+    return histogram.thresholds[key]
 
 
 def minmax(histogram: Histogram) -> float:
@@ -121,8 +121,8 @@ def entropy_bins(histogram: Histogram) -> Floats:
     """The magnitudes in 2048 equal bins over [0, absmax], as a two-pass search would count them.
 
     A bin that straddles an edge is split in proportion. Giving it whole to one side keeps integers but makes neighbours
-    differ by up to a fifth where the density is flat, which moves thresholds (median 3 % on ResNet-50; split: 0 %). Both
-    are functions of the final counts, so neither depends on batches.
+    differ where the density is flat, which moves thresholds (docs/results/calibration-rules.md). Both are functions of the
+    final counts, so neither depends on batches.
     """
     edges, mass = _bins(histogram)
     below = np.concatenate([[0.0], np.cumsum(mass)])

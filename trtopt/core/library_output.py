@@ -80,6 +80,9 @@ def _kept(name: str) -> Iterator[None]:
 # Held while onnxscript (PyTorch's exporter runs it, too) and onnxslim rewrite a graph: their rules are objects of the whole
 # process, which keep what they matched, and another thread's nodes would be taken for it.
 rewriting = threading.RLock()
+# Held while the user's own modules are imported and used: what is importable, PyTorch's random numbers, threads and exporter,
+# and who may connect to the network are the whole process's.
+importing = threading.RLock()
 compiler_folder = Shared(lambda: _kept("TORCHINDUCTOR_CACHE_DIR"))  # torch sets it when its exporter is first used
 loader_path = Shared(lambda: _kept("LD_LIBRARY_PATH"))  # OpenCV sets it when it is imported
 _telemetry = Shared(lambda: variable(TELEMETRY_OFF, "1"))
@@ -95,20 +98,33 @@ def unreported() -> AbstractContextManager[None]:
 
 
 _quiet_threads: Counter[int] = Counter()
+_unwarned_threads: Counter[int] = Counter()
+
+
+@contextlib.contextmanager
+def _counted(threads: Counter[int]) -> Iterator[None]:
+    thread = threading.get_ident()
+    threads[thread] += 1  # no other thread changes this count
+    try:
+        yield
+    finally:
+        threads[thread] -= 1
+        if not threads[thread]:
+            del threads[thread]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the libraries' output away in this thread; other threads are heard. With TRTOPT_DEBUG it goes to stderr instead."""
-    thread = threading.get_ident()
-    with _muting, unreported():
-        _quiet_threads[thread] += 1  # no other thread changes this count
-        try:
-            yield
-        finally:
-            _quiet_threads[thread] -= 1
-            if not _quiet_threads[thread]:
-                del _quiet_threads[thread]
+    with _muting, unreported(), _counted(_quiet_threads):
+        yield
+
+
+@contextlib.contextmanager
+def unwarned() -> Iterator[None]:
+    """Python's warnings come to nothing in this thread, also where they are errors."""
+    with _filtering, _counted(_unwarned_threads):
+        yield
 
 
 def _dropped() -> bool:
@@ -150,11 +166,24 @@ class _Passing(logging.Handler):
 
 
 class _FromQuietThreads:
-    """What a filter of `warnings` matches a text with: any text, in the threads that are quiet."""
+    """What a filter of `warnings` matches a text with: any text, in the threads whose warnings are dropped."""
 
     @staticmethod
     def match(_: str) -> bool:
-        return _dropped()
+        return _dropped() or threading.get_ident() in _unwarned_threads
+
+
+@contextlib.contextmanager
+def _filtered() -> Iterator[None]:
+    with warnings.catch_warnings():
+        filters: Any = warnings.filters
+        filters.insert(
+            0, ("ignore", _FromQuietThreads(), Warning, None, 0)
+        )  # the second is asked like a compiled pattern
+        yield
+
+
+_filtering = Shared(_filtered)
 
 
 @contextlib.contextmanager
@@ -168,11 +197,7 @@ def _muted() -> Iterator[None]:
             muted = _muted_stream(_own(getattr(sys, name)), errors)
             undo.callback(_unmute, name, muted)
             setattr(sys, name, muted)
-        undo.enter_context(warnings.catch_warnings())
-        filters: Any = warnings.filters
-        filters.insert(
-            0, ("ignore", _FromQuietThreads(), Warning, None, 0)
-        )  # the second is asked like a compiled pattern
+        undo.enter_context(_filtering)
         yield
 
 

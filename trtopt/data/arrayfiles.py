@@ -57,7 +57,7 @@ class StoredArray(ABC):
         self.ndim, self._row = len(self.shape), math.prod(self.shape[1:]) * dtype.itemsize
         self.nbytes = math.prod(self.shape) * dtype.itemsize
         self._fortran, self._packed = fortran and self.ndim > 1, packed
-        self._kept: NDArray[Any] | None = None
+        self._content: NDArray[Any] | None = None
         self._header = file.tell() - begin
         needed = self._header + self.nbytes
         if needed > held or (exact and needed < held):
@@ -77,8 +77,8 @@ class StoredArray(ABC):
     def __getitem__(self, rows: slice | Sequence[int]) -> NDArray[Any]:
         """Some rows, in ascending order."""
         if self._fortran:
-            self._kept = self.whole() if self._kept is None else self._kept
-            return self._kept[rows]
+            self._content = self.whole() if self._content is None else self._content
+            return self._content[rows]
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
             return self._read(start * self._row, (max(0, stop - start), *self.shape[1:]))

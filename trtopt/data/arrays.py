@@ -27,7 +27,7 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import moved, rebatched, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays (or their .npy files) by input
-_Taken = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
+_Selection = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
 _BLOCK = 1 << 22  # bytes checked at a time
 _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
 
@@ -65,21 +65,21 @@ class ArrayBatches:
             self._parts = [
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
-        self._named = [_short(where, source) for where, _ in self._parts]
+        self._part_names = [_short(where, source) for where, _ in self._parts]
         total = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
         if not total:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
         if total > _MOST:
             raise DataError(f"`data=` holds {total} samples; up to {_MOST} are read, and some hundred are enough")
         self.samples = total if limit is None else min(total, limit)
-        self._reading: Future[_Taken] | None = Future()
+        self._reading: Future[_Selection] | None = Future()
         if lazy:
             threading.Thread(target=self._read, args=(self._reading,), name="trtopt-digests", daemon=True).start()
         else:
             self._read(self._reading)
-            self._taken  # noqa: B018  raises what is wrong
+            self._selection  # noqa: B018  raises what is wrong
 
-    def _read(self, reading: Future[_Taken]) -> None:
+    def _read(self, reading: Future[_Selection]) -> None:
         try:
             samples: list[tuple[str, int, int]] = []
             for number, (where, part) in enumerate(self._parts):
@@ -90,28 +90,28 @@ class ArrayBatches:
             reading.set_exception(error)
 
     @property
-    def _taken(self) -> _Taken:
+    def _selection(self) -> _Selection:
         """The samples used, in order."""
         reading = self._reading
         if reading is not None:
-            self._known, self._reading = reading.result(), None
-        return self._known
+            self._stored_selection, self._reading = reading.result(), None
+        return self._stored_selection
 
     @property
     def digests(self) -> tuple[str, ...]:
         """Of each sample's content, in order."""
-        return tuple(digest for digest, _, _ in self._taken)
+        return tuple(digest for digest, _, _ in self._selection)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of each sample, in order: "FILE[INDEX]"; of arrays in memory "arrays[INDEX]"."""
-        return tuple(f"{self._named[number]}[{index}]" for _, number, index in self._taken)
+        return tuple(f"{self._part_names[number]}[{index}]" for _, number, index in self._selection)
 
     def part(self, start: int, stop: int) -> ArrayBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
-        selection = self._taken[start:stop]  # first: nothing that is still being read can be copied
+        selection = self._selection[start:stop]  # first: nothing that is still being read can be copied
         some = copy.copy(self)
-        some._known, some.samples = selection, len(selection)
+        some._stored_selection, some.samples = selection, len(selection)
         return some
 
     def describe(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ArrayBatches:
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """The samples taken, in order, at most a batch at a time, as the model takes them."""
         rows_of: list[list[int]] = [[] for _ in self._parts]
-        for _, number, index in self._taken:
+        for _, number, index in self._selection:
             rows_of[number].append(index)
         for (where, part), taken in zip(self._parts, rows_of):
             if not taken:

@@ -84,7 +84,7 @@ class ImageBatches:
                     self._bad[index] = digest
                 else:
                     usable.append(_Chosen(index, digest, items[index]))
-        self._given = len(items)
+        self._image_count = len(items)
         ranked = _ranked(usable)
         self._reserve = ranked[limit:] if limit is not None else []
         self._chosen = sorted(ranked[:limit], key=lambda item: item.index)
@@ -98,7 +98,7 @@ class ImageBatches:
         if not self._chosen:
             bad = [item for _, item in sorted(self._bad.items())]
             some = "; ".join(f"{item.name}: {item.reason}" for item in bad[:3])
-            raise DataError(f"none of the {self._given} images can be used ({some}): give real photos")
+            raise DataError(f"none of the {self._image_count} images can be used ({some}): give real photos")
         self.skipped = tuple(item for _, item in sorted(self._bad.items()))
         self.digests = tuple(item.digest for item in self._chosen)
         self.paths = tuple(item.path for item in self._chosen)

@@ -32,13 +32,13 @@ class Arguments:
             parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
         single = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
         self.ordered = [item.name for item in single if item.kind != item.KEYWORD_ONLY]
-        self.named = [item.name for item in single]
-        self.needed = [item.name for item in single if item.default is item.empty]
+        self.names = [item.name for item in single]
+        self.required = [item.name for item in single if item.default is item.empty]
         self.free = any(item.kind == item.VAR_POSITIONAL for item in parameters)
-        self._optional = {item.name for item in single} - set(self.needed)
+        self._optional = {item.name for item in single} - set(self.required)
 
     def __str__(self) -> str:
-        arguments = [f"{name} (optional)" if name in self._optional else name for name in self.named]
+        arguments = [f"{name} (optional)" if name in self._optional else name for name in self.names]
         return ", ".join([*arguments, *(["*args"] if self.free else [])]) or "nothing"
 
     def order(self, infos: Sequence[TensorInfo], text: str) -> tuple[list[TensorInfo], tuple[str, ...]]:
@@ -53,13 +53,13 @@ class Arguments:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise UsageError(f"{text}: the input {twice!r} is given twice; forward takes: {self}")
-        known = [name for name in names if name in self.named]
-        wrong = [name for name in names if name not in self.named]
+        known = [name for name in names if name in self.names]
+        wrong = [name for name in names if name not in self.names]
         if known and wrong and not self.free:
             raise UsageError(f"{text}: forward has no argument {wrong[0]!r}; it takes: {self}")
         if wrong:
             for name in () if self.free else wrong:
-                close = difflib.get_close_matches(name, self.named, 1, 0.8)
+                close = difflib.get_close_matches(name, self.names, 1, 0.8)
                 if close and not (
                     name.startswith(close[0]) or close[0].startswith(name)
                 ):  # "images" is no slip for "image"
@@ -71,12 +71,12 @@ class Arguments:
                 raise UsageError(f"{text}: {len(names)} inputs are given ({', '.join(names)}); forward takes: {self}")
             feeds, keywords = set(self.ordered[: len(names)]), tuple[str, ...]()
         else:
-            infos = sorted(infos, key=lambda info: self.named.index(info.name))
+            infos = sorted(infos, key=lambda info: self.names.index(info.name))
             feeds, first = set(names), 0
             while first < min(len(infos), len(self.ordered)) and infos[first].name == self.ordered[first]:
                 first += 1
             keywords = tuple(info.name for info in infos[first:])
-        absent = [name for name in self.needed if name not in feeds]
+        absent = [name for name in self.required if name not in feeds]
         if absent:
             typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in absent)
             raise UsageError(

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import inspect
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from trtopt.core.errors import ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import existing_file
 from trtopt.core.foreign import essence
-from trtopt.core.library_output import quiet
+from trtopt.core.library_output import importing, quiet
 from trtopt.core.values import TensorInfo
 from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
@@ -23,7 +22,6 @@ from trtopt.recipes.loader import Recipe, load_recipe
 
 _TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
-_one = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,8 @@ class Source:
 def opened(
     source: Any, weights: str | os.PathLike[str] | None, factory_arg: Mapping[str, Any] | None = None
 ) -> Iterator[Source]:
-    """Find and make the module; while it is in use, modules beside the user's own can be imported.
-
-    One at a time: what is importable, PyTorch's random numbers, threads and exporter, and who may connect to the network are
-    the whole process's.
-    """
-    with _one, own_imports():
+    """Find and make the module; while it is in use, modules beside the user's own can be imported. One at a time."""
+    with importing, own_imports():
         yield _found(source, weights, factory_arg or {})
 
 

@@ -208,7 +208,7 @@ class _End:
 class _Graph:
     def __init__(self, proto: ModelProto) -> None:
         self.opset = opset_version(proto)
-        self.made = Links(proto.graph).makers
+        self.makers = Links(proto.graph).makers
         self.constants = {tensor.name for tensor in proto.graph.initializer}
         for node in proto.graph.node:  # in topological order
             inputs = [name for name in node.input if name]
@@ -322,7 +322,7 @@ class _Graph:
                     return True
             elif before is None and node.op_type not in _AFFINE:
                 continue
-            nodes += [self.made.get(name) for name in ([before] if before else node.input)]
+            nodes += [self.makers.get(name) for name in ([before] if before else node.input)]
         return False
 
     # The walk ------------------------------------------------------------------------------------------------------------
@@ -330,14 +330,14 @@ class _Graph:
     def end(self, name: str) -> _End:
         """What gives the output `name` its values."""
         perms: list[tuple[int, ...]] = []
-        node = self.made.get(name)
+        node = self.makers.get(name)
         while node is not None and (op := self._op(node)) == node.op_type:
             before = self._through(node)
             if before is None:
                 return _End(op, node, tuple(perms))
             if node.op_type == "Transpose":
                 perms.append(tuple(attribute(node, "perm", ())))
-            node = self.made.get(before)
+            node = self.makers.get(before)
         return _End("" if node is None else self._op(node), node, tuple(perms))
 
     def _through(self, node: NodeProto) -> str | None:
@@ -366,14 +366,14 @@ class _Graph:
         return "pool" if op == "AveragePool" and single else op
 
     def _made_by(self, name: str) -> str:
-        while (node := self.made.get(name)) is not None and node.op_type in ("Cast", "Identity"):
+        while (node := self.makers.get(name)) is not None and node.op_type in ("Cast", "Identity"):
             name = node.input[0]
         return "" if node is None else str(node.op_type)
 
     def _sums(self, name: str) -> bool:
         """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is."""
         for _ in range(_DEPTH):
-            node = self.made.get(name)
+            node = self.makers.get(name)
             if node is None or node.op_type not in _DIVISOR:
                 return node is not None and node.op_type.startswith("Reduce")
             several = node.op_type == "Max" or node.op_type in _AFFINE

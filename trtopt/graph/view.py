@@ -192,14 +192,14 @@ class Editor:
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
         graphs = list(model.graphs())
-        self._taken = {str(value.name) for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
+        self._names = {str(value.name) for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
         for graph in graphs:
             for node in graph:
-                self._taken.update((str(node.name), *(str(value.name) for value in node.outputs)))
+                self._names.update((str(node.name), *(str(value.name) for value in node.outputs)))
 
     def fresh(self, wished: str) -> str:
         """The wished name, or that name with a number."""
-        return unique(wished, self._taken)
+        return unique(wished, self._names)
 
     def constant(self, name: str, content: Any, dtype: Any = None) -> ir.Value:
         """An initializer of the outermost graph, which every body sees."""

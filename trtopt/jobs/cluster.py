@@ -90,7 +90,7 @@ class Cluster:
         self._build = self._ray.remote(num_cpus=threads, max_retries=_RETRIES)(build_sent)
         self._has_gpus, self._there = bool(gpus), resources
         self._models: dict[Path, Any] = {}
-        self._sent: dict[Path, Any] = {}
+        self._references: dict[Path, Any] = {}
         self._pending: dict[Future[Any], Any] = {}
 
     def _connect(self, address: str) -> None:
@@ -206,9 +206,9 @@ class Cluster:
         return self._future(call.remote(remote_request, model, samples, parcel(request)), job.name)
 
     def _sent_once(self, path: Path, reader: Callable[[Path], Mapping[str, bytes]]) -> Any:
-        if path not in self._sent:
-            self._sent[path] = self._ray.put(reader(path))
-        return self._sent[path]
+        if path not in self._references:
+            self._references[path] = self._ray.put(reader(path))
+        return self._references[path]
 
     def _ours(self, error: BaseException) -> BaseException:
         """The exception that the task raised, or what became of its worker."""

@@ -26,7 +26,7 @@ class Memory:
     def __init__(self, free: Callable[[], int | None] = free_memory) -> None:
         nbytes = free()
         self.limit = None if nbytes is None else int(nbytes * _SHARE)
-        self.taken = 0
+        self.in_use = 0
         self._measured: dict[str, int] = {}
 
     def need(self, key: str, nbytes: int, threads: int = 1, unmeasured: int = 0) -> int:
@@ -38,7 +38,7 @@ class Memory:
 
     def fits(self, need: int) -> bool:
         """Always for the first call: one must run, and may fail by itself."""
-        return self.limit is None or self.taken == 0 or self.taken + need <= self.limit
+        return self.limit is None or self.in_use == 0 or self.in_use + need <= self.limit
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class Loop:
                 except Exception as error:
                     self._advance(partial(steps.throw, error), steps)
                 else:
-                    self.memory.taken += need
+                    self.memory.in_use += need
                     under_way[future] = steps, need
             if under_way:
                 # With a limit, so that Ctrl-C is noticed on every system.
                 for future in wait(under_way, timeout=1, return_when=FIRST_COMPLETED).done:
                     steps, need = under_way.pop(future)
-                    self.memory.taken -= need
+                    self.memory.in_use -= need
                     if failure := future.exception():
                         self._advance(partial(steps.throw, failure), steps)
                     else:

@@ -69,7 +69,7 @@ def open_session(
         memory_pattern: plan the memory of each shape that comes: faster from the second run on, and larger.
         unordered: with `outputs`, which then come by their place, not by name: their values may stand in another order, for
             who only counts them. On processors whose convolutions work on blocks of channels, putting an image's channels
-            back in order takes a tenth of a run.
+            back in order takes time.
         gpu: on the first GPU, where the installed package can use one; else on the CPU, without a word.
             `get_providers()[0]` of the session says which it became.
         tf32: on a GPU, FP32 convolutions and matrix products may round what they multiply to ten bits. That is ONNX

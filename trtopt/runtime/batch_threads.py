@@ -118,7 +118,7 @@ class _Buffer:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._held: dict[str, Array] = {}  # flat
+        self._arrays: dict[str, Array] = {}  # flat
         self._views: dict[tuple[Shapes, int], dict[str, Array]] = {}
 
     def arrays(self, shapes: Shapes, samples: int) -> dict[str, Array]:
@@ -135,10 +135,10 @@ class _Buffer:
             arrays = {}
             for tensor, shape in zip(self._session._signature.inputs, shapes):
                 whole = (samples, *shape)
-                memory = self._held.get(tensor.name)
+                memory = self._arrays.get(tensor.name)
                 if memory is None or memory.size < math.prod(whole):
                     self._views.clear()
-                    memory = self._held[tensor.name] = self._session.pinned(tensor.name, whole).reshape(-1)
+                    memory = self._arrays[tensor.name] = self._session.pinned(tensor.name, whole).reshape(-1)
                 arrays[tensor.name] = memory[: math.prod(whole)].reshape(whole)
             self._views[shapes, samples] = arrays
         return arrays

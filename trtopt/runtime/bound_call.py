@@ -45,7 +45,7 @@ class BoundCall:
         release: Callable[[], None],
     ) -> None:
         self.outputs, self.note = outputs, note
-        self._call, self._kept, self._lock = call, references, threading.Lock()
+        self._call, self._references, self._lock = call, references, threading.Lock()
         self._finalizer = weakref.finalize(self, after_capture, release)
         self._finalizer.atexit = False
         _bound.add(self)
@@ -67,7 +67,7 @@ class BoundCall:
     def close(self) -> None:
         """Give the context back. The arrays keep what they hold. A second call does nothing."""
         with self._lock:
-            self._call, self._kept = _closed, None
+            self._call, self._references = _closed, None
         self._finalizer()
 
     def __enter__(self) -> BoundCall:

@@ -51,7 +51,7 @@ class Replay:
     graph: Graph
     raw: Any
     address: int
-    used: int = 0  # the number of the call that used it last
+    last_use: int = 0  # the number of the call that used it last
     prepared: Prepared | None = None
 
 
@@ -91,10 +91,10 @@ class BoundContext:
     staged: Locations = ()  # `STAGED` for each output
     warm: bool = False  # enqueued once since the shapes were set
     epoch: int = -1
-    used: int = 0  # the number of the call that used it last
+    last_use: int = 0  # the number of the call that used it last
     addresses: dict[str, int] = field(default_factory=dict)  # as the context knows them
     graphs: dict[Locations, Replay | None] = field(default_factory=dict)  # None: capturing failed
-    seen: set[Locations] = field(default_factory=set)
+    recent_locations: set[Locations] = field(default_factory=set)
     separate: set[Locations] = field(default_factory=set)  # whose inputs and outputs don't overlap
     allocators: dict[str, Any] = field(default_factory=dict)  # TensorRT keeps a bare pointer to each
 
@@ -103,7 +103,7 @@ class BoundContext:
         for replay in self.graphs.values():
             if replay is not None:
                 replay.graph.free()
-        for collection in (self.graphs, self.seen, self.separate):
+        for collection in (self.graphs, self.recent_locations, self.separate):
             collection.clear()
 
 
@@ -178,8 +178,8 @@ class ContextCache:
         self.gpu: dict[str, DeviceBuffer] = {}
         self.host: dict[str, HostBuffer] = {}
         self.allocated: dict[str, Shape] = {}
-        self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._kept: dict[Key, BoundContext] = {}
+        self._recent_keys: OrderedDict[Key, None] = OrderedDict()
+        self._contexts: dict[Key, BoundContext] = {}
         self._for_contexts, self._for_graphs = _LeastRecentlyUsed(graphs), _LeastRecentlyUsed(_GRAPHS * graphs)
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
@@ -199,29 +199,29 @@ class ContextCache:
             pairs = zip(self._signature.inputs, arrays)
             values = tuple(np.asarray(array).tobytes() for tensor, array in pairs if tensor.on_host)
         key = shapes, values
-        bound_context = self._kept.get(key)
+        bound_context = self._contexts.get(key)
         self.calls += 1
         if bound_context is None or bound_context.key != key or bound_context.epoch != self._epoch:
             with _SLOWLY, self._device.current():
                 bound_context = bound_context or self._another(key)
                 if bound_context.key != key or bound_context.epoch != self._epoch:
                     self._set_up(bound_context, key, arrays)
-        bound_context.used = self.calls
+        bound_context.last_use = self.calls
         return bound_context
 
     def _another(self, key: Key) -> BoundContext:
         """The fallback; or, for a shape that comes again, one that stays with it."""
-        again = key in self._seen or not self._signature.dynamic
-        self._seen[key] = None
-        self._seen.move_to_end(key)
-        if len(self._seen) > _REMEMBERED:
-            self._seen.popitem(last=False)
+        again = key in self._recent_keys or not self._signature.dynamic
+        self._recent_keys[key] = None
+        self._recent_keys.move_to_end(key)
+        if len(self._recent_keys) > _REMEMBERED:
+            self._recent_keys.popitem(last=False)
         may_stay = again and self._shares and self._for_contexts.most
         if may_stay and self._for_contexts.makes_room(self.calls, self._contexts_by_use):
             bound_context, self._fallback = self._fallback, None
             if bound_context is None or bound_context.key not in (key, None):  # the fallback serves another shape
                 bound_context, self._fallback = self._context(), bound_context
-            self._kept[key] = bound_context
+            self._contexts[key] = bound_context
             return bound_context
         if self._fallback is None:
             self._fallback = self._context()
@@ -229,14 +229,14 @@ class ContextCache:
 
     def _contexts_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
         return [
-            (bound_context.used, functools.partial(self._evict, self._kept, key))
-            for key, bound_context in self._kept.items()
+            (bound_context.last_use, functools.partial(self._evict, self._contexts, key))
+            for key, bound_context in self._contexts.items()
         ]
 
     def _graphs_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
         return [
-            (replay.used, functools.partial(self._evict, bound_context.graphs, locations))
-            for bound_context in self._kept.values()
+            (replay.last_use, functools.partial(self._evict, bound_context.graphs, locations))
+            for bound_context in self._contexts.values()
             for locations, replay in bound_context.graphs.items()
             if replay is not None
         ]
@@ -375,7 +375,7 @@ class ContextCache:
     def _moved(self) -> None:
         self._epoch += 1
         self.recalled.clear()
-        for bound_context in self._kept.values():
+        for bound_context in self._contexts.values():
             self._forget(bound_context)
 
     def _address(self, bound_context: BoundContext, name: str, address: int) -> None:
@@ -386,12 +386,12 @@ class ContextCache:
 
     @property
     def contexts(self) -> int:
-        return len(self._kept) + (self._fallback is not None)
+        return len(self._contexts) + (self._fallback is not None)
 
     @property
     def graphs(self) -> int:
         """CUDA graphs that are kept. Any thread may ask."""
-        contexts = (*list(self._kept.values()), *([fallback] if (fallback := self._fallback) else []))
+        contexts = (*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else []))
         return sum(replay is not None for bound_context in contexts for replay in list(bound_context.graphs.values()))
 
     def remember(
@@ -411,7 +411,7 @@ class ContextCache:
     def again(self, call: Recalled, replay: Replay) -> None:
         """Such a call comes again."""
         self.calls += 1
-        call.bound.used = replay.used = self.calls
+        call.bound.last_use = replay.last_use = self.calls
 
     # Launching -----------------------------------------------------------------------------------------------------
 
@@ -501,17 +501,17 @@ class ContextCache:
         ):
             return False
         foreign = any(location > 0 or location < RESIDENT for location in locations)
-        if not foreign or locations in bound_context.seen:
+        if not foreign or locations in bound_context.recent_locations:
             return bound_context is not self._fallback or not self._shares
-        if len(bound_context.seen) > _REMEMBERED:
-            bound_context.seen.clear()
-        bound_context.seen.add(locations)
+        if len(bound_context.recent_locations) > _REMEMBERED:
+            bound_context.recent_locations.clear()
+        bound_context.recent_locations.add(locations)
         return False
 
     def replay(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> Replay | None:
         """The CUDA graph for these locations; a new one, if they are worth it and there is room."""
         if (earlier_replay := bound_context.graphs.get(locations)) is not None:
-            earlier_replay.used = self.calls
+            earlier_replay.last_use = self.calls
             return earlier_replay
         if (
             locations in bound_context.graphs
@@ -544,10 +544,10 @@ class ContextCache:
 
     def close(self) -> None:
         """Free everything; nothing of it may run any more."""
-        for bound_context in (*self._kept.values(), *([self._fallback] if self._fallback else [])):
+        for bound_context in (*self._contexts.values(), *([self._fallback] if self._fallback else [])):
             self._forget(bound_context)
             bound_context.context = None  # before what it points to
-        self._kept.clear()
+        self._contexts.clear()
         self._fallback = None
         for buffer in (*self.gpu.values(), *self.host.values(), self._scratch):
             buffer.free()

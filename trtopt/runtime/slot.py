@@ -45,7 +45,7 @@ class Slot:
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
         self.stream = device.stream()
         self.own, self._raw = self.stream.handle, self.stream.raw
-        self._done = device.event(timing=False)
+        self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
         # id of an array of `Session.pinned` → where it lies.
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
@@ -57,7 +57,7 @@ class Slot:
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.contexts = ContextCache(device, self.stream, engine, signature, memory, graphs=graphs, shares=shares)
-        self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._done))
+        self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
     # The call ------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class Slot:
                 value = value if example is None or result is not None else like_host(example, value)
             outputs[tensor.name] = value
         if free is not None:
-            self._cuda("cudaEventRecord", self._done.raw, free)
+            self._cuda("cudaEventRecord", self._event.raw, free)
             self._behind = free
         else:
             self.wait(raw, target)
@@ -341,10 +341,10 @@ class Slot:
         if self._dirty:
             self.stream.synchronize()
             if self._behind is not None:
-                self._done.synchronize()
+                self._event.synchronize()
             self._dirty, self._behind = False, None
         elif self._behind is not None and self._behind != stream:
-            self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
+            self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
             self._behind = None
 
     def locate(self, bound_context: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
@@ -414,8 +414,8 @@ class Slot:
 
     def follow(self, stream: int, target: int) -> None:
         """What is given to `target` from now on comes after what `stream` has to do by now."""
-        self._cuda("cudaEventRecord", self._done.raw, stream)
-        self._cuda("cudaStreamWaitEvent", target, self._done.raw, 0)
+        self._cuda("cudaEventRecord", self._event.raw, stream)
+        self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
     def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
         event = None if stream is None else self._ready(block.address, stream)
@@ -452,7 +452,7 @@ class Slot:
             self.settle(None)
             self.stream.synchronize()
             self.contexts.close()
-            self._done.free()
+            self._event.free()
             self.stream.free()
 
 

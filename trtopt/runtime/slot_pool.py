@@ -64,7 +64,7 @@ class SlotPool(Generic[T]):
         self._homes: dict[T, list[T]] = {}  # item → the list of these that it comes back to
         self._waiting: deque[Waiter[T]] = deque()
         self._dropped: deque[T] = deque()  # what was kept and isn't any more
-        self._made = 0
+        self._count = 0
         self._closed = False
         self.waits = 0  # askers for whom nothing was free at once
 
@@ -165,7 +165,7 @@ class SlotPool(Generic[T]):
     @property
     def items(self) -> int:
         """How many were made."""
-        return self._made
+        return self._count
 
     def all(self) -> list[T]:
         """Those that were made, free or not."""
@@ -189,7 +189,7 @@ class SlotPool(Generic[T]):
         self.refuse(not finish)
         with self._lock:
             self._reclaim(_here.thread)  # who closes isn't in a call
-            while sum(map(len, self._free)) < self._made or self._waiting:
+            while sum(map(len, self._free)) < self._count or self._waiting:
                 self._returned.wait(_LOOK)
                 self._reclaim()
             items = [item for free in self._free for item in free]
@@ -204,18 +204,18 @@ class SlotPool(Generic[T]):
                 self._reclaim(_here.thread)
             if not self._waiting and (item := self._find_free(accepts, _here.thread)) is not None:
                 return item
-            if self._made >= self.most:
+            if self._count >= self.most:
                 return None
-            number = self._made
+            number = self._count
             if self._owned:
                 self._holders[_here.thread] = None
-            self._made += 1
+            self._count += 1
         try:
             item = self._make(number)
         except BaseException:
             with self._lock:
                 self._holders.pop(_here.thread, None)
-                self._made -= 1
+                self._count -= 1
             raise
         self._homes[item] = self._free[number % len(self._free)]
         if self._owned:
@@ -267,7 +267,7 @@ class SlotPool(Generic[T]):
         for thread in [key for key in self._holders if key is asker or key() is None]:
             lost_item = self._holders[thread]
             if lost_item is None:
-                self._made -= 1
+                self._count -= 1
             elif not any(lost_item is item for item in self._homes[lost_item]):
                 self._homes[lost_item].append(lost_item)
             del self._holders[thread]

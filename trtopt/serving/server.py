@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from trtopt.core.errors import DeviceError, NoServer, ServerFailed, UsageError
+from trtopt.core.library_output import Shared
 from trtopt.core.options import taking
 from trtopt.core.temporary import is_scratch, scratch
 from trtopt.core.terminal import visible
@@ -356,7 +357,7 @@ def _start(
 ) -> Server:
     folder = _home() or stack.enter_context(scratch())
     try:
-        with _deep_stacks():
+        with _deep_stacks:
             process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -403,7 +404,7 @@ def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deep_stacks() -> Iterator[None]:
+def _deepened_stacks() -> Iterator[None]:
     """Room on the stacks of what is started meanwhile.
 
     Release 24.10 parses JSON, and gathers a request's chunks, on a thread's stack: the usual one overflows, and that ends it.
@@ -419,6 +420,9 @@ def _deep_stacks() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+_deep_stacks = Shared(_deepened_stacks)  # servers may be started at the same time
 
 
 def _room_is_counted() -> bool:

@@ -45,7 +45,7 @@ class TritonPythonModel:
         self._batches = config["max_batch_size"] > 0
         self._image = parameters.get("image")  # the input that has encoded images
         self._readers = ThreadPoolExecutor(4) if self._image else None
-        self._held: dict[str, Any] = {}  # input → page-locked memory, flat; it only grows
+        self._buffers: dict[str, Any] = {}  # input → page-locked memory, flat; it only grows
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request. What is wrong with one is no other one's fault."""
@@ -102,9 +102,9 @@ class TritonPythonModel:
         if not first.ndim or not first.size:
             return first
         shape = (sum(map(len, arrays)), *first.shape[1:])
-        held, size = self._held.get(name), math.prod(shape)
+        held, size = self._buffers.get(name), math.prod(shape)
         if held is None or held.size < size:
-            held = self._held[name] = self._session.pinned(name, shape).reshape(-1)
+            held = self._buffers[name] = self._session.pinned(name, shape).reshape(-1)
         whole = held[:size].reshape(shape)
         np.concatenate(arrays, out=whole)
         return whole

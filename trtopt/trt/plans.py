@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
+from trtopt.core.library_output import unwarned
 from trtopt.trt.compatibility import PlanOrigin, numbers
 from trtopt.trt.messages import Messages, translate
 
@@ -25,7 +24,6 @@ _HOST_CODE = re.compile(rb"\x7fELF.{14}[\x3e\xb7]\0", re.DOTALL)
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 _TARGETS_AT = 32  # TensorRT-RTX: a bit for each compute capability, eight bytes; as seen in plans of 1.7
 _TARGETS = (75, 80, 86, 89, 120, 121)
-_FILTERS = threading.Lock()  # Python's filters of warnings are the whole process's
 
 
 @dataclass(frozen=True)
@@ -125,16 +123,10 @@ class LoadedEngine:
     def _version(self) -> str:
         return str(getattr(self.module, "__version__", ""))
 
-    @contextmanager
-    def _deprecated(self) -> Iterator[None]:
+    def _deprecated(self) -> AbstractContextManager[None]:
         """For calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings of 10
         make the call, give its result and leave the error set, which Python takes for a fault of its own (SystemError)."""
-        if numbers(self._version) < (10,):  # they don't warn
-            yield
-            return
-        with _FILTERS, warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
+        return unwarned() if numbers(self._version) >= (10,) else nullcontext()  # older ones don't warn
 
     def _answers(self, since: tuple[int, ...]) -> bool:
         """Whether a call that came with that version of TensorRT may be made of this plan."""

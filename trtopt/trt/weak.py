@@ -96,7 +96,7 @@ class NativeCalibration:
             raise UnsupportedRequest(
                 "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
             )
-        self.cache = self._given = options.cache
+        self.cache = self._initial_cache = options.cache
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
         self._upload = functools.cache(upload)
@@ -165,7 +165,7 @@ class NativeCalibration:
                     return None
 
             def read_calibration_cache(self, *_: Any) -> bytes | None:
-                return outer._given
+                return outer._initial_cache
 
             def write_calibration_cache(self, cache: Any, *_: Any) -> None:
                 outer.cache = bytes(cache)
@@ -192,7 +192,7 @@ class NativeCalibration:
         """Raise what went wrong while TensorRT was calibrating; warn of samples that were left out."""
         if self.error is not None:
             raise self.error
-        if built and self._given is None and self.samples == 0:
+        if built and self._initial_cache is None and self.samples == 0:
             raise CalibrationError("TensorRT asked for no calibration data: is there a quantizable layer in the model?")
         if self.left_over:
             warnings.append(

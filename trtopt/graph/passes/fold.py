@@ -5,7 +5,7 @@ and shape arithmetic with ONNX's reference evaluator, so the result doesn't depe
 leaves BatchNormalization behind a Pad, Conv + Add and partly known shapes; onnxslim fuses those, but folds constants
 only with ONNX Runtime and misses CastLike and Expand (17 Pads and 49 BatchNormalizations stay in a raw
 EfficientNet-Lite0). They are repeated until nothing changes, which also makes folding idempotent. What both cost is mostly
-copying weights, which few models need: heavy ones are folded without first (ResNet-50: 0.35 s instead of 1.3 to 2.0).
+copying weights, which few models need: heavy ones are folded without first (docs/results/calibration-rules.md).
 
 Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
 
@@ -564,5 +564,5 @@ def _frozen() -> Iterator[None]:
             gc.unfreeze()
 
 
-# The garbage collector passes over all that is there already: the libraries' own modules cost it 0.1 s each time.
+# The garbage collector passes over all that is there already: the libraries' own modules would cost it time at each look.
 _young_heap = Shared(_frozen)

@@ -419,8 +419,8 @@ def _depths(graph: ir.Graph) -> dict[ir.Value, int]:
 def _poolings(search: _Search) -> None:
     """Average pooling reads INT8 when nobody else needs the tensor in floating point.
 
-    Behind a residual too: read in FP16 there, it makes the Add and its skip FP16, which costs ResNet-50 on an H200 two
-    conversions, 2 % of its time.
+    Behind a residual too: read in FP16 there, it makes the Add and its skip FP16, which costs two conversions
+    (ResNet-50 in docs/results/runtime.md).
     """
     quantized = {node.name for node in search.quantized}
     residuals = {name for readers in search.reads.values() for name, _ in readers} - quantized

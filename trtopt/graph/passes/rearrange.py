@@ -1,7 +1,6 @@
 """The same network in a form whose INT8 kernels are faster: what TensorRT itself fuses or leaves apart to its disadvantage.
 
-Measured with TensorRT 8.6 on an H200, ResNet-50 at batch 32: 0.80 ms before, 0.76 with the first, 0.72 with both
-(docs/results/runtime.md).
+Measured with TensorRT 8.6 on an H200 (docs/results/runtime.md).
 
 **A residual block whose skip is a convolution of its own** (the first one of each stage of a ResNet) becomes one convolution:
 
