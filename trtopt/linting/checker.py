@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -209,6 +210,9 @@ def check(request: CheckRequest) -> CheckReport:
             finding, level="info", hint=f"{output} takes any batch; its results are those of each sample alone"
         )
         findings.append(told if opened else finding)
+    if not isinstance(request.model, ModelProto):
+        this = f"trtopt check {shlex.quote(name)}"
+        findings = [replace(item, hint=item.hint.replace("trtopt check MODEL", this)) for item in findings]
     return CheckReport(
         model=name,
         findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),
