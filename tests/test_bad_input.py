@@ -369,7 +369,7 @@ def test_data_files_that_cannot_be_read(world: World) -> None:
         path.write_bytes(content)
         has(calibration(world, "--data", path), "bad.npz can't be read as .npz", "written completely?")
     np.savez(path, x=np.array([{"a": 1}], dtype=object))
-    has(calibration(world, "--data", path), "can't be read", "Python objects")
+    has(calibration(world, "--data", path), "holds Python objects", "np.stack")
     has(calibration(world, "--data", world.model), "neither .npz nor .npy")
     both = ("--data", world.arrays, "--images", world.photos)
     has(

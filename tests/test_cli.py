@@ -469,6 +469,26 @@ def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatc
     assert given["factory_arg"] == {"width": 8, "weights_backbone": None}
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "export torchvision:resnet18 -o m.onnx --output-names ,",
+        "export torchvision:resnet18 -o m.onnx --input-names a,,b",
+        "bench m.engine --batch 1,",
+        "bench m.engine --against ,",
+    ],
+)
+def test_a_list_with_an_empty_place_is_refused(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["trtopt", *typed.split()])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    flag, value = typed.split()[-2:]
+    assert f"{flag} {value!r} lacks something beside a comma" in " ".join(capsys.readouterr().err.split())
+
+
 def test_dynamic_axes_are_read_or_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands._dynamic_axes("x:0=batch,2=height") == ("x", {0: "batch", 2: "height"})
     with pytest.raises(UsageError, match="can't be read"):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from trtopt.core.errors import DataError, UsageError
-from trtopt.data.convert import check_kind, converted, numpy_dtype
+from trtopt.core.values import TensorInfo
+from trtopt.data.convert import check_kind, converted, numpy_dtype, single_runs
 
 ONES = np.array([[1.0, 2.0], [3.0, -4.0]])
 
@@ -61,3 +62,12 @@ def test_results_are_contiguous() -> None:
 def test_strings_are_no_numbers() -> None:
     with pytest.raises(UsageError, match="takes string"):
         check_kind(np.dtype(np.float32), "string", "the array")
+
+
+def test_a_fixed_batch_of_one_input_is_filled_in_all() -> None:
+    inputs = {"x": TensorInfo("x", "float32", ("n", 2)), "y": TensorInfo("y", "float32", (4, 3))}
+    runs = list(single_runs(inputs, [{"x": np.ones((6, 2), np.float32), "y": np.ones((6, 3), np.float32)}]))
+    assert [(run.feed["x"].shape, run.feed["y"].shape, run.real) for run in runs] == [
+        ((4, 2), (4, 3), 4),
+        ((4, 2), (4, 3), 2),
+    ]

@@ -93,6 +93,16 @@ def test_an_own_file_wins_over_an_installed_module_only_as_a_file(folder: Path, 
     sys.modules.pop("this", None)
 
 
+def test_a_folder_named_like_a_file_is_called_one_and_never_proposed(folder: Path) -> None:
+    (folder / "nets.py").mkdir()
+    with pytest.raises(UsageError, match=r"the file nets\.py is a folder; a file is needed"):
+        made("nets.py:Net")
+    for text in ("nets:Net", "netss.py:Net"):
+        with pytest.raises(UsageError) as caught:
+            made(text)
+        assert "there is" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "options", "error", "words"),
     [

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from world import RTX, World
 
 import trtopt
-from trtopt.core.errors import MissingDependency, ModelError, OutputError, UsageError
+from trtopt.core.errors import DataError, MissingDependency, ModelError, OutputError, UsageError
 from trtopt.frontend.proposal import init
 from trtopt.recipes.loader import Recipe, load_recipe, package_file
 
@@ -77,6 +77,7 @@ def shapes(recipe: Recipe) -> dict[str, Any]:
 
 def test_images_for_what_takes_none_are_refused(here: Path) -> None:
     (here / "photos").mkdir()
+    (here / "photos" / "a.jpg").touch()
     with pytest.raises(UsageError, match=r"`images=` is given, and features \(.*float32\) aren't images: .*`data="):
         init("own.py:Sound", "sound.toml", images="photos")
     assert not (here / "sound.toml").exists()
@@ -125,13 +126,52 @@ def test_what_is_given_is_taken(here: Path) -> None:
     np.savez(here / "s.npz", ids=np.ones((4, 8), np.int64), mask=np.ones((4, 8), np.int64))
     made = init(
         "own:Sentences", "new.toml", factory_arg={"width": 4}, data="s.npz",
-        inputs={"ids": ("batch", 8), "mask": ("batch", 8)},
+        inputs=["ids:batch,8:int64", "mask:batch,8:int64"],
     )  # fmt: skip
     recipe = load_recipe(made.recipe)
     assert [info.shape for info in recipe.inputs] == [("batch", 8), ("batch", 8)]
     assert recipe.source == "own.py:Sentences", "the file, so that pipeline sees a change"
     assert recipe.options == {"width": 4} and recipe.data == Path("s.npz")
     assert made.commands == ("trtopt pipeline new.toml -o new-out",)
+
+
+def test_samples_that_calibrate_would_refuse_are_refused(here: Path) -> None:
+    (here / "empty").mkdir()
+    (here / "text").mkdir()
+    (here / "text" / "a.jpg").write_text("no image")
+    np.savez("other.npz", y=np.ones((4, 1, 28, 28), np.float32))
+    np.savez("small.npz", x=np.ones((4, 1, 20, 28), np.float32))
+    (here / "torn.npz").write_bytes((here / "small.npz").read_bytes()[:100])
+    np.savez("nan.npz", x=np.full((4, 1, 28, 28), np.nan, np.float32))
+    for options, error, words in (
+        ({"images": "none"}, UsageError, "`images='none'` doesn't exist"),
+        ({"images": "own.py"}, UsageError, "isn't a folder"),
+        ({"images": "empty"}, UsageError, "there is no image in empty"),
+        ({"images": "text"}, DataError, "none of the 1 images can be used"),
+        ({"data": "none.npz"}, UsageError, "none.npz doesn't exist"),
+        ({"data": "own.py"}, UsageError, "neither .npz nor .npy"),
+        ({"data": "empty"}, DataError, "there is no .npz or .npy file in empty"),
+        ({"data": "other.npz"}, UsageError, "lacks x; it has y"),
+        ({"data": "small.npz"}, UsageError, "dimension 2 must be 28"),
+        ({"data": "torn.npz"}, DataError, "can't be read as .npz"),
+        ({"data": "nan.npz"}, DataError, "NaN or infinite values"),
+    ):
+        with pytest.raises(error, match=words):
+            init("own.py:Digits", **options)
+    assert not list(here.glob("*.toml"))
+
+
+def test_arrays_of_a_model_with_a_scalar_or_steps_first_are_taken(here: Path) -> None:
+    graph = "g (float[batch,4] x, float scale) => (float[batch,4] y) { y = Mul(x, scale) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}'), "scaled.onnx")
+    np.savez("s.npz", x=np.ones((3, 4), np.float32), scale=np.ones(1, np.float32))
+    assert load_recipe(init("scaled.onnx", data="s.npz").recipe).data == Path("s.npz")
+    (here / "steps.py").write_text(
+        "import torch\nclass Steps(torch.nn.Module):\n    def forward(self, x, h): return x + h[0]\n"
+    )
+    np.savez("t.npz", x=np.ones((5, 3, 8), np.float32), h=np.ones((2, 3, 8), np.float32))
+    made = init("steps.py:Steps", inputs={"x": ("steps", "batch", 8), "h": (2, "batch", 8)}, data="t.npz")
+    assert load_recipe(made.recipe).data == Path("t.npz")
 
 
 def test_nothing_is_overwritten_unasked(here: Path) -> None:
@@ -167,7 +207,7 @@ def test_what_cannot_be_is_refused(here: Path) -> None:
             init("absent.onnx", **options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="`images=` and `data=` both say"):
         init("own.py:Digits", images="none", data="none.npz")
-    with pytest.raises(UsageError, match="none doesn't exist"):
+    with pytest.raises(UsageError, match="`images='none'` doesn't exist"):
         init("own.py:Digits", images="none")
     with pytest.raises(OutputError):
         init("own.py:Digits", "no-folder/d.toml")

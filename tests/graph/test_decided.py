@@ -109,9 +109,13 @@ def test_what_does_not_fit_is_refused(text: str, told: str) -> None:
 
 def test_what_decides_control_flow_is_named_and_check_writes_it(world: World, tmp_path: Path) -> None:
     save_model(rated(), tmp_path / "m.onnx")
+    (found,) = [item for item in trtopt.check(rated()).findings if item.code == "control-flow"]
+    assert "trtopt check MODEL `set=['sr=VALUE']` `fix='OUT.onnx'`" in found.hint
     said = world.run("check", tmp_path / "m.onnx", "--json")
     (found,) = [item for item in trtopt.check(tmp_path / "m.onnx").findings if item.code == "control-flow"]
-    assert "trtopt check MODEL `set=['sr=VALUE']` `fix='OUT.onnx'`" in found.hint and "set=" not in said.out
+    here = f"trtopt check {tmp_path / 'm.onnx'} "
+    assert f"{here}`set=['sr=VALUE']` `fix='OUT.onnx'`" in found.hint and "set=" not in said.out
+    assert f"{here}--set sr=VALUE --fix OUT.onnx" in said.out
     with pytest.raises(CalibrationError, match=r"inside control flow isn't quantized: .*`set=\['sr=VALUE'\]`"):
         trtopt.calibrate(tmp_path / "m.onnx", data={"x": values(40, 16, 9), "sr": 16000}, output=tmp_path / "t.json")
     written = tmp_path / "m16.onnx"

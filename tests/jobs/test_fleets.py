@@ -171,6 +171,7 @@ def test_each_gpu_builds_one_engine_at_a_time(
     monkeypatch.setattr(builders, "CALL", "place:built")
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     text = LIST.replace('["fp32", "fp16", "int8"]', '"fp32"').replace('data = "arrays"\n', f"{pinned}\n")
+    text = text.replace('[data.arrays]\ndata = "data.npz"\n', "")
     result = trtopt.run_jobs(listed(world, text), workers=1)
     assert result.ok, result.jobs
     spans: dict[str, list[tuple[float, float]]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import place
 import pytest
-from test_runner import LIST, Told, listed
+from test_runner import LIST, Told, listed, on
 from world import World
 
 import trtopt
@@ -94,9 +94,7 @@ def test_shards_go_to_all_gpus_and_scales_are_those_of_one(world: World, monkeyp
         return submit(self, function, *arguments)
 
     monkeypatch.setattr(runner.Pool, "submit", noted)
-    text = 'device = "cuda"\n' + LIST.replace('["arrays", "photos"]', '"arrays"').replace(
-        '["auto", "entropy"]', '"mse"'
-    )
+    text = 'device = "cuda"\n' + on("arrays").replace('["auto", "entropy"]', '"mse"')
     tables = []
     for count, shard in ((2, 8), (1, 40)):
         calls.clear()

@@ -119,6 +119,21 @@ def test_a_bad_list_is_refused_and_says_where(tmp_path: Path, old: str, new: str
         read(tmp_path, GOOD.replace(old, new))
 
 
+@pytest.mark.parametrize(
+    ("top", "job", "said"),
+    [
+        ("", 'data = "d"', r"\[data.spare\] has no effect without a job that names it: add one, or drop it"),
+        ('engines = "made"', 'data = ["d", "spare"]', 'engines has no effect without a job of kind = "build"'),
+        ('output = "made"', 'kind = "build"\nprecision = "fp32"', "output has no effect without a job that calibrates"),
+        ('device = "cuda"', 'kind = "build"\nprecision = "fp32"', "device has no effect without a job that calibrates"),
+    ],
+)
+def test_what_no_job_of_the_list_uses_is_refused(tmp_path: Path, top: str, job: str, said: str) -> None:
+    data = "".join(f'[data.{name}]\ndata = "{name}.npz"\n' for name in ("d", "spare") if "data" in job)
+    with pytest.raises(UsageError, match=f"jobs.toml: {said}"):
+        read(tmp_path, f'{top}\n{data}[[job]]\nmodel = "m.onnx"\n{job}\n')
+
+
 def test_a_list_without_jobs_shows_how_to_write_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no jobs; write \[\[job\]\] with model"):
         read(tmp_path, GOOD.split("[[job]]", maxsplit=1)[0])

@@ -26,17 +26,22 @@ from trtopt.core.progress import Reporter
 from trtopt.jobs import runner, work
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIST = """
-[data.arrays]
-data = "data.npz"
-[data.photos]
-images = "photos"
-preprocess = { size = [32, 32], scale = 0.00392156862745098 }
+SETS = {
+    "arrays": '[data.arrays]\ndata = "data.npz"\n',
+    "photos": '[data.photos]\nimages = "photos"\npreprocess = { size = [32, 32], scale = 0.00392156862745098 }\n',
+}
+JOB = """
 [[job]]
 model = "model.onnx"
 data = ["arrays", "photos"]
 method = ["auto", "entropy"]
 """
+LIST = "".join(SETS.values()) + JOB
+
+
+def on(name: str) -> str:
+    """The list with one of its data sets alone."""
+    return SETS[name] + JOB.replace('["arrays", "photos"]', f'"{name}"')
 
 
 class Told(Reporter):
@@ -106,7 +111,7 @@ def test_tables_are_those_of_calibrate_for_any_number_of_shards(
 @pytest.mark.parametrize("batch", [4, 16])
 def test_a_fixed_batch_is_filled_as_calibrate_fills_it(world: World, batch: int) -> None:
     onnx.save(fixed_batch(batch), world.model)
-    result = trtopt.run_jobs(listed(world, LIST.replace('["arrays", "photos"]', '"arrays"')), shard=9, workers=1)
+    result = trtopt.run_jobs(listed(world, on("arrays")), shard=9, workers=1)
     assert result.ok
     assert result.observed == {4: 4, 16: 3}[batch]  # shards of 12 and of 16
     assert measured(result.jobs[0].output) == plain(world, data=world.arrays)
@@ -126,7 +131,7 @@ def test_images_are_decoded_once_for_all_models(world: World, monkeypatch: pytes
         return submit(self, function, *arguments)
 
     monkeypatch.setattr(runner.Pool, "submit", counted)
-    text = LIST.replace('"model.onnx"', '["model.onnx", "other.onnx"]').replace('["arrays", "photos"]', '"photos"')
+    text = on("photos").replace('"model.onnx"', '["model.onnx", "other.onnx"]')
     result = trtopt.run_jobs(listed(world, text), shard=2, workers=1)
     assert result.ok
     assert sorted(set(calls)) == ["decode_to_file", "make_tables", "observe_shard", "open_model", "open_samples"]
@@ -306,7 +311,7 @@ def test_a_worker_that_dies_fails_its_job_alone(world: World) -> None:
 def test_compressed_arrays_are_unpacked_once_and_not_kept(world: World) -> None:
     with np.load(world.arrays) as arrays:
         np.savez_compressed(world.folder / "packed.npz", **arrays)
-    text = LIST.replace("data.npz", "packed.npz").replace('["arrays", "photos"]', '"arrays"')
+    text = on("arrays").replace("data.npz", "packed.npz")
     inputs = work.open_model(world.model, (), world.folder / "folded").inputs
     (job, _) = runner.load_jobs(listed(world, text))
     opened = work.open_samples(job.data, inputs, 1, world.folder / "unpacked")
@@ -323,7 +328,7 @@ def test_compressed_arrays_are_unpacked_once_and_not_kept(world: World) -> None:
 
 def test_noise_is_refused_unless_the_list_insists(world: World) -> None:
     np.savez(world.arrays, x=np.random.default_rng(0).random((20, 3, 32, 32), np.float32))
-    text = LIST.replace('["arrays", "photos"]', '"arrays"').replace('["auto", "entropy"]', '"auto"')
+    text = on("arrays").replace('["auto", "entropy"]', '"auto"')
     (job,) = trtopt.run_jobs(listed(world, text), workers=1).jobs
     assert job.error is not None
     has(job.error["message"], "random noise", "allow_unusual_data = true")
@@ -453,7 +458,7 @@ def test_bad_requests_are_refused_before_any_work(world: World) -> None:
 
 
 def test_a_table_that_cant_be_written_says_what_to_change_in_the_list(world: World) -> None:
-    text = LIST.replace('["arrays", "photos"]', '"arrays"').replace('["auto", "entropy"]', '"auto"')
+    text = on("arrays").replace('["auto", "entropy"]', '"auto"')
     (world.folder / "calibrated" / "model.arrays.auto.calib.json" / "in the way").mkdir(parents=True)
     (job,) = trtopt.run_jobs(listed(world, text), workers=1).jobs
     assert job.error is not None and job.error["type"] == "OutputError"

@@ -291,6 +291,14 @@ def test_requests_that_can_not_be_right(
     assert not (model.parent / "net.tar").exists()
 
 
+def test_an_unknown_extra_is_refused_before_a_wheel_is_made(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr("trtopt.serving.bundle._run", lambda *words: ran.append(words))
+    with pytest.raises(UsageError, match=r"`extras=` is 'nope'; allowed: onnx, .*gpu"):
+        trtopt.bundle(model, model.parent / "net.tar", extras=["gpu", "nope"])
+    assert not ran
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

@@ -47,8 +47,8 @@ def _export(values: Options, reporter: Reporter) -> Any:
         "factory_arg": lambda texts: dict(map(parse_argument, texts)),
         "inputs": lambda texts: list(map(parse_input, texts)),
         "dynamic": lambda texts: dict(map(_dynamic_axes, texts)),
-        "input_names": lambda texts: _listed(",".join(texts)),
-        "output_names": lambda texts: _listed(",".join(texts)),
+        "input_names": lambda texts: _listed("--input-names", ",".join(texts)),
+        "output_names": lambda texts: _listed("--output-names", ",".join(texts)),
     }
     arguments = {name: parse(values[name]) if values[name] else None for name, parse in parsers.items()}
     return trtopt.export(**{**values, **arguments}, reporter=reporter)
@@ -270,7 +270,7 @@ def pipeline(result: Any, values: Options) -> Iterator[str]:
 def _bench(values: Options, reporter: Reporter) -> Any:
     import trtopt
 
-    lists = {"against": _listed(values["against"]), "batch": _sizes(values["batch"])}
+    lists = {"against": _listed("--against", values["against"]), "batch": _sizes(values["batch"])}
     return trtopt.bench(**{**values, **lists}, reporter=reporter)
 
 
@@ -284,14 +284,19 @@ def bench(report: Any, values: Options) -> Iterator[str]:
 def _sizes(text: str | None) -> tuple[int, ...]:
     from trtopt.core.errors import UsageError
 
-    sizes = _listed(text)
+    sizes = _listed("--batch", text)
     if not all(size.isdecimal() for size in sizes):
         raise UsageError(f"--batch {text!r} can't be read; write numbers such as 1,8,32")
     return tuple(map(int, sizes))
 
 
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+def _listed(flag: str, text: str | None) -> tuple[str, ...]:
+    from trtopt.core.errors import UsageError
+
+    parts = () if text is None else tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise UsageError(f"{flag} {text!r} lacks something beside a comma; write one, or A,B")
+    return parts
 
 
 class _ValuesInARow(TyperCommand):

@@ -188,16 +188,25 @@ def batch_alone(inputs: Iterable[TensorInfo]) -> bool:
 
 
 def suggested_shapes(
-    inputs: Sequence[TensorInfo], given: Profile | None = None, values: Mapping[str, int] | None = None
+    inputs: Sequence[TensorInfo],
+    given: Profile | None = None,
+    values: Mapping[str, int] | None = None,
+    longest: Mapping[tuple[str, int], int] | None = None,
 ) -> Suggestion:
     """The `shapes=` option for inputs that leave sizes open.
 
     Args:
         given: ranges that are known; a dimension has the same range wherever its name stands.
         values: inputs whose values decide shapes, with how many they hold; "N" stands for them.
+        longest: the largest size that an input may have on an axis, where that is known.
     """
     values = values or {}
     needing = [info for info in inputs if info.open_axes]
+    ends: dict[tuple[str, int] | str, int] = {}
+    for info in needing:
+        for axis in info.open_axes:
+            if (end := (longest or {}).get((info.name, axis))) is not None:
+                ends[_dimension(info, axis)] = min(end, ends.get(_dimension(info, axis), end))
     ranges: dict[tuple[str, int] | str, tuple[int, int, int]] = {}
     for info in needing:
         shape = (given or {}).get(info.name)
@@ -215,7 +224,9 @@ def suggested_shapes(
                 continue
             key = _dimension(info, axis)
             if key not in ranges:
-                ranges[key] = guess = default_range(info, axis, alone)
+                low, best, high = default_range(info, axis, alone)
+                end = ends.get(key, high)
+                ranges[key] = guess = (min(low, end), min(best, end), min(high, end))
                 unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
                 label = str(size) if named_size(size) else unnamed
                 guesses.append(f"{label} {','.join(map(str, guess))}")

@@ -48,8 +48,14 @@ class StoredArray(ABC):
         # 3.0 is 2.0 with UTF-8 in the names of fields; arrays with fields are no input of a model.
         header_reader = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
         shape, fortran, dtype = header_reader(file)
-        if dtype.hasobject or dtype.subdtype is not None:
-            raise ValueError("it holds Python objects" if dtype.hasobject else f"its dtype is {dtype}")
+        if dtype.hasobject:
+            what = path if path.suffix == ".npy" else f"{path}: {Path(file.name).stem}"
+            raise DataError(
+                f"{what} holds Python objects, as NumPy makes of a dict or of arrays of several sizes, and they aren't read: "
+                "save numbers, np.savez('F.npz', NAME=np.stack(samples)), or each sample in a file of a folder"
+            )
+        if dtype.subdtype is not None:
+            raise ValueError(f"its dtype is {dtype}")
         if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 32:
             raise ValueError(f"its shape is {str(shape)[:60]}")
         self.shape: tuple[int, ...] = shape

@@ -60,6 +60,9 @@ class ArrayBatches:
         unpack: Path | None = None,
     ) -> None:
         self._inputs, self._batch = tuple(inputs), batch
+        fixed = [info for info in self._inputs if info.batch_axis == 0 and info.shape and 0 not in info.open_axes]
+        if len({info.shape[0] for info in fixed}) > 1:
+            raise UsageError(_apart(fixed))
         self._parts = _parts(source, self._inputs, limit)
         if unpack is not None:
             self._parts = [
@@ -326,7 +329,7 @@ def _matched(
     try:
         samples_in(arrays, f"{where}: ")
     except DataError as error:
-        raise DataError(f"{error}{_apart(inputs)}") from None
+        raise DataError("; ".join(filter(None, (str(error), _apart(inputs))))) from None
     return arrays
 
 
@@ -336,11 +339,20 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
     odd = next((info for info in arrays if info.shape[:1] != arrays[0].shape[:1]), None)
     if odd is None:
         return ""
+    problem = (
+        f"samples are counted on the first axis of every input, and the model's {odd.name} is {odd.dims} beside "
+        f"{arrays[0].name} {arrays[0].dims}: "
+    )
+    if not odd.open_axes:
+        return (
+            f"{problem}export it with {odd.name} as a constant, if that is the same for all samples, or make it one (trtopt "
+            f"check MODEL `set='{odd.name}=NUMBERS'` `fix='OUT.onnx'`)"
+        )
+    sizes = ",".join("batch" if axis == odd.open_axes[0] else str(size) for axis, size in enumerate(odd.shape))
     return (
-        f". Samples are counted on the first axis of every input, and the model's {odd.name} is {odd.dims} beside "
-        f"{arrays[0].name} {arrays[0].dims}: export it with that axis called batch in all, wherever it is "
-        f"(`inputs=['{odd.name}:2,batch,64']`), or call it so in the ONNX file (trtopt check MODEL "
-        f"`set='{odd.name}:2,batch,64'` `fix='OUT.onnx'`), or build it in floating point, which needs no data"
+        f"{problem}export it with that axis called batch in all, wherever it is (`inputs=['{odd.name}:{sizes}']`), or call it "
+        f"so in the ONNX file (trtopt check MODEL `set='{odd.name}:{sizes}'` `fix='OUT.onnx'`), or build it in floating "
+        "point, which needs no data"
     )
 
 

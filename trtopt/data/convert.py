@@ -113,8 +113,8 @@ def single_runs(inputs: Mapping[str, TensorInfo], batches: Iterable[Batch]) -> I
     Of a model whose inputs share a fixed batch, as many at a time as that holds, the last ones filled up.
     """
     infos = tuple(inputs.values())
-    fixed = set() if alone(infos) else {info.shape[0] for info in infos if info.shape}
-    size = next((item for item in fixed if isinstance(item, int) and item > 0), 1) if len(fixed) == 1 else 1
+    fixed = set() if alone(infos) else {info.shape[0] for info in infos if info.shape and 0 not in info.open_axes}
+    size = int(fixed.pop()) if len(fixed) == 1 else 1
     for batch in batches:
         arrays = {info.name: converted(batch[info.name], info.dtype, f"the input {info.name!r}") for info in infos}
         for chunk, real in chunks(arrays, size, size):

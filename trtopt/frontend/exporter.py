@@ -24,7 +24,7 @@ from trtopt.core.errors import (
 from trtopt.core.files import check_writable
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
-from trtopt.core.options import taking
+from trtopt.core.options import named, taking
 from trtopt.core.values import TensorInfo, choice
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
@@ -129,6 +129,9 @@ def export(request: ExportRequest) -> ExportResult:
     target = _opset(request.opset, request.for_generation)
     if not request.tolerance >= 0:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
+    for option, names in (("input_names", request.input_names), ("output_names", request.output_names)):
+        if names is not None and not (names and all(names)):
+            raise UsageError(f"{named(option)} is {list(names)}: give names, or leave it out")
     with contextlib.ExitStack() as stack:
         # In front of torch: a source that can't be right is refused before it is asked for.
         with reporter.phase("load the PyTorch model"):

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
+from trtopt.core.files import existing_file
 from trtopt.core.foreign import essence, offline, place
 from trtopt.core.library_output import quiet
 from trtopt.core.words import first_of
@@ -162,10 +163,8 @@ def bare_file(text: str) -> str | None:
 
 def _file(path: Path) -> ModuleType:
     """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
-    if not path.is_file():
-        near = [str(path.with_name(name)) for name in _near(path.name, path.parent)]
-        raise UsageError(f"the file {path} doesn't exist{f'; there is: {first_of(near, 8)}' if near else ''}")
-    path = path.resolve()
+    near = [str(path.with_name(name)) for name in _near(path.name, path.parent)]
+    path = existing_file(path, "the file", f"there is: {first_of(near, 8)}" if near else "").resolve()
     sys.path.insert(0, str(path.parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -280,5 +279,5 @@ def _kind(value: Any) -> str:
 
 def _near(name: str, folder: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        return difflib.get_close_matches(name, sorted(item.name for item in folder.glob("*.py")), 3)
+        return difflib.get_close_matches(name, sorted(item.name for item in folder.glob("*.py") if item.is_file()), 3)
     return []

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -25,6 +25,7 @@ from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone, default_range
 from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo, named_size
 from trtopt.data import open_data
+from trtopt.data.images import images_in
 from trtopt.frontend.factories import SEED
 from trtopt.frontend.forward import Arguments, example, leaves
 from trtopt.frontend.inputs import described_inputs
@@ -41,6 +42,7 @@ SIZES = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512)  # pixels
 SEQUENCE = 16
 MASK = "attention_mask"  # optional in transformers' models
 TRIES = 200  # of a module's forward
+TRIED = 16  # images that are decoded, to see whether they can be
 _TOKENS = re.compile(r"ids|mask|token")
 # What models are trained with most, from none to mean and deviation.
 _PREPARED: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -80,10 +82,12 @@ class InitResult:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is known of a model; `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ."""
+    """What is known of a model; `takes`: all inputs, as samples are given for them, `inputs`: those that the recipe has;
+    `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ."""
 
     source: str
     description: str
+    takes: tuple[TensorInfo, ...]
     inputs: tuple[TensorInfo, ...]
     notes: Mapping[str, str]
     preprocess: str | Mapping[str, Any] | None = None
@@ -106,8 +110,9 @@ def init(request: InitRequest) -> InitResult:
         force: write over a recipe that is there.
 
     Raises:
-        UsageError: a source that can't be right, inputs that can't be found, images for a model that takes none, or a recipe
-            that is there already.
+        UsageError: a source that can't be right, inputs that can't be found, images for a model that takes none, samples that
+            aren't there or don't fit, or a recipe that is there already.
+        DataError: samples that can't be read.
         MissingDependency, ModelError, InvalidModel: as `export` and `check`.
         OutputError: the file can't be written.
     """
@@ -140,10 +145,18 @@ def init(request: InitRequest) -> InitResult:
     if output.exists() and not request.force:
         raise UsageError(f"{output} exists already: give another `output=`, or `force=True` to write over it")
     folder = output.resolve().parent
+    images = None if request.images is None else images_in(Path(request.images))[:TRIED]
+    if request.data is not None and not Path(request.data).is_dir():
+        existing_file(request.data, "`data=`")
     with request.reporter.phase("look at the model"):
         subject = _onnx(text, folder) if text.endswith(".onnx") else _torch(request, folder)
-    if request.images is not None and _image(subject.inputs) is None:
+    if images is not None and _image(subject.inputs) is None:
         raise UsageError(f"`images=` is given, and {_arrays(subject)} aren't images: give `data='F.npz'` instead")
+    with request.reporter.phase("look at the samples"):
+        if images is not None:
+            open_data([*map(_sized, subject.takes)], images=images, preprocess=subject.preprocess)
+        elif request.data is not None:
+            open_data(subject.takes, data=request.data)
     content, guesses = _written(subject, request, folder)
     write_bytes(output, content.encode())
     load_recipe(output)
@@ -173,7 +186,7 @@ def _onnx(text: str, folder: Path) -> _Subject:
         prepared, notes["preprocess"] = _trained_with(model, image)
     description = f"{path.name}: opset {model.opset}, {len(model.proto.graph.node)} nodes"
     scaled = is_quantized(model.proto)
-    return _Subject(_place(path.resolve(), folder), description, tuple(inputs), notes, prepared, scaled)
+    return _Subject(_place(path.resolve(), folder), description, model.inputs, tuple(inputs), notes, prepared, scaled)
 
 
 def _place(path: Path, folder: Path) -> str:
@@ -307,7 +320,11 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
         module += ".py"  # so that `pipeline` sees when it changes
     if module.endswith(".py"):
         module = _place(Path(module).resolve(), folder)
-    return _Subject(f"{module}:{factory}", described, tuple(inputs), notes, prepared if image is not None else None)
+    takes = tuple(inputs)
+    if len({info.shape[:1] for info in takes}) > 1:  # where samples lie is known of the exported model
+        takes = tuple(replace(info, batch_axis=None) for info in takes)
+    prepared = prepared if image is not None else None
+    return _Subject(f"{module}:{factory}", described, takes, tuple(inputs), notes, prepared)
 
 
 def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
@@ -438,8 +455,7 @@ def _written(subject: _Subject, request: InitRequest, folder: Path) -> tuple[str
     lines.extend(_comment(_samples_note(subject, image)))
     if request.images is not None or request.data is not None:
         key = "images" if request.images is not None else "data"
-        place = _there(request.images if request.images is not None else request.data)
-        lines.append(f"{key} = {_toml(_place(place.resolve(), folder))}")
+        lines.append(f"{key} = {_toml(_place(Path(getattr(request, key)).resolve(), folder))}")
     else:
         lines.append('# images = "photos"' if image is not None else '# data = "samples.npz"')
     put("precision", 'precision = "int8"')
@@ -456,14 +472,6 @@ def _written(subject: _Subject, request: InitRequest, folder: Path) -> tuple[str
         f"{key}: {notes[key]}" for key in ("inputs", "preprocess", "precision", "min_agreement") if notes.get(key)
     )
     return "\n".join(lines) + "\n", guesses
-
-
-def _there(path: str | os.PathLike[str] | None) -> Path:
-    """What is to be calibrated on, if it is there."""
-    place = Path(path or "")
-    if not place.exists():
-        raise UsageError(f"{place} doesn't exist: a folder of images, or arrays (.npz), are needed to calibrate on")
-    return place
 
 
 def _samples_note(subject: _Subject, image: TensorInfo | None) -> str:

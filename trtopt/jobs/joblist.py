@@ -33,7 +33,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -145,7 +145,7 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
 
     Raises:
         UsageError: no such file, not TOML, an unknown key or a value that isn't allowed (the place is named), a data set that
-            isn't there, options of a build that don't go together, or two jobs with one name.
+            isn't there or that no job names, options that don't go together or have no effect, or two jobs with one name.
     """
     file = existing_file(path, "the job list")
     try:
@@ -193,7 +193,22 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
                     raise UsageError(
                         f"{where}: [[job]] {number}: {name} = {str(output)!r} is written by {saved[output]}, too: give another"
                     )
+    _refuse_idle(content, jobs.values(), where)
     return tuple(sorted(jobs.values(), key=lambda job: order[job.name]))
+
+
+def _refuse_idle(content: Mapping[str, Any], jobs: Collection[Job | BuildJob], where: str) -> None:
+    """Raise UsageError for what the list says and no job of it uses."""
+    used = {f"[data.{job.data.name}]" for job in jobs if job.data is not None}
+    tables = any(isinstance(job, Job) for job in jobs)
+    needs = {
+        f"[data.{name}]": "a job that names it" for name in content.get("data", {}) if f"[data.{name}]" not in used
+    }
+    needs |= {name: "a job that calibrates" for name in ("output", "device") if name in content and not tables}
+    if "engines" in content and not any(isinstance(job, BuildJob) for job in jobs):
+        needs["engines"] = 'a job of kind = "build"'
+    for name, need in needs.items():
+        raise UsageError(f"{where}: {name} has no effect without {need}: add one, or drop it")
 
 
 def in_list(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.lengths import longest
 from trtopt.graph.one_sample import HeldBatch, held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
@@ -187,11 +189,11 @@ def check(request: CheckRequest) -> CheckReport:
     if reason:
         text = f"no TensorRT parser was asked about operators: {reason}"
         findings.append(Finding("warning", "parser-not-asked", "", "", text))
-    findings += _request(generation, loaded, targets, profiles)
+    findings += _request(generation, loaded, folded, targets, profiles)
     if sampled:
         with reporter.phase("measuring ranges"):
             findings += _ranges(request, loaded, folded, profiles)
-    suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
+    suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values, longest=longest(folded))
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
@@ -209,6 +211,9 @@ def check(request: CheckRequest) -> CheckReport:
             finding, level="info", hint=f"{output} takes any batch; its results are those of each sample alone"
         )
         findings.append(told if opened else finding)
+    if not isinstance(request.model, ModelProto):
+        this = f"trtopt check {shlex.quote(name)}"
+        findings = [replace(item, hint=item.hint.replace("trtopt check MODEL", this)) for item in findings]
     return CheckReport(
         model=name,
         findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),
@@ -317,11 +322,15 @@ def _ranges(request: CheckRequest, model: Model, folded: ModelProto, profiles: S
 
 
 def _request(
-    generation: trt.Generation | None, model: Model, targets: tuple[int, ...], profiles: Sequence[Profile]
+    generation: trt.Generation | None,
+    model: Model,
+    folded: ModelProto,
+    targets: tuple[int, ...],
+    profiles: Sequence[Profile],
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
     for problem in trt.profile_problems(model.inputs, profiles) if profiles else ():
-        line = suggested_shapes(model.inputs, profiles[0])
+        line = suggested_shapes(model.inputs, profiles[0], longest=longest(folded))
         yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
     if targets and generation is not None:
         cautions = _Texts()

@@ -29,7 +29,7 @@ from zipfile import BadZipFile, ZipFile
 from packaging.requirements import InvalidRequirement, Requirement
 
 from trtopt.calibration.table import Table
-from trtopt.core.documents import plain
+from trtopt.core.documents import plain, read_toml
 from trtopt.core.errors import BundleFailed, EngineError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, json_bytes, sha256_file, writing
 from trtopt.core.options import taking
@@ -131,6 +131,7 @@ def bundle(request: BundleRequest) -> Bundle:
         if not re.fullmatch(r"[^-]+(-[^-]+){4,5}\.whl", existing_file(item, "`wheel=`").name):
             raise UsageError(f"`wheel=` {os.fspath(item)} hasn't a wheel's name, such as name-1.0-py3-none-any.whl")
         _said(Path(item), "Name")
+    source = _source(request)
     if request.constraint is not None:
         existing_file(request.constraint, "`constraint=`")
     for text in request.requirement:
@@ -150,7 +151,7 @@ def bundle(request: BundleRequest) -> Bundle:
         wheels.mkdir()
         (folder / MADE).mkdir()
         with reporter.phase("making trtopt's wheel"):
-            own = _own_wheel(request, folder, platform[2])
+            own = _own_wheel(source, folder, platform[2])
         requirements = [*_of_extras(own, extras, python), *required]
         with reporter.phase("resolving versions"):
             try:
@@ -281,21 +282,36 @@ def _needed(path: Path, manifest: Manifest | None, request: BundleRequest) -> tu
     return (extra,), [*required, f"{package}=={maker['version']}"], run
 
 
-def _own_wheel(request: BundleRequest, folder: Path, machine: str) -> Path:
-    """trtopt's wheel: one that was given, or made of the checkout that this is installed from.
+def _source(request: BundleRequest) -> Path:
+    """trtopt's wheel that was given, or the checkout that it is made of.
 
     Raises:
-        UsageError: there is none, or it is for another machine: C code is in it.
+        UsageError: there is neither, or it has no such extra as is asked for; uv would pass that over.
     """
     wheels = [Path(item) for item in request.wheel if Path(item).name.startswith("trtopt-")]
-    source = _checkout()
-    if wheels:
-        own = Path(shutil.copy(wheels[0], folder))
-    elif source is None:
+    source = wheels[0] if wheels else _checkout()
+    if source is None:
         raise UsageError(
             "trtopt wasn't installed from a checkout, so there is nothing to make its wheel of: give the file that it was "
             "installed from, `wheel=['trtopt-….whl']`"
         )
+    if wheels:
+        available = _said(source, "Provides-Extra")
+    else:
+        available = list(read_toml(source / "pyproject.toml")["project"]["optional-dependencies"])
+    for name in request.extras:
+        choice(name, available, "`extras=`")
+    return source
+
+
+def _own_wheel(source: Path, folder: Path, machine: str) -> Path:
+    """trtopt's wheel, in `folder`.
+
+    Raises:
+        UsageError: it is for another machine: C code is in it.
+    """
+    if source.is_file():
+        own = Path(shutil.copy(source, folder))
     else:
         _run("pip", "wheel", "--no-deps", "--wheel-dir", str(folder / "own"), str(source))
         (own,) = (folder / "own").glob("trtopt-*.whl")
@@ -308,14 +324,7 @@ def _own_wheel(request: BundleRequest, folder: Path, machine: str) -> Path:
 
 
 def _of_extras(own: Path, extras: Iterable[str], python: str) -> list[str]:
-    """What trtopt's extras ask for, as its wheel says.
-
-    Raises:
-        UsageError: there is no such extra; uv would pass it over.
-    """
-    available = _said(own, "Provides-Extra")
-    for name in extras:
-        choice(name, available, "`extras=`")
+    """What trtopt's extras ask for, as its wheel says."""
     requirements = map(Requirement, _said(own, "Requires-Dist"))
     values = [{"extra": name, "python_version": python} for name in extras]
     return [
