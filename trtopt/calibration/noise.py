@@ -31,9 +31,8 @@ from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import as_taken, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
-Measured = tuple[
-    Any, dict[str, float], dict[float, dict[str, float]]
-]  # place, its noise, and at other scales: factor → noise
+# A place, its noise, and at other scales: factor → noise.
+Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
 PURPOSE = "measuring quantization noise"
 FACTORS = (0.5, 2.0)  # on a scale, to see whether it is far too wide, or clips
 LOUD = 0.05  # of the noise so far: a quieter place's scale isn't tried at others

@@ -170,9 +170,7 @@ def _muted() -> Iterator[None]:
             setattr(sys, name, muted)
         undo.enter_context(warnings.catch_warnings())
         filters: Any = warnings.filters
-        filters.insert(
-            0, ("ignore", _FromQuietThreads(), Warning, None, 0)
-        )  # the second is asked like a compiled pattern
+        filters.insert(0, ("ignore", _FromQuietThreads(), Warning, None, 0))  # that is asked like a compiled pattern
         yield
 
 

@@ -34,9 +34,7 @@ class Lock:
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            if (
-                self._remove is not None
-            ):  # while it is held: who has it open then finds that it is no longer the one there
+            if self._remove is not None:  # while it is held: who has it open finds that it is no longer the one there
                 with contextlib.suppress(OSError):
                     self._remove.unlink()
             os.close(descriptor)

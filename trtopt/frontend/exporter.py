@@ -165,9 +165,7 @@ def export(request: ExportRequest) -> ExportResult:
     if not request.tolerance >= 0:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
     with contextlib.ExitStack() as stack:
-        with reporter.phase(
-            "load the PyTorch model"
-        ):  # a source that can't be right is refused before torch is asked for
+        with reporter.phase("load the PyTorch model"):  # one that can't be right is refused before torch is asked for
             source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
@@ -218,9 +216,7 @@ def export(request: ExportRequest) -> ExportResult:
                     batch = subject.batch(size)
                     try:
                         expected = subject.outputs(batch, model)
-                    except (
-                        Exception
-                    ) as error:  # one sample alone isn't for every model: the axis may hold a graph's nodes
+                    except Exception as error:  # one sample isn't for every model: the axis may hold a graph's nodes
                         if size == subject.batch_sizes[-1]:  # which has run
                             raise
                         noted(

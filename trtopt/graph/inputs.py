@@ -83,9 +83,8 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
         named = {size for size in info.shape if isinstance(size, str) and size.lower().startswith("batch")}
         if (axis := _only(info.shape, named)) is not None:
             known[name] = axis
-    unlike = (
-        len({0 in info.open_axes for info in inputs.values()}) > 1
-    )  # a graph's edges, 2 × edges beside nodes × values
+    # As of a graph network: edges as 2 × edges, beside nodes × values.
+    unlike = len({0 in info.open_axes for info in inputs.values()}) > 1
     if not known and any(
         len(info.shape) < 4 and (info.open_axes[:2] == (0, 1) or (unlike and info.open_axes))
         for info in inputs.values()

@@ -159,10 +159,8 @@ def node_reads(node: NodeProto) -> list[str]:
     for body in subgraphs(node):
         own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
         own |= {name for inner in body.node for name in inner.output}
-        inner_reads = [name for inner in body.node for name in node_reads(inner)] + [
-            value.name for value in body.output
-        ]
-        names += [name for name in inner_reads if name not in own]
+        inner_reads = [name for inner in body.node for name in node_reads(inner)]
+        names += [name for name in (*inner_reads, *(value.name for value in body.output)) if name not in own]
     return names
 
 

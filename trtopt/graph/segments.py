@@ -137,8 +137,6 @@ def _described(types: Mapping[str, ValueInfoProto], name: str, alias: str = "") 
     value = ValueInfoProto()
     value.CopyFrom(types[name])
     value.name = alias or name
-    for (
-        dim
-    ) in value.type.tensor_type.shape.dim:  # symbols of one segment say nothing in another, and may be wrong there
+    for dim in value.type.tensor_type.shape.dim:  # symbols of one segment may be wrong in another
         dim.ClearField("dim_param")
     return value

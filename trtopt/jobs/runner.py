@@ -37,10 +37,8 @@ from trtopt.jobs.state import State, check_folder
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
 
 BUILDER = 1 << 30  # bytes: TensorRT's builder, before it was measured with a model
-SMALLEST, LARGEST = (
-    32,
-    256,
-)  # samples in a shard where none is asked for: starting one costs about as much as ten samples
+# Samples in a shard where none is asked for: starting one costs about as much as ten samples.
+SMALLEST, LARGEST = 32, 256
 
 
 @taking(JobsRequest)

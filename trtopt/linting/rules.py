@@ -332,9 +332,8 @@ def _largest(values: NDArray[Any]) -> float:
 def _beyond_fp16(name: str, values: NDArray[Any], node: str, op: str) -> Iterator[Finding]:
     """A constant whose largest value FP16 doesn't hold. Of -inf, a mask's, FP16 makes what FP32 does."""
     beyond = values[np.abs(values) > FP16_MAX]
-    if (
-        op not in ("Clip", "Min", "Max") and not np.isneginf(beyond).all()
-    ):  # a bound that is infinite still bounds nothing
+    # A bound that is infinite still bounds nothing.
+    if op not in ("Clip", "Min", "Max") and not np.isneginf(beyond).all():
         mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
         value = float(values.flat[int(np.abs(values).argmax())])
         yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)

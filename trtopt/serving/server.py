@@ -48,9 +48,8 @@ _FOR_ENGINES = (
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
 _LAST = 400  # lines of the server's log that an error may quote from
-_CLOSING = (
-    6  # seconds for clients to close their connections when models are gone, three of them for what is left to end
-)
+# Seconds for clients to close their connections when models are gone, three of them for what is left to end.
+_CLOSING = 6
 _SLACK = 10.0  # seconds beyond `drain` before a server that doesn't end is killed
 _WATCH = 'while read -r _; do :; done; kill -s TERM -- "-$1"; sleep 10; kill -s KILL -- "-$1"'  # a group of processes
 _STACK = 1 << 30  # of each of its threads, at most: only what is used takes memory
