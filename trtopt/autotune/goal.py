@@ -30,7 +30,7 @@ from trtopt.data.rebatch import samples_first
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
-from trtopt.graph.half import widened
+from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
 from trtopt.ort.sessions import as_taken, open_session
@@ -342,7 +342,7 @@ class Judge:
 
     def _runner(self, proto: ModelProto, *, optimize: bool) -> Callable[[Sequence[int]], list[Arrays]]:
         """What gives the results for some of the samples."""
-        proto = widened(proto)  # FP16's rounding and limits are part of the result
+        proto = widen(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
 
         def run(number: int) -> Arrays:

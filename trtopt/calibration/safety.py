@@ -24,7 +24,7 @@ from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.core.values import Override, Precision
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
-from trtopt.graph.half import widened
+from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
@@ -272,13 +272,13 @@ class _Search:
         model = to_ir(in_memory(self.proto))
         result = to_typed(model, self.base, io_fp32=self.io_fp32, overrides=self.overrides, measured=measured)
         typed = to_proto(result.model)
-        return result.changes, widened(typed)
+        return result.changes, widen(typed)
 
     def _alone(self, segment: Segment) -> ModelProto:
         """A node in the reduced type: what it reads and what it gives is rounded."""
         model = to_ir(in_memory(segment.proto))
         typed = to_proto(to_typed(model, self.base, overrides=self.overrides).model)
-        return widened(typed)
+        return widen(typed)
 
     def _reason(self, node: str, block: _Block) -> str:
         name = str(self.base).upper()
