@@ -37,10 +37,11 @@ class Moments:
     sums: Floats  # groups × K
     count: int
 
-    def add(self, other: Moments) -> None:
+    def __iadd__(self, other: Moments) -> Moments:
         self.squares += other.squares
         self.sums += other.sums
         self.count += other.count
+        return self
 
 
 def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:

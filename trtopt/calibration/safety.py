@@ -90,13 +90,9 @@ class Safety:
 
 
 def _decibels(value: float) -> str:
-    return (
-        "no difference"
-        if value == math.inf
-        else "not finite"
-        if value == -math.inf
-        else f"{round(value, 1) + 0.0:.1f} dB"
-    )
+    if math.isinf(value):
+        return "no difference" if value > 0 else "not finite"
+    return f"{round(value, 1) + 0.0:.1f} dB"
 
 
 def find_unsafe(

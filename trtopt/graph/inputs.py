@@ -19,10 +19,9 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
 from trtopt.graph.mixed import kept_apart
-from trtopt.graph.proto import LARGE, STANDARD, attribute, infer_shapes, skeleton, tensor_info
+from trtopt.graph.proto import LARGE, RECURRENT, STANDARD, attribute, infer_shapes, skeleton, tensor_info
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
-_RECURRENT = ("LSTM", "GRU", "RNN")
 _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
@@ -119,7 +118,7 @@ def _by_recurrent_layers(proto: ModelProto, inputs: Mapping[str, TensorInfo]) ->
 
     Every size of every input gets a name of its own, and shape inference carries these to the layers.
     """
-    nodes = [node for node in proto.graph.node if node.op_type in _RECURRENT and node.domain in STANDARD]
+    nodes = [node for node in proto.graph.node if node.op_type in RECURRENT and node.domain in STANDARD]
     if not nodes:
         return {}
     light = skeleton(proto, LARGE)

@@ -31,6 +31,9 @@ from trtopt.graph.carried import carries_little
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
+RECURRENT = ("LSTM", "GRU", "RNN")
+CONTROL_FLOW = ("If", "Loop", "Scan")
+QDQ = ("QuantizeLinear", "DequantizeLinear")
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 
 
@@ -57,6 +60,13 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
         elif tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return copy
+
+
+def empty_as(proto: ModelProto, name: str) -> ModelProto:
+    """A model with the versions and functions of another, for a part of its graph."""
+    model = ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    model.graph.name = name
+    return model
 
 
 def _copy(source: Any, target: Any, but: str) -> None:

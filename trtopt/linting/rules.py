@@ -22,7 +22,17 @@ from trtopt.graph.decided import how_to_decide
 from trtopt.graph.one_sample import HeldBatch
 from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX
-from trtopt.graph.proto import STANDARD, Links, attribute, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.proto import (
+    CONTROL_FLOW,
+    QDQ,
+    STANDARD,
+    Links,
+    attribute,
+    dtype_name,
+    opset_version,
+    tensor_info,
+    to_array,
+)
 
 LEVELS = ("error", "warning", "info")
 FP16_STEP = 2.0**-24  # its smallest number
@@ -358,7 +368,7 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
         yield from _several(nodes, "custom-operator", domain=domain)
     for ops, words in _OPERATORS:
         yield from _several(graph.of(*ops), words)
-    if flow := graph.of("If", "Loop", "Scan"):
+    if flow := graph.of(*CONTROL_FLOW):
         decide = how_to_decide(graph.proto) or "export with the condition fixed"
         yield from _several(flow, "control-flow", decide=decide)
 
@@ -412,7 +422,7 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
     """Quantized models of other tools: what TensorRT refuses in them."""
     asymmetric = []
-    for node in graph.of("QuantizeLinear", "DequantizeLinear"):
+    for node in graph.of(*QDQ):
         zero_point = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
             asymmetric.append(node)

@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from trtopt.core.values import Precision
 from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.passes.quantize import QDQ
 from trtopt.graph.passes.typed import keep_fp32
-from trtopt.graph.proto import tensor_info
+from trtopt.graph.proto import QDQ, tensor_info
 
 
 @dataclass(frozen=True)
