@@ -262,7 +262,8 @@ class Judge:
             figures.append(f"{goal.name} {value:.6g}")
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
-        snr, room = _worst(agreement), None
+        snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
+        room = None
         if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
             boxes = any(item.kind is Kind.BOXES for item in agreement.outputs)
             room = None if boxes else snr - goal.limits.min_snr - error
@@ -386,8 +387,3 @@ def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
 def _least(description: Mapping[str, Any], name: str) -> float | None:
     """Over the outputs that have it."""
     return min((float(item[name]) for item in description["outputs"].values() if item[name] is not None), default=None)
-
-
-def _worst(agreement: Agreement) -> float:
-    ratios = [item.snr_db for item in agreement.outputs if not item.integers]
-    return min(ratios, default=math.inf)

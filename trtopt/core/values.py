@@ -365,7 +365,16 @@ class TensorInfo:
     @property
     def numeric(self) -> bool:
         """Whether it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
-        return self.dtype.startswith(("float", "bfloat", "int", "uint", "bool"))
+        return self.floating or self.dtype.startswith(("int", "uint", "bool"))
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape in numbers: -1 where it is open."""
+        return tuple(-1 if isinstance(size, str) else size for size in self.shape)
 
     @property
     def open_axes(self) -> tuple[int, ...]:

@@ -247,7 +247,7 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
         changed = {**prepared, **keys}
         if gray and "preset" in changed:
             continue
-        with_size = [_sized(image)]
+        with_size = [TensorInfo(image.name, image.dtype, image.sizes)]
         try:
             batch = next(iter(open_data(with_size, images=photos, preprocess=changed, batch=len(photos))))
         except TrtoptError:
@@ -267,10 +267,6 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
         f"A guess: with {words}, photos come nearest to what {by} saw in training ({distance:.2g}; {others}; 0 is the same). "
         "Nothing tells RGB from BGR, or how an image is brought to its size."
     )
-
-
-def _sized(image: TensorInfo) -> TensorInfo:
-    return TensorInfo(image.name, image.dtype, tuple(-1 if isinstance(size, str) else size for size in image.shape))
 
 
 def _photos() -> list[Path]:

@@ -72,7 +72,7 @@ def measure_ranges(
     floating = [name for name in results if kinds.get(name, TensorProto.FLOAT) in (*_FLOATS, TensorProto.UNDEFINED)]
     names = [name for name in floating if name not in but]
     session = open_session(wide, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE) if names else None
-    fed = [name for name, info in network_inputs(wide).items() if info.dtype.startswith(("float", "bfloat"))]
+    fed = [name for name, info in network_inputs(wide).items() if info.floating]
     inputs = [name for name in fed if name not in but]
     if not names and not inputs:
         return {}

@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -309,7 +309,7 @@ class _Model:
 
     def write(self, repo: Path) -> DeployedModel:
         folder = made_folder(repo / self.name, "the model's folder", "give another `name=`")
-        newest = max(_versions(folder), default=0)
+        newest = max((int(item.name) for item in folder.iterdir() if item.name.isdigit() and item.is_dir()), default=0)
         digests = {name: sha256_file(source) for name, source in self.files.items()}
         changed = not newest or _contents(folder / str(newest)) != digests
         version = newest + changed
@@ -368,12 +368,6 @@ def _difference(there: bytes, new: bytes) -> str:
     changes = difflib.unified_diff(before, after, lineterm="", n=0)
     lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "; ".join(lines[:6]) + ("; …" if len(lines) > 6 else "")
-
-
-def _versions(folder: Path) -> Iterator[int]:
-    for item in folder.iterdir():
-        if item.name.isdigit() and item.is_dir():
-            yield int(item.name)
 
 
 def _contents(folder: Path) -> dict[str, str]:
