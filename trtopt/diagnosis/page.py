@@ -225,7 +225,7 @@ def html(document: Mapping[str, Any]) -> str:
     environment.filters |= {
         "short": _short,
         "number": _number,
-        "percent": _percent,
+        "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
         "fact": _fact,
         "limits": _limits,
         "spoken": lambda text: spoken(text, flags),
@@ -253,10 +253,6 @@ def _number(value: Any) -> str:
     if value is None:
         return "–"
     return f"{float(value):,.0f}" if 1000 <= abs(float(value)) < 1e9 else f"{float(value):.4g}"
-
-
-def _percent(value: Any) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
 
 
 def _fact(value: Any) -> str:

@@ -6,7 +6,6 @@ the GPU's arithmetic needs for its operations, and the memory for its bytes.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,8 +101,4 @@ def place(operations: float, nbytes: float, ms: float, precision: str, peaks: Pe
         return row
     arithmetic, memory = operations / most, nbytes / peaks.memory
     share = max(arithmetic, memory) / (ms / 1e3)
-    return row | {"bound": "memory" if memory > arithmetic else "arithmetic", "share_of_roof": _rounded(share)}
-
-
-def _rounded(value: float) -> float:
-    return value if not value or not math.isfinite(value) else round(value, 3 - math.floor(math.log10(abs(value))))
+    return row | {"bound": "memory" if memory > arithmetic else "arithmetic", "share_of_roof": float(f"{share:.4g}")}
