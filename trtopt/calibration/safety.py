@@ -141,7 +141,7 @@ def find_unsafe(
     measured: dict[str, str] = {}
     if base is Precision.FP16:
         measured = overflowing(to_ir(proto), beyond_fp16(ranges))
-    search = _Search(proto, base, overrides, io_fp32, ranges, limit, reporter)
+    search = _Search(proto, base, overrides, io_fp32, ranges, limit)
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
             search.read(judges, threads)
@@ -160,22 +160,17 @@ def find_unsafe(
     return Safety(base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched)
 
 
+@dataclass
 class _Search:
     """Sets of nodes in FP32, tried on the typed graph."""
 
-    def __init__(
-        self,
-        proto: ModelProto,
-        base: Precision,
-        overrides: Sequence[Override],
-        io_fp32: bool,
-        ranges: Mapping[str, TensorRange],
-        limit: float,
-        reporter: Reporter,
-    ) -> None:
-        self.proto, self.base, self.overrides, self.io_fp32 = proto, base, overrides, io_fp32
-        self.ranges, self.limit, self.reporter = ranges, limit, reporter
-        self.tried: dict[frozenset[str], float] = {}
+    proto: ModelProto
+    base: Precision
+    overrides: Sequence[Override]
+    io_fp32: bool
+    ranges: Mapping[str, TensorRange]
+    limit: float
+    tried: dict[frozenset[str], float] = field(default_factory=dict)
 
     def read(self, feeds: Sequence[Mapping[str, Any]], threads: int) -> None:
         """Run the samples in floating point."""

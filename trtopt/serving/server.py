@@ -23,7 +23,7 @@ import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,11 @@ from trtopt.serving.containers import IMAGE, Container, container_for
 from trtopt.serving.control import Control, Watch, opener
 from trtopt.serving.installation import find_server, how_to_install, place_stub
 from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
-from trtopt.serving.request import ServeRequest
+from trtopt.serving.request import DeployRequest, ServeRequest
 from trtopt.serving.warming import warm_up
 from trtopt.trt.plans import plan_header
 
-_FOR_ENGINES = (
-    *("name", "backend", "runtime", "from_images", "instances", "max_delay"),
-    *("trust", "trust_host_code", "overwrite"),
-)
+_FOR_ENGINES = tuple(item.name for item in fields(DeployRequest) if item.name not in ("engines", "repo", "reporter"))
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
 _LAST = 400  # lines of the server's log that an error may quote from
@@ -189,7 +186,7 @@ def serve(request: ServeRequest) -> Server:
     with contextlib.ExitStack() as stack:
         repo, models = _repository(request, stack)
         backends = _backends(repo)
-        command, environment = _command(request, repo, backends, drain, stack)
+        command, environment = _command(request, repo, backends, stack)
         _check_ports(request.host, ports)  # what has to change in the request is said first
         if models and request.backend == "python" and request.runtime != "onnxruntime" and not (gpu := probe()).devices:
             raise DeviceError(
@@ -243,7 +240,7 @@ def _backends(repo: Path) -> set[str]:
 
 
 def _command(
-    request: ServeRequest, repo: Path, backends: set[str], drain: float, stack: contextlib.ExitStack
+    request: ServeRequest, repo: Path, backends: set[str], stack: contextlib.ExitStack
 ) -> tuple[list[str], dict[str, str]]:
     """What starts the server, and its environment."""
     installation = find_server(request.server)
