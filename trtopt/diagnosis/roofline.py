@@ -11,22 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from trtopt.core.documents import converted, read_toml
 
 _PEAKS = Path(__file__).with_name("peaks.toml")
 WIDTHS = {"int8": 1, "fp8": 1, "fp16": 2, "bf16": 2, "fp32": 4}  # bytes of an element
-
-
-class _Gpu(TypedDict):
-    name: str
-    memory: float
-    operations: dict[str, float]
-
-
-class _File(TypedDict):
-    gpu: list[_Gpu]
 
 
 @dataclass(frozen=True)
@@ -74,19 +64,20 @@ class Tensors:
 
 
 @cache
-def _table() -> tuple[_Gpu, ...]:
-    return tuple(converted(read_toml(_PEAKS), _File)["gpu"])
+def _table() -> tuple[Peaks, ...]:
+    """Its operations are in 10¹², its memory in 10⁹ bytes a second."""
+    return tuple(converted(row, Peaks) for row in read_toml(_PEAKS)["gpu"])
 
 
 def peaks_of(gpu: str) -> Peaks | None:
     """The peaks of a GPU by its name, such as "NVIDIA H200 (sm90, 140 GiB)"; None: they aren't known."""
     words = set(_words(gpu.partition("(")[0]))
-    fits = [item for item in _table() if words.issuperset(_words(item["name"]))]
+    fits = [item for item in _table() if words.issuperset(_words(item.name))]
     if not fits:
         return None
-    best = max(fits, key=lambda item: len(_words(item["name"])))
-    operations = {name: value * 1e12 for name, value in best["operations"].items()}
-    return Peaks(best["name"], operations, best["memory"] * 1e9)
+    best = max(fits, key=lambda item: len(_words(item.name)))
+    operations = {name: value * 1e12 for name, value in best.operations.items()}
+    return Peaks(best.name, operations, best.memory * 1e9)
 
 
 def _words(name: str) -> list[str]:
