@@ -181,8 +181,7 @@ def examine(output: Path | None = None) -> Host:
 
 def _glibc() -> str:
     with contextlib.suppress(OSError, ValueError):
-        if hasattr(os, "confstr"):
-            return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
     return ""
 
 
