@@ -203,7 +203,7 @@ def suggested_shapes(
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
             for axis in info.open_axes:
-                ranges[_dimension(info, axis)] = (shape.min[axis], shape.opt[axis], shape.max[axis])
+                ranges[info.dimension(axis)] = (shape.min[axis], shape.opt[axis], shape.max[axis])
     guesses: list[str] = []
     alone = batch_alone(needing)
     texts: dict[str, ShapeRange | str] = {}
@@ -213,7 +213,7 @@ def suggested_shapes(
             if axis not in info.open_axes:
                 places.append((int(size),) * 3)
                 continue
-            key = _dimension(info, axis)
+            key = info.dimension(axis)
             if key not in ranges:
                 ranges[key] = guess = default_range(info, axis, alone)
                 unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
@@ -228,12 +228,6 @@ def suggested_shapes(
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
     return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
-
-
-def _dimension(info: TensorInfo, axis: int) -> tuple[str, int] | str:
-    """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
-    size = info.shape[axis]
-    return size if isinstance(size, str) and size not in ("", "?") else (info.name, axis)
 
 
 def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:

@@ -381,6 +381,11 @@ class TensorInfo:
         """Places of the sizes that the model leaves open."""
         return tuple(axis for axis, size in enumerate(self.shape) if isinstance(size, str) or size < 0)
 
+    def dimension(self, axis: int) -> tuple[str, int] | str:
+        """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
+        size = self.shape[axis]
+        return size if isinstance(size, str) and size not in ("", "?") else (self.name, axis)
+
     @property
     def dims(self) -> str:
         """The shape for people: (batch, 3, ?, ?); "scalar" without any. Names that a program made up are "?" as well."""
