@@ -425,10 +425,6 @@ class Stream(Resource):
     def record(self, event: Event) -> None:
         self._cuda("cudaEventRecord", event.raw, self.raw)
 
-    def wait(self, event: Event) -> None:
-        """Work given to this stream from now on starts after `event`."""
-        self._cuda("cudaStreamWaitEvent", self.raw, event.raw, 0)
-
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Record what `enqueue` gives to this stream, without running it.
 

@@ -55,7 +55,7 @@ class OnnxRunner:
         threads: int | None = None,
         gpu: bool = False,
     ) -> None:
-        self._what = _name(model)
+        self._what = f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
         # load_model says what is wrong with a file by name, which ONNX Runtime often doesn't.
         if isinstance(model, ModelProto):
             proto, as_it_is = model, False
@@ -99,7 +99,3 @@ class OnnxRunner:
             }
             for chunk, real in chunks(feed, size, size)
         )
-
-
-def _name(model: str | os.PathLike[str] | ModelProto) -> str:
-    return f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)

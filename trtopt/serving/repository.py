@@ -101,7 +101,7 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         EngineError, EngineMismatch: the manifest can't be read, or is another plan's.
         OutputError: the repository can't be written.
     """
-    engines = _several(request.engines)
+    engines = several(request.engines)
     choice(request.backend, BACKENDS, "`backend=`")
     choice(request.runtime, RUNTIMES, "`runtime=`")
     if request.name is not None and len(engines) > 1:
@@ -124,7 +124,8 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     return Deployment(repo, tuple(model.write(repo) for model in models))
 
 
-def _several(engines: Any) -> list[Any]:
+def several(engines: Any) -> list[Any]:
+    """One engine or more, as a list; UsageError for none."""
     paths = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
     if not paths:
         raise UsageError("there is no engine to serve: give one at least")

@@ -36,7 +36,7 @@ from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
 from trtopt.serving.control import Control, Watch, opener
 from trtopt.serving.installation import find_server, how_to_install, place_stub
-from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
+from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton, several
 from trtopt.serving.request import DeployRequest, ServeRequest
 from trtopt.serving.warming import warm_up
 from trtopt.trt.plans import plan_header
@@ -203,8 +203,7 @@ def serve(request: ServeRequest) -> Server:
 
 
 def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Path, tuple[DeployedModel, ...]]:
-    sources = request.engines
-    engines = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    engines = several(request.engines)
     if len(engines) == 1 and Path(engines[0]).is_dir():
         for name in ("repo", *_FOR_ENGINES):
             if getattr(request, name) != getattr(ServeRequest, name):
