@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import Plain, plain
 from trtopt.core.errors import UsageError
 from trtopt.core.options import taking
 from trtopt.core.values import parse_size
@@ -56,7 +56,7 @@ class StoreVerification:
 
 
 @dataclass(frozen=True)
-class StorePruning:
+class StorePruning(Plain):
     """What was removed, by names of folders; its bytes, and those that are left, of which `in_use` engines are being read."""
 
     folder: str
@@ -64,9 +64,6 @@ class StorePruning:
     nbytes: int
     left: int
     in_use: int
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
 
 @taking(StoreRequest)

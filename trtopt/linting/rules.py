@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
+from trtopt.core.documents import Plain
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
@@ -165,7 +166,7 @@ _OPERATORS = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Plain):
     """One thing that is wrong, or worth knowing.
 
     Attributes:
@@ -185,9 +186,6 @@ class Finding:
 
     def __post_init__(self) -> None:
         choice(self.level, LEVELS, "level")
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
     def __str__(self) -> str:
         where = f"{self.node} ({self.op})" if self.node and self.op else self.node or self.op

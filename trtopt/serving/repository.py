@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import Plain
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import existing_file, made_folder, sha256_file, write_bytes
 from trtopt.core.options import taking
@@ -63,14 +63,11 @@ class DeployedModel:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Plain):
     """A model repository, and what `deploy_triton` did to it."""
 
     repo: Path
     models: tuple[DeployedModel, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
 
 @taking(DeployRequest)
