@@ -400,15 +400,15 @@ def named_size(size: int | str) -> bool:
     return isinstance(size, str) and size.isidentifier() and not size.startswith("unk__")
 
 
-def parse_size(text: str | int) -> int:
+def parse_size(text: str | int, name: str) -> int:
     """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576.
 
     Raises:
-        UsageError: it can't be read.
+        UsageError: it can't be read; the message calls it `name`.
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
     if not match:
-        raise UsageError(f"`workspace=` {text!r} isn't a size; write 2GiB, 512MiB or a number of bytes")
+        raise UsageError(f"{name} is {text!r}, which isn't a size; write 2GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 

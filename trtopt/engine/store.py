@@ -146,7 +146,8 @@ class Store:
         else:
             self.folder = made_folder(Path(where).expanduser(), "the store", _ANOTHER).absolute()
         self.url = where if "://" in where else None
-        self.max_size = _max_size()
+        limit = os.environ.get(SIZE_VARIABLE)
+        self.max_size = parse_size(limit, f"${SIZE_VARIABLE}") if limit else MAX_SIZE
         self._remote: Remote | None = None
 
     def __str__(self) -> str:
@@ -445,14 +446,6 @@ def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]
 def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
     info = Path(path).stat()
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev
-
-
-def _max_size() -> int:
-    text = os.environ.get(SIZE_VARIABLE)
-    try:
-        return MAX_SIZE if not text else parse_size(text)
-    except UsageError:
-        raise UsageError(f"${SIZE_VARIABLE} is {text!r}, which isn't a size; write 20GB or a number of bytes") from None
 
 
 def _key_in(folder: Path, digest: str | None = None) -> dict[str, Any]:

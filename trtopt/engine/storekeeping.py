@@ -119,15 +119,7 @@ def prune_store(request: PruneStoreRequest) -> StorePruning:
     Raises: as `list_store`.
     """
     store = _opened(request)
-    if request.max_size is None:
-        most = store.max_size
-    else:
-        try:
-            most = parse_size(request.max_size)
-        except UsageError:
-            raise UsageError(
-                f"`max_size=` is {request.max_size!r}, which isn't a size; write 20GB, 500MiB or a number of bytes"
-            ) from None
+    most = store.max_size if request.max_size is None else parse_size(request.max_size, "`max_size=`")
     removed, nbytes, remaining = store.prune(most)
     in_use = sum(item.in_use for item in store.engines())
     return StorePruning(str(store.folder), tuple(removed), nbytes, remaining, in_use)

@@ -37,7 +37,7 @@ class BoundCall:
 
     def __init__(
         self,
-        call: Callable[[], None],
+        call: Callable[[], object],
         outputs: Mapping[str, Any],
         note: str,
         references: Any,
