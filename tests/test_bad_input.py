@@ -220,7 +220,7 @@ OPTIONS: list[tuple[list[str], tuple[str, ...]]] = [
     (["--shapes", "1x3x32x32"], ("can't be read", "NAME:MIN,OPT,MAX")),
     (["--shapes", ""], ("--shapes is empty", "NAME:MIN,OPT,MAX")),
     (["--target", "ada"], ("'ada' isn't a compute capability", "sm89")),
-    (["--workspace", "lots"], ("'lots' isn't a size", "2GiB")),
+    (["--workspace", "lots"], ("'lots', which isn't a size", "2GiB")),
     (["--optimization-level", "9"], ("--optimization-level is 9", "0 to 5")),
     (["--optimization-level", "high"], ("--optimization-level", "integer")),
     (["--backend", "cuda"], ("--backend is 'cuda'", "auto, tensorrt, rtx")),

@@ -490,9 +490,9 @@ def test_a_list_with_an_empty_place_is_refused(
 
 
 def test_dynamic_axes_are_read_or_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands._dynamic_axes("x:0=batch,2=height") == ("x", {0: "batch", 2: "height"})
+    assert commands._dynamic_axes(["x:0=batch,2=height"]) == {"x": {0: "batch", 2: "height"}}
     with pytest.raises(UsageError, match="can't be read"):
-        commands._dynamic_axes("x:²=batch")
+        commands._dynamic_axes(["x:²=batch"])
     monkeypatch.setattr(sys, "argv", ["trtopt", "export", "torchvision:resnet18", "-o", "m.onnx", "--dynamic", "x:a"])
     with pytest.raises(SystemExit) as left:
         cli.main()

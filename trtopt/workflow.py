@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
@@ -26,6 +26,7 @@ from trtopt.cuda.device import probe
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
 from trtopt.diagnosis import page
+from trtopt.diagnosis.measured import Compared
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import MIN_SNR, Limits
 from trtopt.evaluation.verify import verify
@@ -185,20 +186,6 @@ class _Entry(TypedDict):
     key: str
     files: dict[str, str]
     result: Any
-
-
-class _Accuracy(TypedDict):
-    top1: float
-
-
-class _Agreement(TypedDict):
-    """Of `Agreement.describe()`, what is said of it."""
-
-    samples: int
-    snr_db: float | Literal["inf", "-inf", "nan"]
-    top1_agreement: float | None
-    reference_accuracy: _Accuracy | None
-    candidate_accuracy: _Accuracy | None
 
 
 class _Ledger:
@@ -462,7 +449,7 @@ def _agreement(
         "photos": [path.name for path in samples["images"]] if labelled else _digest(samples),
         "kinds": dict(kinds),
     }
-    agreement = ledger.run("verify", key, [], work, _Agreement)
+    agreement = ledger.run("verify", key, [], work, Compared)
     return dict(agreement)
 
 

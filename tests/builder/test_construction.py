@@ -503,7 +503,7 @@ def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: P
         ({"fp16": True, "method": "mse"}, "`method=` has no effect without `int8=True`"),
         ({"fp16": True, "precision_override": ["Conv=bf16"]}, "needs `bf16=True`: beside fp16"),
         ({"fp16": True, "precision_override": ["cnov1=fp32"]}, "cnov1=fp32.*matches no node"),
-        ({"workspace": "much"}, "'much' isn't a size"),
+        ({"workspace": "much"}, "'much', which isn't a size"),
         ({"optimization_level": 9}, "allowed: 0 to 5"),
         ({"shapes": "y:1x3x16x16"}, "no input 'y'"),
         ({"shapes": "x:8x3x16x16,4x3x16x16,32x3x16x16"}, "min ≤ opt ≤ max"),

@@ -103,7 +103,7 @@ def test_more_samples_add_up() -> None:
     whole = moments(product, weight, np.concatenate(parts))
     total = moments(product, weight, parts[0])
     for part in parts[1:]:
-        total.add(moments(product, weight, part))
+        total += moments(product, weight, part)
     np.testing.assert_allclose(total.squares, whole.squares, rtol=1e-12)
     assert total.count == whole.count == 45
 

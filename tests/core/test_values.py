@@ -31,13 +31,13 @@ def test_targets_are_read_in_order_without_repeats() -> None:
     ("text", "size"), [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5G", 3 << 29), (4096, 4096), ("7b", 7)]
 )
 def test_sizes(text: str | int, size: int) -> None:
-    assert parse_size(text) == size
+    assert parse_size(text, "a size") == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "2 boxes"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="isn't a size"):
-        parse_size(text)
+        parse_size(text, "a size")
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: O
 
             threads.append(threading.Thread(target=work))
             threads[-1].start()
-            while session._slots.waiting <= number:
+            while len(session._slots._waiting) <= number:
                 time.sleep(0.001)
         holding.__exit__(None, None, None)
         for thread in threads:

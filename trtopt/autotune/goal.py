@@ -31,7 +31,7 @@ from trtopt.data.rebatch import samples_first
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
-from trtopt.graph.half import widened
+from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
 from trtopt.ort.sessions import as_taken, open_session
@@ -264,7 +264,8 @@ class Judge:
             figures.append(f"{goal.name} {value:.6g}")
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
-        snr, room = _worst(agreement), None
+        snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
+        room = None
         if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
             boxes = any(item.kind is Kind.BOXES for item in agreement.outputs)
             room = None if boxes else snr - goal.limits.min_snr - error
@@ -344,7 +345,7 @@ class Judge:
 
     def _runner(self, proto: ModelProto, *, optimize: bool) -> Callable[[Sequence[int]], list[Arrays]]:
         """What gives the results for some of the samples."""
-        proto = widened(proto)  # FP16's rounding and limits are part of the result
+        proto = widen(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
 
         def run(number: int) -> Arrays:
@@ -388,8 +389,3 @@ def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
 def _least(description: Mapping[str, Any], name: str) -> float | None:
     """Over the outputs that have it."""
     return min((float(item[name]) for item in description["outputs"].values() if item[name] is not None), default=None)
-
-
-def _worst(agreement: Agreement) -> float:
-    ratios = [item.snr_db for item in agreement.outputs if not item.integers]
-    return min(ratios, default=math.inf)

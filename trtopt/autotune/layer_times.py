@@ -47,7 +47,7 @@ class Engines:
     """The engines of a search on a GPU: INT8 everywhere, floating point, and what was chosen.
 
     Attributes:
-        made: those of them that `_Best` needs.
+        results: those of them that `_Best` needs.
     """
 
     def __init__(self, request: BuildRequest, gpu: DeviceInfo, folder: Path) -> None:
@@ -92,7 +92,8 @@ class Engines:
                 table = replace(item.table, left_out={})
                 choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
         best = choices[self._name_of_fastest(choices)]
-        self.results |= self._named(best.table)
+        if (result := self._built.get(best.table.digest)) is not None:
+            self.results[self.quantized] = result
         return replace(best, rivals=())
 
     def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
@@ -136,10 +137,6 @@ class Engines:
         """The engine with this table, and the floating one; neither is built twice."""
         quantized = self._quantized(table)
         return quantized, self._floating(quantized)
-
-    def _named(self, table: Table) -> dict[Precision, BuildResult]:
-        result = self._built.get(table.digest)
-        return {} if result is None else {self.quantized: result}
 
     def _kept(self, what: str, *digests: str) -> Path | None:
         try:

@@ -39,15 +39,11 @@ class TuneRequest(BuildRequest):
 class SensitivityRequest:
     """The arguments of `trtopt.sensitivity`, which describes them."""
 
-    model: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
-    )
+    model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
     _: KW_ONLY
     images: Any = shared.images()
     data: Any = shared.data()
-    calib: str | os.PathLike[str] | Table | None = option(
-        None, help="Scales; default: measured on all the data.", metavar="T.calib.json", typed=Path, takes=("Table",)
-    )
+    calib: str | os.PathLike[str] | Table | None = shared.table(help="Scales; default: measured on all the data.")
     preprocess: Any = shared.preprocess()
     method: str = shared.method()
     samples: int = option(16, help="Samples that noise is measured on.", least=1)

@@ -288,7 +288,7 @@ def _subject(request: BuildRequest) -> _Subject:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
     model = load_model(request.model)
     refuse_quantized(model)
-    if not any(item.dtype.startswith(("float", "bfloat")) for item in model.outputs):
+    if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
         raise UsageError(
             f"no output is floating ({types}), so nothing says which layers lose: give the model that ends with the scores"

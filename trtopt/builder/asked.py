@@ -60,7 +60,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         overrides=overrides,
         profiles=profiles_asked(request),
         targets=parse_targets(request.target),
-        workspace=None if request.workspace is None else parse_size(request.workspace),
+        workspace=None if request.workspace is None else parse_size(request.workspace, "`workspace=`"),
         timing_cache=Path(request.timing_cache) if request.timing_cache and not is_none(request.timing_cache) else None,
     )
 

@@ -30,9 +30,7 @@ class BuildRequest:
     measure them, are for `trtopt.autotune`.
     """
 
-    model: str | os.PathLike[str] | onnx.ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
-    )
+    model: str | os.PathLike[str] | onnx.ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] = field(
         metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o")
     )
@@ -76,12 +74,8 @@ class BuildRequest:
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
     images: Any = shared.images()
     data: Any = shared.data()
-    calib: str | os.PathLike[str] | Table | None = option(
-        None,
-        help="A table from trtopt calibrate, or a TensorRT cache.",
-        metavar="T.calib.json",
-        typed=Path,
-        takes=("Table",),
+    calib: str | os.PathLike[str] | Table | None = shared.table(
+        help="A table from trtopt calibrate, or a TensorRT cache."
     )
     preprocess: Any = shared.preprocess()
     method: str = shared.method(beside=_QUANTIZED)

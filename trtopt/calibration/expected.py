@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, ValueInfoProto
 
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.errors import TrtoptError
-from trtopt.graph.proto import in_memory, to_array
+from trtopt.graph.proto import Links, attribute, empty_as, in_memory, to_array
 from trtopt.ort.sessions import OnnxSession
 
 KEY = "trtopt.trained"  # in a model's metadata: what `record` wrote
@@ -48,14 +48,14 @@ class Expected:
 
 def statistics(proto: ModelProto) -> Expected | None:
     """What the first BatchNormalization in the graph, or else the model's metadata, says; None where neither does."""
-    constants = _constants(proto)
+    constants = Links(proto.graph).constants
     for node in proto.graph.node:
         if node.op_type != "BatchNormalization" or len(node.input) < 5:
             continue
         if any(name not in constants for name in node.input[3:5]):
             continue
         mean, variance = (to_array(constants[name]).astype(np.float64) for name in node.input[3:5])
-        epsilon = next((item.f for item in node.attribute if item.name == "epsilon"), 1e-5)
+        epsilon = attribute(node, "epsilon", 1e-5)
         if not mean.any() and bool((variance == 1).all()):
             return None  # as it was made: never trained
         return Expected(node.input[0], mean, np.sqrt(variance + epsilon), f"BatchNormalization {node.name}".strip())
@@ -195,14 +195,6 @@ def _first_convolution(proto: ModelProto) -> str | None:
     return next((str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"), None)
 
 
-def _constants(proto: ModelProto) -> dict[str, TensorProto]:
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
-        if node.op_type == "Constant":
-            constants.update((str(node.output[0]), item.t) for item in node.attribute if item.name == "value")
-    return constants
-
-
 def _run(proto: ModelProto, tensor: str, feeds: Iterable[Mapping[str, NDArray[Any]]]) -> Iterator[NDArray[Any]]:
     """`tensor` for each feed, from the part of the graph that it needs."""
     part = _upstream(proto, tensor)
@@ -228,10 +220,7 @@ def _upstream(proto: ModelProto, tensor: str) -> ModelProto:
         if index is not None and index not in needed:
             needed.add(index)
             pending += [item for item in proto.graph.node[index].input if item]
-    part = ModelProto(ir_version=proto.ir_version)
-    part.opset_import.extend(proto.opset_import)
-    part.functions.extend(proto.functions)
-    part.graph.name = "part"
+    part = empty_as(proto, "part")
     part.graph.node.extend(proto.graph.node[index] for index in sorted(needed))
     part.graph.initializer.extend(item for item in proto.graph.initializer if item.name in names)
     constant = {item.name for item in part.graph.initializer}

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,15 +24,14 @@ from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
 from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
-from trtopt.graph.proto import attribute, to_array, whole_copy
+from trtopt.graph.proto import Links, to_array, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided, joined
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import as_taken, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
-Measured = tuple[
-    Any, dict[str, float], dict[float, dict[str, float]]
-]  # place, its noise, and at other scales: factor → noise
+# A place, its noise, and at other scales: factor → noise.
+Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
 PURPOSE = "measuring quantization noise"
 FACTORS = (0.5, 2.0)  # on a scale, to see whether it is far too wide, or clips
 LOUD = 0.05  # of the noise so far: a quieter place's scale isn't tried at others
@@ -123,7 +121,7 @@ class Parts:
 
     def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output of a model that takes the same samples."""
-        session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
+        session = opened(proto, optimize=False)
         return self.noise(lambda sample: run_session(session, self.outputs, sample.of.feed), samples)
 
     def of_sessions(
@@ -190,9 +188,7 @@ class NoiseLedger(Parts):
 
     def __init__(self, proto: ModelProto, points: Points, amax: Mapping[str, float], threads: int) -> None:
         self.points, self.amax = points, amax
-        constants = {node.output[0]: node for node in proto.graph.node if node.op_type == "Constant"}
-        self.weights = {name: value for name, node in constants.items() if (value := attribute(node, "value", None))}
-        self.weights |= {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.weights = Links(proto.graph).constants
         self.scales = {
             name: round_scale(np.asarray(amax[name] / LARGEST[points.precision]), Precision.FP32)
             for name in points.reads
@@ -240,16 +236,16 @@ class NoiseLedger(Parts):
             factor: on its scale.
         """
         scale = self.scales[name] * np.float32(factor)
-        return self.noise(partial(self._with_activation, name, scale), samples)
+
+        def rounded(sample: Sample) -> dict[str, NDArray[Any]]:
+            values = {f"{name}/quantized": _through_int8(sample.values[name], scale)}
+            return self.run({**sample.values, **values}, self.starts[name])
+
+        return self.noise(rounded, samples)
 
     def of_weight(self, number: int, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output where a model stands in for a segment, the one that comes next."""
         return self.of_sessions(number, {number: opened(proto)}, samples)
-
-    def _with_activation(self, name: str, scale: NDArray[np.float32], sample: Sample) -> dict[str, NDArray[Any]]:
-        """The outputs where one activation is rounded for those that read it quantized."""
-        rounded = {f"{name}/quantized": _through_int8(sample.values[name], scale)}
-        return self.run({**sample.values, **rounded}, self.starts[name])
 
     def with_weight(self, segment: Segment, weight: Weight, repair: Repair | None) -> ModelProto:
         """The segment with one weight as INT8 holds it."""

@@ -6,6 +6,7 @@ alone, and all together in the real Q/DQ graph.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -144,7 +145,7 @@ def find_repairs(
                 if why := unsupported(node, weight.slot, content):
                     reasons[weight.node] = why
                 else:
-                    moments: Moments = reduce(_added, ledger.each(partial(_moments, node, content), fit))
+                    moments: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
                     repair = rounded(node, content, weight.axis, moments, _corrects(node, ledger, weight))
                     repaired_noise = ledger.of_weight(number, ledger.with_weight(segment, weight, repair), judge)
                     if max(repaired_noise.values()) < of_weights[weight.node]:
@@ -212,11 +213,6 @@ def channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> di
 
 def _moments(node: NodeProto, content: Any, sample: Sample) -> Moments:
     return moments(node, content, np.asarray(sample.values[node.input[0]], np.float32))
-
-
-def _added(one: Moments, other: Moments) -> Moments:
-    one.add(other)
-    return one
 
 
 def _corrects(node: NodeProto, ledger: NoiseLedger, weight: Weight) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 class CalibrateRequest:
     """The arguments of `trtopt.calibrate`, which describes them."""
 
-    model: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
-    )
+    model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] | None = option(
         None, help="The table to write (*.calib.json).", typed=Path, short="-o", needed=True
     )
     _: KW_ONLY
     images: Any = shared.images()
     data: Any = shared.data()
-    calib: str | os.PathLike[str] | Table | None = option(
-        None, help="Choose again from an earlier table; no data.", metavar="T.calib.json", typed=Path, takes=("Table",)
-    )
+    calib: str | os.PathLike[str] | Table | None = shared.table(help="Choose again from an earlier table; no data.")
     preprocess: Any = shared.preprocess(beside=f"{shared.SAMPLES}, or `import_cache='OLD.cache'`")
     method: str = shared.method()
     limit: int | None = shared.limit()

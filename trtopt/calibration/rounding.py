@@ -22,9 +22,7 @@ from trtopt.graph.passes.repair import Repair, nearest
 from trtopt.graph.proto import attribute
 
 Floats = NDArray[np.float64]
-_ROWS = (
-    1024  # positions of one sample that are looked at, at least; half as many as a channel has weights, if that is more
-)
+_ROWS = 1024  # positions of one sample that are looked at; half as many as a channel has weights, if that is more
 _SHRINKAGE = 0.35  # of covariances, towards none: few samples show inputs going together that others don't
 _DAMPING = 1e-4  # of the mean variance, added to each: what no sample moves counts a little
 _SWEEPS = 6
@@ -39,10 +37,11 @@ class Moments:
     sums: Floats  # groups × K
     count: int
 
-    def add(self, other: Moments) -> None:
+    def __iadd__(self, other: Moments) -> Moments:
         self.squares += other.squares
         self.sums += other.sums
         self.count += other.count
+        return self
 
 
 def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:

@@ -24,7 +24,7 @@ from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.core.values import Override, Precision
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
-from trtopt.graph.half import widened
+from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
@@ -90,13 +90,9 @@ class Safety:
 
 
 def _decibels(value: float) -> str:
-    return (
-        "no difference"
-        if value == math.inf
-        else "not finite"
-        if value == -math.inf
-        else f"{round(value, 1) + 0.0:.1f} dB"
-    )
+    if math.isinf(value):
+        return "no difference" if value > 0 else "not finite"
+    return f"{round(value, 1) + 0.0:.1f} dB"
 
 
 def find_unsafe(
@@ -145,7 +141,7 @@ def find_unsafe(
     measured: dict[str, str] = {}
     if base is Precision.FP16:
         measured = overflowing(to_ir(proto), beyond_fp16(ranges))
-    search = _Search(proto, base, overrides, io_fp32, ranges, limit, reporter)
+    search = _Search(proto, base, overrides, io_fp32, ranges, limit)
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
             search.read(judges, threads)
@@ -164,22 +160,17 @@ def find_unsafe(
     return Safety(base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched)
 
 
+@dataclass
 class _Search:
     """Sets of nodes in FP32, tried on the typed graph."""
 
-    def __init__(
-        self,
-        proto: ModelProto,
-        base: Precision,
-        overrides: Sequence[Override],
-        io_fp32: bool,
-        ranges: Mapping[str, TensorRange],
-        limit: float,
-        reporter: Reporter,
-    ) -> None:
-        self.proto, self.base, self.overrides, self.io_fp32 = proto, base, overrides, io_fp32
-        self.ranges, self.limit, self.reporter = ranges, limit, reporter
-        self.tried: dict[frozenset[str], float] = {}
+    proto: ModelProto
+    base: Precision
+    overrides: Sequence[Override]
+    io_fp32: bool
+    ranges: Mapping[str, TensorRange]
+    limit: float
+    tried: dict[frozenset[str], float] = field(default_factory=dict)
 
     def read(self, feeds: Sequence[Mapping[str, Any]], threads: int) -> None:
         """Run the samples in floating point."""
@@ -272,13 +263,13 @@ class _Search:
         model = to_ir(in_memory(self.proto))
         result = to_typed(model, self.base, io_fp32=self.io_fp32, overrides=self.overrides, measured=measured)
         typed = to_proto(result.model)
-        return result.changes, widened(typed)
+        return result.changes, widen(typed)
 
     def _alone(self, segment: Segment) -> ModelProto:
         """A node in the reduced type: what it reads and what it gives is rounded."""
         model = to_ir(in_memory(segment.proto))
         typed = to_proto(to_typed(model, self.base, overrides=self.overrides).model)
-        return widened(typed)
+        return widen(typed)
 
     def _reason(self, node: str, block: _Block) -> str:
         name = str(self.base).upper()

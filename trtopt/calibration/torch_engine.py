@@ -24,9 +24,8 @@ from trtopt.core.library_output import Shared, quiet
 from trtopt.graph.proto import whole_copy
 
 TOGETHER = 32  # samples in one run
-AGREEMENT = (
-    1e-3  # of a tensor's largest magnitude: FP32 kernels differ by 1e-6 to 1e-4, a wrong conversion by 1e-2 or more
-)
+# Of a tensor's largest magnitude: FP32 kernels differ by 1e-6 to 1e-4, a wrong conversion by 1e-2 or more.
+AGREEMENT = 1e-3
 # Partial histograms: additions to the same bin, such as that of a ReLU's zeros, wait for each other.
 _LANES = 256
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass
 from inspect import Parameter, Signature
 from operator import methodcaller
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -110,6 +110,7 @@ def command_of(
     request: type[Any],
     epilog: str,
     *,
+    read: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     call: Callable[[Options, Reporter], Any] | None = None,
     group: typer.Typer | None = None,
     name: str | None = None,
@@ -120,6 +121,7 @@ def command_of(
     """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
     Args:
+        read: option → what makes the function's argument of what was typed.
         call: gives the result; default: the public function of the same name, with the options as keywords.
         plain: the result as JSON.
         judged: exit status 1 where the result has an `ok` that is False.
@@ -144,6 +146,7 @@ def command_of(
             values |= {field_name: () for field_name in several if not values[field_name]}
             if "preprocess" in values:
                 values["preprocess"] = _prepared(values)
+            values |= {field_name: parse(values[field_name]) for field_name, parse in read.items()}
             if call is not None:
                 _collect_again()
                 result = call(values, _reporter())

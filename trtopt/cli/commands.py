@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,33 +39,66 @@ MOST_KEPT = 20  # nodes that are listed
 ROWS = 10  # of tables of layers
 
 
-def _export(values: Options, reporter: Reporter) -> Any:
-    import trtopt
+def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
     from trtopt.frontend.factories import parse_argument
+
+    return dict(map(parse_argument, texts)) if texts else None
+
+
+def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
     from trtopt.frontend.inputs import parse_input
 
-    parsers: dict[str, Callable[[list[str]], Any]] = {
-        "factory_arg": lambda texts: dict(map(parse_argument, texts)),
-        "inputs": lambda texts: list(map(parse_input, texts)),
-        "dynamic": lambda texts: dict(map(_dynamic_axes, texts)),
-        "input_names": lambda texts: _listed("--input-names", ",".join(texts)),
-        "output_names": lambda texts: _listed("--output-names", ",".join(texts)),
-    }
-    arguments = {name: parse(values[name]) if values[name] else None for name, parse in parsers.items()}
-    return trtopt.export(**{**values, **arguments}, reporter=reporter)
+    return list(map(parse_input, texts)) if texts else None
 
 
-def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
+def _dynamic_axes(texts: Sequence[str] | None) -> dict[str, dict[int, str]] | None:
     from trtopt.core.errors import UsageError
 
-    name, colon, axes = text.rpartition(":")
-    pairs = [pair.partition("=") for pair in axes.split(",")]
-    if not colon or not name or not all(axis.strip().isdecimal() and dim for axis, _, dim in pairs):
-        raise UsageError(f"--dynamic {text!r} can't be read; write NAME:0=batch,2=height,3=width")
-    return name, {int(axis): dim for axis, _, dim in pairs}
+    dynamic = {}
+    for text in texts or ():
+        name, colon, axes = text.rpartition(":")
+        pairs = [pair.partition("=") for pair in axes.split(",")]
+        if not colon or not name or not all(axis.strip().isdecimal() and dim for axis, _, dim in pairs):
+            raise UsageError(f"--dynamic {text!r} can't be read; write NAME:0=batch,2=height,3=width")
+        dynamic[name] = {int(axis): dim for axis, _, dim in pairs}
+    return dynamic or None
 
 
-@command_of(ExportRequest, "trtopt export torchvision:resnet50 -o resnet50.onnx", call=_export)
+def _listed(flag: str, text: str | None) -> tuple[str, ...]:
+    from trtopt.core.errors import UsageError
+
+    parts = () if text is None else tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise UsageError(f"{flag} {text!r} lacks something beside a comma; write one, or A,B")
+    return parts
+
+
+def _names(flag: str, texts: Sequence[str] | None) -> tuple[str, ...] | None:
+    return _listed(flag, ",".join(texts)) if texts else None
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    from trtopt.core.errors import UsageError
+
+    sizes = _listed("--batch", text)
+    if not all(size.isdecimal() for size in sizes):
+        raise UsageError(f"--batch {text!r} can't be read; write numbers such as 1,8,32")
+    return tuple(map(int, sizes))
+
+
+_MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
+
+
+@command_of(
+    ExportRequest,
+    "trtopt export torchvision:resnet50 -o resnet50.onnx",
+    read={
+        **_MODULE,
+        "dynamic": _dynamic_axes,
+        "input_names": partial(_names, "--input-names"),
+        "output_names": partial(_names, "--output-names"),
+    },
+)
 def export(result: Any, values: Options) -> Iterator[str]:
     """Export a PyTorch model to ONNX and compare both on the same inputs."""
     yield f"{result.path}: opset {result.opset}, weights {result.weights}"
@@ -75,17 +109,7 @@ def export(result: Any, values: Options) -> Iterator[str]:
         yield "  not compared with PyTorch"
 
 
-def _init(values: Options, reporter: Reporter) -> Any:
-    import trtopt
-    from trtopt.frontend.factories import parse_argument
-    from trtopt.frontend.inputs import parse_input
-
-    arguments = dict(map(parse_argument, values["factory_arg"])) if values["factory_arg"] else None
-    inputs = list(map(parse_input, values["inputs"])) if values["inputs"] else None
-    return trtopt.init(**{**values, "factory_arg": arguments, "inputs": inputs}, reporter=reporter)
-
-
-@command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", call=_init)
+@command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", read=_MODULE)
 def init(result: Any, values: Options) -> Iterator[str]:
     """Write a recipe for a model of yours, with what was guessed and why; pipeline runs it."""
     yield f"{result.recipe}: the file says over each guess what it comes from:"
@@ -267,36 +291,15 @@ def pipeline(result: Any, values: Options) -> Iterator[str]:
     yield from str(result).split("\n")
 
 
-def _bench(values: Options, reporter: Reporter) -> Any:
-    import trtopt
-
-    lists = {"against": _listed("--against", values["against"]), "batch": _sizes(values["batch"])}
-    return trtopt.bench(**{**values, **lists}, reporter=reporter)
-
-
-@command_of(BenchRequest, "trtopt bench model.engine --batch 1,8,32 --against onnxruntime", call=_bench)
+@command_of(
+    BenchRequest,
+    "trtopt bench model.engine --batch 1,8,32 --against onnxruntime",
+    read={"against": partial(_listed, "--against"), "batch": _sizes},
+)
 def bench(report: Any, values: Options) -> Iterator[str]:
     """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
     print_table(str(values["engine"]), *report.table())
     yield from report.remarks()
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    from trtopt.core.errors import UsageError
-
-    sizes = _listed("--batch", text)
-    if not all(size.isdecimal() for size in sizes):
-        raise UsageError(f"--batch {text!r} can't be read; write numbers such as 1,8,32")
-    return tuple(map(int, sizes))
-
-
-def _listed(flag: str, text: str | None) -> tuple[str, ...]:
-    from trtopt.core.errors import UsageError
-
-    parts = () if text is None else tuple(part.strip() for part in text.split(","))
-    if not all(parts):
-        raise UsageError(f"{flag} {text!r} lacks something beside a comma; write one, or A,B")
-    return parts
 
 
 class _ValuesInARow(TyperCommand):
@@ -364,13 +367,7 @@ def show_jobs(result: Any, values: Options) -> Iterator[str]:
     yield result.summary
 
 
-def _profile(values: Options, reporter: Reporter) -> Any:
-    import trtopt
-
-    return trtopt.profile(**{**values, "batch": _sizes(values["batch"])}, reporter=reporter)
-
-
-@command_of(ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", call=_profile)
+@command_of(ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", read={"batch": _sizes})
 def profile(result: Any, values: Options) -> Iterator[str]:
     """Time each layer of an engine on the GPU, beside the whole: what runs in which precision, and how long."""
     print_table(str(values["engine"]), *result.table(values["top"]))

@@ -30,14 +30,8 @@ def difference_lines(difference: Any) -> Iterator[str]:
             print_table(f"{title} ({len(rows)})", (first, *names), cells, width=80)
             if len(rows) > len(shown_rows):
                 print(f"{len(rows) - len(shown_rows)} more: --json has all")
-    for name, nodes in zip(
-        names,
-        (
-            [item.what for item in difference.precision if item.other is None],
-            [item.what for item in difference.precision if item.this is None],
-        ),
-    ):
-        if nodes:
+    for name, lacks in zip(names, ("other", "this")):
+        if nodes := [item.what for item in difference.precision if getattr(item, lacks) is None]:
             yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({first_of(nodes)})"
     if difference.same:
         yield "nothing differs of what is compared"

@@ -181,6 +181,13 @@ def plain(value: Any) -> Any:
     return str(value) if named else value
 
 
+class Plain:
+    """A result that JSON has all fields of."""
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(plain(self))
+
+
 def path_in(folder: Path, text: str) -> Path:
     """A path that a document in `folder` names, there or not.
 

@@ -6,21 +6,17 @@ The system drops them however their process ends, so that a killed one leaves no
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.errors import OutputError
 from trtopt.core.progress import SILENT, Reporter
-
-if sys.platform != "win32":
-    import fcntl
 
 POLL = 0.05  # seconds between tries: a wait of the system's couldn't be ended by Ctrl-C in every thread
 
@@ -35,9 +31,7 @@ class Lock:
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            if (
-                self._remove is not None
-            ):  # while it is held: who has it open then finds that it is no longer the one there
+            if self._remove is not None:  # while it is held: who has it open finds that it is no longer the one there
                 with contextlib.suppress(OSError):
                     self._remove.unlink()
             os.close(descriptor)
@@ -45,9 +39,7 @@ class Lock:
     def __enter__(self) -> Lock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -134,8 +126,7 @@ def _held(descriptor: int, path: Path, shared: bool) -> bool:
         OSError: its file system has no locks.
     """
     try:
-        if sys.platform != "win32":
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return True
     except (BlockingIOError, FileNotFoundError, NotADirectoryError):

@@ -206,13 +206,13 @@ def suggested_shapes(
     for info in needing:
         for axis in info.open_axes:
             if (end := (longest or {}).get((info.name, axis))) is not None:
-                ends[_dimension(info, axis)] = min(end, ends.get(_dimension(info, axis), end))
+                ends[info.dimension(axis)] = min(end, ends.get(info.dimension(axis), end))
     ranges: dict[tuple[str, int] | str, tuple[int, int, int]] = {}
     for info in needing:
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
             for axis in info.open_axes:
-                ranges[_dimension(info, axis)] = (shape.min[axis], shape.opt[axis], shape.max[axis])
+                ranges[info.dimension(axis)] = (shape.min[axis], shape.opt[axis], shape.max[axis])
     guesses: list[str] = []
     alone = batch_alone(needing)
     texts: dict[str, ShapeRange | str] = {}
@@ -222,7 +222,7 @@ def suggested_shapes(
             if axis not in info.open_axes:
                 places.append((int(size),) * 3)
                 continue
-            key = _dimension(info, axis)
+            key = info.dimension(axis)
             if key not in ranges:
                 low, best, high = default_range(info, axis, alone)
                 end = ends.get(key, high)
@@ -239,12 +239,6 @@ def suggested_shapes(
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
     return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
-
-
-def _dimension(info: TensorInfo, axis: int) -> tuple[str, int] | str:
-    """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
-    size = info.shape[axis]
-    return size if isinstance(size, str) and size not in ("", "?") else (info.name, axis)
 
 
 def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:

@@ -365,12 +365,26 @@ class TensorInfo:
     @property
     def numeric(self) -> bool:
         """Whether it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
-        return self.dtype.startswith(("float", "bfloat", "int", "uint", "bool"))
+        return self.floating or self.dtype.startswith(("int", "uint", "bool"))
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape in numbers: -1 where it is open."""
+        return tuple(-1 if isinstance(size, str) else size for size in self.shape)
 
     @property
     def open_axes(self) -> tuple[int, ...]:
         """Places of the sizes that the model leaves open."""
         return tuple(axis for axis, size in enumerate(self.shape) if isinstance(size, str) or size < 0)
+
+    def dimension(self, axis: int) -> tuple[str, int] | str:
+        """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
+        size = self.shape[axis]
+        return size if isinstance(size, str) and size not in ("", "?") else (self.name, axis)
 
     @property
     def dims(self) -> str:
@@ -386,15 +400,15 @@ def named_size(size: int | str) -> bool:
     return isinstance(size, str) and size.isidentifier() and not size.startswith("unk__")
 
 
-def parse_size(text: str | int) -> int:
+def parse_size(text: str | int, name: str) -> int:
     """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576.
 
     Raises:
-        UsageError: it can't be read.
+        UsageError: it can't be read; the message calls it `name`.
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
     if not match:
-        raise UsageError(f"`workspace=` {text!r} isn't a size; write 2GiB, 512MiB or a number of bytes")
+        raise UsageError(f"{name} is {text!r}, which isn't a size; write 2GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 

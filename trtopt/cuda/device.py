@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -282,9 +281,7 @@ class Resource:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.free()
 
 
@@ -427,10 +424,6 @@ class Stream(Resource):
 
     def record(self, event: Event) -> None:
         self._cuda("cudaEventRecord", event.raw, self.raw)
-
-    def wait(self, event: Event) -> None:
-        """Work given to this stream from now on starts after `event`."""
-        self._cuda("cudaStreamWaitEvent", self.raw, event.raw, 0)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Record what `enqueue` gives to this stream, without running it.

@@ -369,9 +369,8 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
     if isinstance(array, StoredArray) and info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
         array = np.expand_dims(array.whole(), info.batch_axis)  # a file that holds one sample, as data sets give it
     shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
-    counted = (
-        info.batch_axis is None and array.ndim == len(info.shape) + 1
-    )  # samples, each an array as the model takes it
+    # Of samples, each an array as the model takes it.
+    counted = info.batch_axis is None and array.ndim == len(info.shape) + 1
     if array.ndim != len(info.shape) + counted:
         raise UsageError(shapes)
     for axis, size in enumerate(info.shape, start=counted):

@@ -7,10 +7,11 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from trtopt.core.errors import require
 
+P = ParamSpec("P")
 EXTRA = "report"
 # What matplotlib draws in, and the variable of the page's style sheet that takes its place: one drawing for every theme.
 _COLOURS = {
@@ -57,14 +58,15 @@ _ALONE = threading.Lock()  # matplotlib's settings are the whole process's
 _NOT_STYLE = ("backend", "interactive", "toolbar", "timezone", "savefig.directory")
 
 
-def drawn(name: str, title: str, plot: Callable[[Any], None], size: tuple[float, float] = (5.0, 3.1)) -> str:
+def drawn(
+    name: str, title: str, plot: Callable[Concatenate[Any, P], None], *numbers: P.args, **options: P.kwargs
+) -> str:
     """One chart.
 
     Args:
         name: of the chart within its page: what its parts are called by.
         title: what it shows, for those who don't see it.
-        plot: draws on matplotlib's axes.
-        size: inches, of 72 units each.
+        plot: draws `numbers` on matplotlib's axes; the figure has 5 by 3.1 inches, of 72 units each, unless it says otherwise.
 
     Raises:
         MissingDependency: matplotlib isn't installed.
@@ -74,8 +76,8 @@ def drawn(name: str, title: str, plot: Callable[[Any], None], size: tuple[float,
     buffer = io.StringIO()
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(_NOT_STYLE)}
     with _ALONE, matplotlib.rc_context({**defaults, **_STYLE, "svg.hashsalt": name}):
-        figure = figures.Figure(figsize=size, layout="constrained")
-        plot(figure.add_subplot())
+        figure = figures.Figure(figsize=(5.0, 3.1), layout="constrained")
+        plot(figure.add_subplot(), *numbers, **options)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -95,63 +97,53 @@ def colour(precision: str | None) -> str:
     return _DRAWN.get(precision or "unknown", _DRAWN["unknown"])
 
 
-def shares(name: str, title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+def shares(axes: Any, rows: Mapping[str, Mapping[str, float]]) -> None:
     """A bar for each row, divided by precision; each row's values add up to 1."""
-
-    def plot(axes: Any) -> None:
-        seen: set[str] = set()
-        for place, parts in enumerate(rows.values()):
-            start = 0.0
-            for precision, share in parts.items():
-                label = None if precision in seen else precision.upper()
-                axes.barh(place, 100 * share, left=100 * start, color=colour(precision), height=0.6, label=label)
-                start += share
-                seen.add(precision)
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.invert_yaxis()
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("%")
-        axes.grid(visible=False, axis="y")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=max(1, min(4, len(seen))))
-
-    return drawn(name, title, plot, (5.0, 1.3 + 0.4 * len(rows)))
+    axes.figure.set_size_inches(5.0, 1.3 + 0.4 * len(rows))
+    seen: set[str] = set()
+    for place, parts in enumerate(rows.values()):
+        start = 0.0
+        for precision, share in parts.items():
+            label = None if precision in seen else precision.upper()
+            axes.barh(place, 100 * share, left=100 * start, color=colour(precision), height=0.6, label=label)
+            start += share
+            seen.add(precision)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("%")
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=max(1, min(4, len(seen))))
 
 
-def strip(name: str, title: str, runs: Sequence[tuple[str, int, int]]) -> str:
+def strip(axes: Any, runs: Sequence[tuple[str, int, int]]) -> None:
     """Precisions in the order of execution: (precision, first layer from 0, how many)."""
-
-    def plot(axes: Any) -> None:
-        for precision in dict.fromkeys(run[0] for run in runs):
-            spans = [(start, count) for other, start, count in runs if other == precision]
-            axes.broken_barh(spans, (0, 1), color=colour(precision), label=precision.upper(), linewidth=0)
-        axes.set_xlim(0, max(start + count for _, start, count in runs))
-        axes.set_yticks([])
-        axes.grid(visible=False)
-        axes.set_xlabel("layers in the order that they run in")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
-
-    return drawn(name, title, plot, (5.0, 1.5))
+    axes.figure.set_size_inches(5.0, 1.5)
+    for precision in dict.fromkeys(run[0] for run in runs):
+        spans = [(start, count) for other, start, count in runs if other == precision]
+        axes.broken_barh(spans, (0, 1), color=colour(precision), label=precision.upper(), linewidth=0)
+    axes.set_xlim(0, max(start + count for _, start, count in runs))
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.set_xlabel("layers in the order that they run in")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
 
 
-def damage(name: str, title: str, points: Sequence[tuple[int, float, float, str]]) -> str:
+def damage(axes: Any, points: Sequence[tuple[int, float, float, str]]) -> None:
     """(number of the layer, milliseconds, dB, precision): fewer dB, which are worse, stand higher."""
-
-    def plot(axes: Any) -> None:
-        for precision in dict.fromkeys(point[3] for point in points):
-            group = [point for point in points if point[3] == precision]
-            places = [point[1] for point in group], [point[2] for point in group]
-            axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
-        axes.invert_yaxis()
-        axes.margins(x=0.1, y=0.1)
-        axes.locator_params(axis="x", nbins=6)
-        axes.set_xlabel("milliseconds")
-        axes.set_ylabel("dB left if only it is quantized")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
-        worst = sorted(points, key=lambda point: point[2])[:4]
-        slowest = sorted(points, key=lambda point: -point[1])[:3]
-        _number(axes, points, list(dict.fromkeys((*worst, *slowest))))
-
-    return drawn(name, title, plot)
+    for precision in dict.fromkeys(point[3] for point in points):
+        group = [point for point in points if point[3] == precision]
+        places = [point[1] for point in group], [point[2] for point in group]
+        axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
+    axes.invert_yaxis()
+    axes.margins(x=0.1, y=0.1)
+    axes.locator_params(axis="x", nbins=6)
+    axes.set_xlabel("milliseconds")
+    axes.set_ylabel("dB left if only it is quantized")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    worst = sorted(points, key=lambda point: point[2])[:4]
+    slowest = sorted(points, key=lambda point: -point[1])[:3]
+    _number(axes, points, list(dict.fromkeys((*worst, *slowest))))
 
 
 def _number(axes: Any, points: Sequence[Any], labelled_points: Sequence[Any]) -> None:
@@ -175,97 +167,80 @@ def _number(axes: Any, points: Sequence[Any], labelled_points: Sequence[Any]) ->
 
 
 def roofline(
-    name: str,
-    title: str,
+    axes: Any,
     points: Sequence[tuple[int, float, float, str]],
     peaks: Mapping[str, float],
     memory: float,
-) -> str:
+) -> None:
     """(number of the layer, operations a byte, operations a second, precision) under what the GPU can do at most.
 
     Args:
         peaks: operations a second by precision; empty: not known.   memory: bytes a second.
     """
-
-    def plot(axes: Any) -> None:
-        for precision in dict.fromkeys(point[3] for point in points):
-            group = [point for point in points if point[3] == precision]
-            places = [point[1] for point in group], [point[2] / 1e12 for point in group]
-            axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
-        low, high = min(point[1] for point in points) / 2, max(point[1] for point in points) * 2
-        for precision, peak in peaks.items():
-            edge = peak / memory
-            corners = sorted({low, min(max(low, edge), high), high})
-            speeds = [min(peak, memory * corner) / 1e12 for corner in corners]
-            axes.plot(corners, speeds, color=colour(precision), linewidth=1.2)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.set_minor_formatter(lambda value, _: "")
-        axes.set_xlabel("operations a byte")
-        axes.set_ylabel("10¹² operations a second")
-        axes.legend(loc="best")
-
-    return drawn(name, title, plot)
+    for precision in dict.fromkeys(point[3] for point in points):
+        group = [point for point in points if point[3] == precision]
+        places = [point[1] for point in group], [point[2] / 1e12 for point in group]
+        axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
+    low, high = min(point[1] for point in points) / 2, max(point[1] for point in points) * 2
+    for precision, peak in peaks.items():
+        edge = peak / memory
+        corners = sorted({low, min(max(low, edge), high), high})
+        speeds = [min(peak, memory * corner) / 1e12 for corner in corners]
+        axes.plot(corners, speeds, color=colour(precision), linewidth=1.2)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(lambda value, _: "")
+    axes.set_xlabel("operations a byte")
+    axes.set_ylabel("10¹² operations a second")
+    axes.legend(loc="best")
 
 
-def histogram(name: str, title: str, edges: Sequence[float], counts: Sequence[int], threshold: float) -> str:
+def histogram(axes: Any, edges: Sequence[float], counts: Sequence[int], threshold: float) -> None:
     """Magnitudes of a tensor, and the largest that is represented."""
-
-    def plot(axes: Any) -> None:
-        axes.stairs(counts, edges, fill=True, color=_DRAWN["int8"])
-        axes.axvline(threshold, color=_DRAWN["accent"], linewidth=1.5)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: "")
-        axes.set_ylabel("count, log")
-        axes.set_xlim(0, max(edges[-1], threshold) * 1.02)
-        axes.locator_params(axis="x", nbins=4)
-        axes.set_xlabel("magnitude")
-
-    return drawn(name, title, plot, (3.2, 1.9))
+    axes.figure.set_size_inches(3.2, 1.9)
+    axes.stairs(counts, edges, fill=True, color=_DRAWN["int8"])
+    axes.axvline(threshold, color=_DRAWN["accent"], linewidth=1.5)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: "")
+    axes.set_ylabel("count, log")
+    axes.set_xlim(0, max(edges[-1], threshold) * 1.02)
+    axes.locator_params(axis="x", nbins=4)
+    axes.set_xlabel("magnitude")
 
 
-def front(
-    name: str, title: str, choices: Sequence[tuple[float, float]], marked: Sequence[tuple[str, float, float]]
-) -> str:
+def front(axes: Any, choices: Sequence[tuple[float, float]], marked: Sequence[tuple[str, float, float]]) -> None:
     """Choices of `tune`: (share in INT8, dB), and named ones beside them."""
-
-    def plot(axes: Any) -> None:
-        line = sorted(choices)
-        axes.plot(
-            [100 * share for share, _ in line], [snr for _, snr in line], "-o", color=_DRAWN["int8"], markersize=4,
-            linewidth=1, label="best of what was tried",
-        )  # fmt: skip
-        for number, (label, share, snr) in enumerate(marked):
-            mark = "sD^"[number % 3]
-            axes.plot([100 * share], [snr], mark, color=_DRAWN["accent"], markersize=7, label=label, fillstyle="none")
-        axes.set_xlabel("% of the arithmetic in 8 bits")
-        axes.set_ylabel("dB")
-        axes.legend(loc="best")
-
-    return drawn(name, title, plot)
+    line = sorted(choices)
+    axes.plot(
+        [100 * share for share, _ in line], [snr for _, snr in line], "-o", color=_DRAWN["int8"], markersize=4,
+        linewidth=1, label="best of what was tried",
+    )  # fmt: skip
+    for number, (label, share, snr) in enumerate(marked):
+        mark = "sD^"[number % 3]
+        axes.plot([100 * share], [snr], mark, color=_DRAWN["accent"], markersize=7, label=label, fillstyle="none")
+    axes.set_xlabel("% of the arithmetic in 8 bits")
+    axes.set_ylabel("dB")
+    axes.legend(loc="best")
 
 
-def latencies(name: str, title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
+def latencies(axes: Any, rows: Sequence[tuple[str, float, float, float]]) -> None:
     """(label, p50, p90, p99) in milliseconds."""
-
-    def plot(axes: Any) -> None:
-        places = range(len(rows))
-        axes.hlines(places, [row[1] for row in rows], [row[3] for row in rows], color=_DRAWN["line"], linewidth=1)
-        for mark, index, label in (("o", 1, "p50"), ("D", 2, "p90"), ("|", 3, "p99")):
-            values = [row[index] for row in rows]
-            axes.plot(values, places, mark, color=_DRAWN["int8"], markersize=8 if mark == "|" else 5, label=label)
-        axes.set_yticks(places, [row[0] for row in rows])
-        axes.invert_yaxis()
-        low, high = min(row[1] for row in rows), max(row[3] for row in rows)
-        if low > 0 and high / low > 20:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.xaxis.set_minor_formatter(lambda value, _: "")
-        else:
-            axes.set_xlim(left=0)
-        axes.set_xlabel("milliseconds, end to end")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-
-    return drawn(name, title, plot, (5.0, 1.4 + 0.35 * len(rows)))
+    axes.figure.set_size_inches(5.0, 1.4 + 0.35 * len(rows))
+    places = range(len(rows))
+    axes.hlines(places, [row[1] for row in rows], [row[3] for row in rows], color=_DRAWN["line"], linewidth=1)
+    for mark, index, label in (("o", 1, "p50"), ("D", 2, "p90"), ("|", 3, "p99")):
+        values = [row[index] for row in rows]
+        axes.plot(values, places, mark, color=_DRAWN["int8"], markersize=8 if mark == "|" else 5, label=label)
+    axes.set_yticks(places, [row[0] for row in rows])
+    axes.invert_yaxis()
+    low, high = min(row[1] for row in rows), max(row[3] for row in rows)
+    if low > 0 and high / low > 20:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+    else:
+        axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds, end to end")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)

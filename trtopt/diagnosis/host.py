@@ -181,8 +181,7 @@ def examine(output: Path | None = None) -> Host:
 
 def _glibc() -> str:
     with contextlib.suppress(OSError, ValueError):
-        if hasattr(os, "confstr"):
-            return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
     return ""
 
 
@@ -221,7 +220,8 @@ def _shared_memory() -> int | None:
 def _folder(role: str, path: Path) -> Folder:
     """Of a folder that isn't there, what the nearest one above it that is would give."""
     path = path.absolute()
-    nearest_folder = next((place for place in (path, *path.parents) if _exists(place)), Path(path.anchor))
+    places = (place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (pathlib's may raise)
+    nearest_folder = next(places, Path(path.anchor))
     free_bytes = None
     with contextlib.suppress(OSError):
         free_bytes = shutil.disk_usage(nearest_folder).free
@@ -233,13 +233,6 @@ def _folder(role: str, path: Path) -> Folder:
     except OSError as error:
         return Folder(role, path, free_bytes, error.strerror or str(error))
     return Folder(role, path, free_bytes)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _size(folder: Path) -> int:

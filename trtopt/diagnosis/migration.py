@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ def migrated(source: str) -> Migration:
         UsageError: no such file, or no command that is known here.
     """
     text = source.strip()
-    if "\n" not in text and (_is_file(text) or re.fullmatch(r"\S+\.(py|sh|bash)", text)):
+    is_file = os.path.isfile(text)  # noqa: PTH113 (pathlib's raises for a long command, which is no name of a file)
+    if "\n" not in text and (is_file or re.fullmatch(r"\S+\.(py|sh|bash)", text)):
         return _script(existing_file(text, "the script"))
     try:
         words = shlex.split(text.replace("\\\n", " "))
@@ -115,13 +117,6 @@ def migrated(source: str) -> Migration:
         raise UsageError(f"`migrate=` {text!r} can't be read as a command: {error}") from None
     commands, options = translated(words)
     return Migration(text, tuple(commands), tuple(_of_option(option, 0) for option in options))
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):  # a long command is no name of a file
-        return False
 
 
 def _of_option(option: Option, line: int) -> Replacement:

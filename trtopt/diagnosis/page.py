@@ -225,7 +225,7 @@ def html(document: Mapping[str, Any]) -> str:
     environment.filters |= {
         "short": _short,
         "number": _number,
-        "percent": _percent,
+        "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
         "fact": _fact,
         "limits": _limits,
         "spoken": lambda text: spoken(text, flags),
@@ -253,10 +253,6 @@ def _number(value: Any) -> str:
     if value is None:
         return "–"
     return f"{float(value):,.0f}" if 1000 <= abs(float(value)) < 1e9 else f"{float(value):.4g}"
-
-
-def _percent(value: Any) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
 
 
 def _fact(value: Any) -> str:
@@ -316,27 +312,27 @@ def _drawings(document: Mapping[str, Any]) -> dict[str, str]:
     precision = document["precision"]
     rows = {"layers": precision["by_count"], "arithmetic": precision["by_macs"], "time": precision["by_time"]}
     if rows := {name: parts for name, parts in rows.items() if parts}:
-        drawings["precision"] = charts.shares("precision", "Share of each precision", rows)
+        drawings["precision"] = charts.drawn("precision", "Share of each precision", charts.shares, rows)
     layers = document["layers"]
     if layers:
-        drawings["order"] = charts.strip("order", "Precisions in the order of execution", _runs(layers))
+        drawings["order"] = charts.drawn("order", "Precisions in the order of execution", charts.strip, _runs(layers))
     points = [
         (layer["number"], layer["ms"], layer["damage_db"], layer["precision"] or "unknown")
         for layer in layers
         if layer["ms"] is not None and layer["damage_db"] is not None
     ]
     if points:
-        drawings["damage"] = charts.damage("damage", "Milliseconds and decibels of each layer", points)
+        drawings["damage"] = charts.drawn("damage", "Milliseconds and decibels of each layer", charts.damage, points)
     if document["roofline"] is not None:
-        drawings["roofline"] = charts.roofline(
-            "roofline", "Operations a second against operations a byte", *_roofs(document)
+        drawings["roofline"] = charts.drawn(
+            "roofline", "Operations a second against operations a byte", charts.roofline, *_roofs(document)
         )
     if document["calibration"] is not None:
         tensors = [item for item in document["calibration"]["tensors"] if item["counts"]][:WORST]
         for number, item in enumerate(tensors):
             title = f"Histogram of {visible(_short(item['name']))}"
-            drawings[f"histogram{number}"] = charts.histogram(
-                f"histogram{number}", title, item["edges"], item["counts"], item["amax"]
+            drawings[f"histogram{number}"] = charts.drawn(
+                f"histogram{number}", title, charts.histogram, item["edges"], item["counts"], item["amax"]
             )
     if (tuning := document["tuning"]) is not None:
         drawings |= _front(tuning)
@@ -347,7 +343,7 @@ def _drawings(document: Mapping[str, Any]) -> dict[str, str]:
             if row["run"]
         ]
         if bars:
-            drawings["latency"] = charts.latencies("latency", "Latencies: p50, p90 and p99", bars)
+            drawings["latency"] = charts.drawn("latency", "Latencies: p50, p90 and p99", charts.latencies, bars)
     return drawings
 
 
@@ -379,7 +375,7 @@ def _front(tuning: Mapping[str, Any]) -> dict[str, str]:
     marks = [(label, *place) for key, label in names.items() if (place := point(tuning[key]))]
     if not (choices or marks):
         return {}
-    return {"front": charts.front("front", "Accuracy against the share in 8 bits", choices, marks)}
+    return {"front": charts.drawn("front", "Accuracy against the share in 8 bits", charts.front, choices, marks)}
 
 
 def _runs(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:

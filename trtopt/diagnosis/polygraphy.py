@@ -65,17 +65,9 @@ def _data(draft: Draft, what: str, value: str) -> None:
     draft.say(what, "--data ARRAYS.npz: an array for each input, whose first axis are the samples (numpy.savez)")
 
 
-def _hardware(draft: Draft, what: str, value: str) -> None:
-    draft.build += ["--hardware-compatibility", value.lower()]
-
-
 def _first(flag: str) -> Handler:
     """Several options have one counterpart."""
     return lambda draft, what, value: draft.build.extend([] if flag in draft.build else [flag, value])
-
-
-def _ignored(draft: Draft, what: str, value: str) -> None:
-    pass
 
 
 _TOLERANCES = "trtopt verify --min-snr DB or --min-agreement SHARE: each output by its kind, not by tolerances"
@@ -96,7 +88,9 @@ _OPTIONS: dict[str, Handler] = {
         nothing("nothing: overrides are always kept, or the build fails", 11),
     ),
     "--strongly-typed": nothing("nothing: from TensorRT 10 on trtopt always builds so", 11),
-    "--hardware-compatibility-level": _hardware,
+    "--hardware-compatibility-level": lambda draft, what, value: (
+        draft.build.extend(["--hardware-compatibility", value.lower()])
+    ),
     "--sparse-weights": switch("--sparsity"),
     "--refittable": switch("--refit"),
     "--strip-plan": switch("--strip"),
@@ -108,7 +102,7 @@ _OPTIONS: dict[str, Handler] = {
     **dict.fromkeys(("-v", "-vv", "-vvv", "--verbose"), nothing("trtopt -v build …")),
     "--plugins": lacks(PLUGINS),
     **dict.fromkeys(
-        ("--trt", "--onnxrt", "--tf32", "--model-type", "--convert-to", "--input-shapes", "--inputs", "--validate"), _ignored
+        ("--trt", "--onnxrt", "--tf32", "--model-type", "--convert-to", "--input-shapes", "--inputs", "--validate"), switch()
     ),
 }  # fmt: skip
 # How many values options have.

@@ -121,7 +121,9 @@ def profile(request: ProfileRequest) -> EngineProfile:
         EngineError, EngineMismatch, NoBackend, MissingDependency: as `Session`.
         OutputError: a file can't be written.
     """
-    _check(request)
+    choice(request.backend, BACKENDS, "`backend=`")
+    if len(set(request.batch)) != len(request.batch):
+        raise UsageError("`batch=` names a size twice")
     path = existing_file(request.engine, "the engine")
     if request.backend == "onnxruntime" or not (gpus := probe()):
         why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
@@ -150,12 +152,6 @@ def profile(request: ProfileRequest) -> EngineProfile:
         write_json(request.trace, _trace(path.name, batches))
         files.append(Path(request.trace))
     return EngineProfile(path, gpu, origin, batches, tuple(files), tuple(notes))
-
-
-def _check(request: ProfileRequest) -> None:
-    choice(request.backend, BACKENDS, "`backend=`")
-    if len(set(request.batch)) != len(request.batch):
-        raise UsageError("`batch=` names a size twice")
 
 
 def _csv(batches: Mapping[int, LayerTimes]) -> str:

@@ -41,7 +41,7 @@ class DoctorRequest:
 class ProfileRequest:
     """The arguments of `trtopt.profile`, which describes them."""
 
-    engine: str | os.PathLike[str] = field(metadata=about(help="A TensorRT plan.", metavar="M.engine", typed=Path))
+    engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
     _: KW_ONLY
     batch: Sequence[int] = option(
         (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str, least=1
@@ -68,7 +68,7 @@ class ProfileRequest:
 class ReportRequest:
     """The arguments of `trtopt.report`, which describes them."""
 
-    engine: str | os.PathLike[str] = field(metadata=about(help="A TensorRT plan.", metavar="M.engine", typed=Path))
+    engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
     output: str | os.PathLike[str] = field(metadata=about(help="The page to write.", typed=Path, short="-o"))
     _: KW_ONLY
     results: Sequence[Any] = option(
@@ -76,12 +76,8 @@ class ReportRequest:
         help="What profile, sensitivity, bench, verify, tune or pipeline printed with --json; repeatable.",
         metavar="F.json",
     )
-    calib: str | os.PathLike[str] | Table | None = option(
-        None,
-        help="The calibration table: histograms and thresholds.",
-        metavar="T.calib.json",
-        typed=Path,
-        takes=("Table",),
+    calib: str | os.PathLike[str] | Table | None = shared.table(
+        help="The calibration table: histograms and thresholds."
     )
     model: str | os.PathLike[str] | None = option(
         None,

@@ -6,28 +6,17 @@ the GPU's arithmetic needs for its operations, and the memory for its bytes.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from trtopt.core.documents import converted, read_toml
 
 _PEAKS = Path(__file__).with_name("peaks.toml")
 WIDTHS = {"int8": 1, "fp8": 1, "fp16": 2, "bf16": 2, "fp32": 4}  # bytes of an element
-
-
-class _Gpu(TypedDict):
-    name: str
-    memory: float
-    operations: dict[str, float]
-
-
-class _File(TypedDict):
-    gpu: list[_Gpu]
 
 
 @dataclass(frozen=True)
@@ -75,19 +64,20 @@ class Tensors:
 
 
 @cache
-def _table() -> tuple[_Gpu, ...]:
-    return tuple(converted(read_toml(_PEAKS), _File)["gpu"])
+def _table() -> tuple[Peaks, ...]:
+    """Its operations are in 10¹², its memory in 10⁹ bytes a second."""
+    return tuple(converted(row, Peaks) for row in read_toml(_PEAKS)["gpu"])
 
 
 def peaks_of(gpu: str) -> Peaks | None:
     """The peaks of a GPU by its name, such as "NVIDIA H200 (sm90, 140 GiB)"; None: they aren't known."""
     words = set(_words(gpu.partition("(")[0]))
-    fits = [item for item in _table() if words.issuperset(_words(item["name"]))]
+    fits = [item for item in _table() if words.issuperset(_words(item.name))]
     if not fits:
         return None
-    best = max(fits, key=lambda item: len(_words(item["name"])))
-    operations = {name: value * 1e12 for name, value in best["operations"].items()}
-    return Peaks(best["name"], operations, best["memory"] * 1e9)
+    best = max(fits, key=lambda item: len(_words(item.name)))
+    operations = {name: value * 1e12 for name, value in best.operations.items()}
+    return Peaks(best.name, operations, best.memory * 1e9)
 
 
 def _words(name: str) -> list[str]:
@@ -102,8 +92,4 @@ def place(operations: float, nbytes: float, ms: float, precision: str, peaks: Pe
         return row
     arithmetic, memory = operations / most, nbytes / peaks.memory
     share = max(arithmetic, memory) / (ms / 1e3)
-    return row | {"bound": "memory" if memory > arithmetic else "arithmetic", "share_of_roof": _rounded(share)}
-
-
-def _rounded(value: float) -> float:
-    return value if not value or not math.isfinite(value) else round(value, 3 - math.floor(math.log10(abs(value))))
+    return row | {"bound": "memory" if memory > arithmetic else "arithmetic", "share_of_roof": float(f"{share:.4g}")}

@@ -126,21 +126,15 @@ def _no_plan(path: Path, start: bytes) -> HostFinding:
             f"trtopt export my_model.py:Net --weights {name} -o MODEL.onnx",
         )
     what = next((what for first, what in _OTHERS.items() if start.startswith(first)), "")
-    fact, reason = (
-        f"{path} isn't a TensorRT plan: its header isn't one",
-        "it is damaged, of TensorRT before 8.6, or something else",
-    )
     if not start:
         fact, reason = f"{path} is empty (0 bytes), no TensorRT plan", "a build or a copy of it didn't end"
     elif what:
         fact, reason = f"{path} is {what}, no TensorRT plan", "give the engine's file"
-    return HostFinding(
-        "no-plan",
-        "error",
-        fact,
-        f"nothing can run it; {reason}",
-        "trtopt build MODEL.onnx -o MODEL.engine",
-    )
+    else:
+        fact = f"{path} isn't a TensorRT plan: its header isn't one"
+        reason = "it is damaged, of TensorRT before 8.6, or something else"
+    consequence = f"nothing can run it; {reason}"
+    return HostFinding("no-plan", "error", fact, consequence, "trtopt build MODEL.onnx -o MODEL.engine")
 
 
 def _rebuild(path: Path, manifest: Manifest) -> str:

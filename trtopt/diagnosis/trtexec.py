@@ -28,10 +28,7 @@ def _timed(flag: str) -> Handler:
 
 
 def _shaped(which: str) -> Handler:
-    def handle(draft: Draft, what: str, value: str) -> None:
-        draft.profiles[-1][which] = value.replace("'", "")
-
-    return handle
+    return lambda draft, what, value: draft.profiles[-1].update({which: value.replace("'", "")})
 
 
 def _shapes(draft: Draft, what: str, value: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import Damaged, converted, plain, read_json
+from trtopt.core.documents import Damaged, Plain, converted, plain, read_json
 from trtopt.core.errors import EngineError, SignatureRefused, UsageError, require
 from trtopt.core.files import check_writable, existing_file, write_json
 from trtopt.core.options import taking
@@ -30,7 +30,7 @@ Keys = Sequence["str | os.PathLike[str]"]
 
 
 @dataclass(frozen=True)
-class Signature:
+class Signature(Plain):
     """A signature that was written.
 
     Attributes:
@@ -40,9 +40,6 @@ class Signature:
 
     path: Path
     key: str
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
 
 @dataclass(frozen=True)

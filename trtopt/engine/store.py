@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trtopt.core.documents import Damaged, read_json
@@ -96,9 +95,7 @@ class Entry:
     def __enter__(self) -> Entry:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -149,7 +146,8 @@ class Store:
         else:
             self.folder = made_folder(Path(where).expanduser(), "the store", _ANOTHER).absolute()
         self.url = where if "://" in where else None
-        self.max_size = _max_size()
+        limit = os.environ.get(SIZE_VARIABLE)
+        self.max_size = parse_size(limit, f"${SIZE_VARIABLE}") if limit else MAX_SIZE
         self._remote: Remote | None = None
 
     def __str__(self) -> str:
@@ -448,14 +446,6 @@ def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]
 def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
     info = Path(path).stat()
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev
-
-
-def _max_size() -> int:
-    text = os.environ.get(SIZE_VARIABLE)
-    try:
-        return MAX_SIZE if not text else parse_size(text)
-    except UsageError:
-        raise UsageError(f"${SIZE_VARIABLE} is {text!r}, which isn't a size; write 20GB or a number of bytes") from None
 
 
 def _key_in(folder: Path, digest: str | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import Plain, plain
 from trtopt.core.errors import UsageError
 from trtopt.core.options import taking
 from trtopt.core.values import parse_size
@@ -56,7 +56,7 @@ class StoreVerification:
 
 
 @dataclass(frozen=True)
-class StorePruning:
+class StorePruning(Plain):
     """What was removed, by names of folders; its bytes, and those that are left, of which `in_use` engines are being read."""
 
     folder: str
@@ -64,9 +64,6 @@ class StorePruning:
     nbytes: int
     left: int
     in_use: int
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
 
 @taking(StoreRequest)
@@ -122,15 +119,7 @@ def prune_store(request: PruneStoreRequest) -> StorePruning:
     Raises: as `list_store`.
     """
     store = _opened(request)
-    if request.max_size is None:
-        most = store.max_size
-    else:
-        try:
-            most = parse_size(request.max_size)
-        except UsageError:
-            raise UsageError(
-                f"`max_size=` is {request.max_size!r}, which isn't a size; write 20GB, 500MiB or a number of bytes"
-            ) from None
+    most = store.max_size if request.max_size is None else parse_size(request.max_size, "`max_size=`")
     removed, nbytes, remaining = store.prune(most)
     in_use = sum(item.in_use for item in store.engines())
     return StorePruning(str(store.folder), tuple(removed), nbytes, remaining, in_use)

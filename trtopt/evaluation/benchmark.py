@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import Plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.values import TensorInfo, choice
@@ -71,7 +71,7 @@ class BenchRow:
 
 
 @dataclass(frozen=True)
-class BenchReport:
+class BenchReport(Plain):
     """What `bench` found.
 
     Attributes:
@@ -87,9 +87,6 @@ class BenchReport:
     clocks: tuple[Clocks, ...]
     memory: MemoryReport
     notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Columns and rows, as text; the last column is how many times as long as the engine it takes. Callers stand behind the

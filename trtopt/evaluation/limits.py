@@ -85,9 +85,8 @@ class Limits:
         if least_snr is None or output["integers"]:
             return
         silent = output["near_zero"] == output["rows"]
-        if silent and (
-            self.min_snr is None or float(output["snr_db"]) == -math.inf
-        ):  # there is nothing to be relative to
+        # Then there is nothing to be relative to.
+        if silent and (self.min_snr is None or float(output["snr_db"]) == -math.inf):
             worst = float(output["max_abs"])
             if worst >= NEAR_ZERO:
                 yield f"the reference is next to zero, the difference up to {worst:.3g}"

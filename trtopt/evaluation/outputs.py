@@ -299,14 +299,14 @@ class OutputSums:
         signal, noise, energy, product, largest, peak = np.concatenate(self._rows, axis=1)
         size = math.sqrt(signal.sum()) * math.sqrt(energy.sum()) if energy.sum() >= 0 else math.nan
         near_zero = ((peak < NEAR_ZERO) | (signal < FAINT * signal.mean())) & (not self._integers)
-        ratios = _ratios(np.where(near_zero, signal.mean(), signal), noise)
+        ratios = in_db(np.where(near_zero, signal.mean(), signal), noise)
         figures, samples = self._measured(self._parts)
         samples = {"snr_db": ratios, "max_abs": largest, **samples}
         named = self._counts_samples and len(names) == len(signal)
         return OutputAgreement(
             self.name,
             self.kind,
-            float(_ratios(signal.sum(), noise.sum())),
+            float(in_db(signal.sum(), noise.sum())),
             float(largest.max()),
             float(product.sum()) / size if size else math.nan,
             self._nonfinite,
@@ -344,7 +344,7 @@ def _median(values: Floats) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def _ratios(signal: Any, noise: Any) -> Floats:
+def in_db(signal: Any, noise: Any) -> Floats:
     """dB of each; inf without noise, -inf without signal or where the noise isn't finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = 10 * np.log10(signal / noise)
@@ -458,8 +458,8 @@ def _boxes(parts: Sequence[_Box]) -> _Measured:
     carries = (peak >= NEAR_ZERO) & np.isfinite(peak)
     for group, weak in ((scores, WEAK_SCORE), (~scores, WEAK_CHANNEL)):
         carries &= ~group | (peak >= weak * peak[group].max(initial=0.0))
-    values = tuple(float(value) if live else None for value, live in zip(_ratios(energy, noise.sum(0)), carries))
-    ratios = _ratios(energy[carries] / len(noise), noise[:, carries])
+    values = tuple(float(value) if live else None for value, live in zip(in_db(energy, noise.sum(0)), carries))
+    ratios = in_db(energy[carries] / len(noise), noise[:, carries])
     return {"channels": Channels(parts[0][0], values)}, {"snr_db": ratios.min(1)} if carries.any() else {}
 
 

@@ -26,7 +26,7 @@ from onnx import ModelProto, TensorProto, helper
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.data.rebatch import alone, chunks, laid_out
-from trtopt.evaluation.outputs import decibels
+from trtopt.evaluation.outputs import decibels, in_db
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in
@@ -195,12 +195,14 @@ def _agreements(
         node = makers[name]
         while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in sums:
             node = makers[node.input[0]]  # the layer, not what only changes the type of its result
-        own = _ratio(item.own)
+        own = float(in_db(*item.own))
         felt, behind = own, {name}
         for hop in range(HOPS):
             behind = {other for one in behind for other in readers[one]}
-            felt = max(felt, min((_ratio(sums[other].felt[hop]) for other in behind), default=-math.inf))
-        agreements.append(LayerAgreement(name, node.name, node.op_type, _ratio(item.whole), own, felt, item.nonfinite))
+            felt = max(felt, min((float(in_db(*sums[other].felt[hop])) for other in behind), default=-math.inf))
+        agreements.append(
+            LayerAgreement(name, node.name, node.op_type, float(in_db(*item.whole)), own, felt, item.nonfinite)
+        )
     return tuple(agreements)
 
 
@@ -216,13 +218,6 @@ def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
                 readers[source].append(name)
     ends = {value.name for value in proto.graph.output}
     return {name: [] if name in ends else names for name, names in readers.items()}
-
-
-def _ratio(powers: NDArray[np.float64]) -> float:
-    signal, noise = map(float, powers)
-    if noise == 0:
-        return math.inf
-    return -math.inf if not math.isfinite(noise) or signal == 0 else 10 * math.log10(signal / noise)
 
 
 def _fp32(proto: ModelProto) -> ModelProto:

@@ -68,7 +68,7 @@ class VerifyRequest:
 class BenchRequest:
     """The arguments of `trtopt.bench`, which describes them."""
 
-    engine: str | os.PathLike[str] = field(metadata=about(help="A TensorRT plan.", metavar="M.engine", typed=Path))
+    engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
     _: KW_ONLY
     against: Sequence[str] = option((), help="torch, onnxruntime, polygraphy.", metavar="NAME[,NAME]", typed=str)
     batch: Sequence[int] = option(

@@ -367,9 +367,8 @@ class _Comparison:
         self.labels, self.kinds = labels, dict(kinds or {})
         self.samples = 0
         self.sums: dict[str, OutputSums] = {}
-        self.hits: Any = (
-            None  # of the first output that is classes: in the reference and the candidate, of one and of five
-        )
+        # Of the first output that is classes: in the reference and the candidate, of one and of five.
+        self.hits: Any = None
 
     def add(self, reference: Arrays, candidate: Arrays, samples: int) -> None:
         _check_arrays("what the reference gives", reference)

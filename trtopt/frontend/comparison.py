@@ -170,7 +170,7 @@ def _refuse(subject: Subject, size: int, expected: Mapping[str, NDArray[Any]], g
             "unless it is given training=self.training (torch.nn.Dropout is off by itself); random numbers belong outside, as "
             f"an input. If it is meant so: `verify=False` ({gap})"
         )
-    masks = [info.name for info in subject.infos if not info.dtype.startswith(("float", "bfloat"))]
+    masks = [info.name for info in subject.infos if not info.floating]
     if masks and made_up(sampled):
         hint = (
             f"{', '.join(masks)} {'was' if len(masks) == 1 else 'were'} made up of both 0 and 1: of what a mask leaves nothing "

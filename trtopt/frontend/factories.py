@@ -212,9 +212,8 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
         if beside.is_file() and not (origin and beside.samefile(origin)):
             hint = f"; for the file in the current folder write {beside}:{attribute}"
         else:
-            package = module.__name__.partition(".")[
-                0
-            ]  # what it only re-exports counts, what it uses of others doesn't
+            # What it only re-exports counts, what it uses of others doesn't.
+            package = module.__name__.partition(".")[0]
             public = [
                 name
                 for name, value in vars(module).items()

@@ -60,9 +60,8 @@ class Arguments:
         if wrong:
             for name in () if self.free else wrong:
                 close = difflib.get_close_matches(name, self.names, 1, 0.8)
-                if close and not (
-                    name.startswith(close[0]) or close[0].startswith(name)
-                ):  # "images" is no slip for "image"
+                # "images" is no slip for "image".
+                if close and not (name.startswith(close[0]) or close[0].startswith(name)):
                     raise UsageError(
                         f"{text}: forward has no argument {name!r}; it takes: {self}. Write `inputs='{close[0]}:…'`, and "
                         f"`input_names=['{name}']` if the file shall call it so"

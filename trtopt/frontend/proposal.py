@@ -154,7 +154,11 @@ def init(request: InitRequest) -> InitResult:
         raise UsageError(f"`images=` is given, and {_arrays(subject)} aren't images: give `data='F.npz'` instead")
     with request.reporter.phase("look at the samples"):
         if images is not None:
-            open_data([*map(_sized, subject.takes)], images=images, preprocess=subject.preprocess)
+            open_data(
+                [TensorInfo(item.name, item.dtype, item.sizes) for item in subject.takes],
+                images=images,
+                preprocess=subject.preprocess,
+            )
         elif request.data is not None:
             open_data(subject.takes, data=request.data)
     content, guesses = _written(subject, request, folder)
@@ -261,7 +265,7 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
         changed = {**prepared, **keys}
         if gray and "preset" in changed:
             continue
-        with_size = [_sized(image)]
+        with_size = [TensorInfo(image.name, image.dtype, image.sizes)]
         try:
             batch = next(iter(open_data(with_size, images=photos, preprocess=changed, batch=len(photos))))
         except TrtoptError:
@@ -281,10 +285,6 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
         f"A guess: with {words}, photos come nearest to what {by} saw in training ({distance:.2g}; {others}; 0 is the same). "
         "Nothing tells RGB from BGR, or how an image is brought to its size."
     )
-
-
-def _sized(image: TensorInfo) -> TensorInfo:
-    return TensorInfo(image.name, image.dtype, tuple(-1 if isinstance(size, str) else size for size in image.shape))
 
 
 def _photos() -> list[Path]:
@@ -331,8 +331,8 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
     """Inputs that the module takes, found by calling it, and how they were."""
     torch = require("torch", "torch", "looking at a module")
     takes = Arguments(source.module)
-    names = takes.needed or takes.ordered[:1] or ["input"]
-    names = [*names, *(name for name in takes.named if name == MASK and name not in names)]  # padded batches need it
+    names = takes.required or takes.ordered[:1] or ["input"]
+    names = [*names, *(name for name in takes.names if name == MASK and name not in names)]  # padded batches need it
     places = [list(_candidates(torch, source.module, name)) for name in names]
     training = source.module.training
     source.module.eval()
@@ -340,7 +340,7 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
         for count, infos in enumerate(itertools.product(*places)):
             if count == TRIES:
                 break
-            if _runs(torch, source.module, infos, named=bool(takes.named)):
+            if _runs(torch, source.module, infos, named=bool(takes.names)):
                 shapes = ", ".join(f"{info.name} {list(info.shape)}" for info in infos)
                 why = f"Found by calling the module: it takes {shapes}"
                 if any(len(info.shape) == 4 for info in infos):

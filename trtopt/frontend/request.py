@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from trtopt.frontend.inputs import InputSpec
     from trtopt.frontend.samples import Sample
 
+_factory_arg = partial(
+    option, None, help="An argument of the class or factory; repeatable.", metavar="NAME=VALUE", typed=list[str]
+)
 TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
 
 
@@ -36,9 +40,7 @@ class InitRequest:
         short="-o",
     )
     _: KW_ONLY
-    factory_arg: Mapping[str, Any] | None = option(
-        None, help="An argument of the class or factory; repeatable.", metavar="NAME=VALUE", typed=list[str]
-    )
+    factory_arg: Mapping[str, Any] | None = _factory_arg()
     inputs: InputSpec | None = option(
         None,
         help="Shape of an input, as for export; default: found by trying.",
@@ -69,9 +71,7 @@ class ExportRequest:
         None, help="tensorrt8, tensorrt10, tensorrt11 or rtx: its newest opset.", typed=str
     )
     weights: str | os.PathLike[str] | None = option(None, help="A state dict (weights only).", typed=Path)
-    factory_arg: Mapping[str, Any] | None = option(
-        None, help="An argument of the class or factory; repeatable.", metavar="NAME=VALUE", typed=list[str]
-    )
+    factory_arg: Mapping[str, Any] | None = _factory_arg()
     inputs: InputSpec | None = option(
         None,
         help="Shape of an input, names where dynamic, :int64 after it if so; repeatable.",

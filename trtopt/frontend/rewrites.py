@@ -34,9 +34,7 @@ def without_loops(torch: Any) -> Iterator[None]:
         if input.dim() == 1:
             starts = offsets[:-1] if include_last_offset else offsets
             place = torch.arange(input.shape[0], device=input.device)
-            bag = (place >= starts.unsqueeze(1)).sum(
-                0
-            ) - 1  # of each row; of bags that start at one place the last has it
+            bag = (place >= starts.unsqueeze(1)).sum(0) - 1  # of each row; of bags that start at one place the last
             member = (bag == torch.arange(starts.shape[0], device=input.device).unsqueeze(1)) & member
             if include_last_offset:
                 member = member & (place < offsets[-1])

@@ -14,11 +14,6 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _NARROW = {TensorProto.FLOAT, *_HALVES}
 
 
-def widened(proto: ModelProto) -> ModelProto:
-    """The model without FP16 and BF16: itself where it has none."""
-    return widen(proto) if has_half(proto) else proto
-
-
 def has_half(proto: ModelProto) -> bool:
     """Whether anything in it is FP16 or BF16."""
     graph = proto.graph
@@ -36,11 +31,14 @@ def _cast_to(node: onnx.NodeProto) -> int | None:
 def widen(proto: ModelProto) -> ModelProto:
     """The same arithmetic in FP32: every FP16 or BF16 tensor is held in FP32, rounded to its type where it is made.
 
-    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32.
+    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32; the model itself
+    where it has no FP16 and BF16.
 
     Raises:
         ModelError: FP16 or BF16 with control flow, whose types can't be followed here.
     """
+    if not has_half(proto):
+        return proto
     types = _types(proto)
     widened = _with_fp32_constants(proto)
     graph = widened.graph

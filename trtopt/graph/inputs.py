@@ -19,10 +19,9 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
 from trtopt.graph.mixed import kept_apart
-from trtopt.graph.proto import LARGE, STANDARD, attribute, infer_shapes, skeleton, tensor_info
+from trtopt.graph.proto import LARGE, RECURRENT, STANDARD, attribute, infer_shapes, skeleton, tensor_info
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
-_RECURRENT = ("LSTM", "GRU", "RNN")
 _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
@@ -83,9 +82,8 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
         named = {size for size in info.shape if isinstance(size, str) and size.lower().startswith("batch")}
         if (axis := _only(info.shape, named)) is not None:
             known[name] = axis
-    unlike = (
-        len({0 in info.open_axes for info in inputs.values()}) > 1
-    )  # a graph's edges, 2 × edges beside nodes × values
+    # As of a graph network: edges as 2 × edges, beside nodes × values.
+    unlike = len({0 in info.open_axes for info in inputs.values()}) > 1
     if not known and any(
         len(info.shape) < 4 and (info.open_axes[:2] == (0, 1) or (unlike and info.open_axes))
         for info in inputs.values()
@@ -120,7 +118,7 @@ def _by_recurrent_layers(proto: ModelProto, inputs: Mapping[str, TensorInfo]) ->
 
     Every size of every input gets a name of its own, and shape inference carries these to the layers.
     """
-    nodes = [node for node in proto.graph.node if node.op_type in _RECURRENT and node.domain in STANDARD]
+    nodes = [node for node in proto.graph.node if node.op_type in RECURRENT and node.domain in STANDARD]
     if not nodes:
         return {}
     light = skeleton(proto, LARGE)

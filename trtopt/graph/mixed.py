@@ -63,7 +63,7 @@ def kept_apart(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str,
         or any(node.domain not in STANDARD or any(subgraphs(node)) for node in proto.graph.node)
     ):
         return None
-    own = [_key(inputs[name], axis) for name, axis in places]
+    own: list[object] = [inputs[name].dimension(axis) for name, axis in places]
     by_axis: list[object] = [axis for _, axis in places]  # unnamed sizes may have to be equal: those on the same axis
     fixed = {size for tensor in proto.graph.initializer for size in tensor.dims}
     for choice, keys in itertools.product(_PRIMES, (own, by_axis)):
@@ -80,12 +80,6 @@ def kept_apart(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str,
             name: [axis for axis in info.open_axes if sizes[name, axis] not in mixed] for name, info in inputs.items()
         }
     return None
-
-
-def _key(info: TensorInfo, axis: int) -> object:
-    """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
-    size = info.shape[axis]
-    return size if isinstance(size, str) and size not in ("", "?") else (info.name, axis)
 
 
 class _Sizes:

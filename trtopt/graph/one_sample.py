@@ -20,6 +20,7 @@ from trtopt.core.values import Issue, x
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.proto import (
     LARGE,
+    RECURRENT,
     STANDARD,
     Links,
     attribute,
@@ -30,7 +31,7 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
-from trtopt.graph.work import RECURRENT, shapes_at
+from trtopt.graph.work import shapes_at
 
 SAMPLES = 3  # the other batch that shapes are inferred at: a size that few models have anywhere
 _GUESSES = (224, 64, 320, 48, 16, 8)  # of what else is open: the size with which most shapes are known

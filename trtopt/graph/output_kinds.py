@@ -75,7 +75,7 @@ def stated(given: Given, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
                 + _meant("", name, infos, f"={kind}")
             )
         output, (least, needed) = infos[name], _LEAST_AXES.get(kind, (0, ""))
-        fits = len(output.shape) >= least or (kind is Kind.TOKENS and not _floating(output))
+        fits = len(output.shape) >= least or (kind is Kind.TOKENS and not output.floating)
         if output.shape and not fits:
             raise UsageError(
                 f"`output_kind=['{name}={kind}']`: output {name!r} is {output.dtype} {x(output.shape)}; {kind} needs {needed}: "
@@ -99,7 +99,7 @@ def resolve(
     """
     kinds = guess(proto, outputs)
     for info in outputs:
-        if classes and _floating(info) and len(info.shape) == 2 and info.shape[1] == len(classes):
+        if classes and info.floating and len(info.shape) == 2 and info.shape[1] == len(classes):
             kinds[info.name] = Kind.CLASSES
     return {**kinds, **stated(given, outputs)}
 
@@ -142,7 +142,7 @@ def by_shape(outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     """Output name → kind where there is no graph to look at: integers are tokens, samples × classes scores of classes."""
     kinds = {}
     for info in outputs:
-        scores = _floating(info) and len(info.shape) == 2 and info.shape[1] != 1
+        scores = info.floating and len(info.shape) == 2 and info.shape[1] != 1
         kinds[info.name] = Kind.TOKENS if _integer(info) else Kind.CLASSES if scores else Kind.OTHER
     return kinds
 
@@ -170,10 +170,6 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     """
     graph = _Graph(proto)
     return {info.name: graph.kind(info) for info in outputs}
-
-
-def _floating(info: TensorInfo) -> bool:
-    return info.dtype.startswith(("float", "bfloat"))
 
 
 def _integer(info: TensorInfo) -> bool:
@@ -226,7 +222,7 @@ class _Graph:
         if _integer(info):
             return Kind.TOKENS
         shape = info.shape or self.shapes.get(info.name, ())
-        if not _floating(info):
+        if not info.floating:
             return Kind.OTHER
         if len(shape) > 3 and all(size == 1 for size in shape[2:]):
             shape = shape[:2]

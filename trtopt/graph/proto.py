@@ -31,6 +31,9 @@ from trtopt.graph.carried import carries_little
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
+RECURRENT = ("LSTM", "GRU", "RNN")
+CONTROL_FLOW = ("If", "Loop", "Scan")
+QDQ = ("QuantizeLinear", "DequantizeLinear")
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 
 
@@ -57,6 +60,13 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
         elif tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return copy
+
+
+def empty_as(proto: ModelProto, name: str) -> ModelProto:
+    """A model with the versions and functions of another, for a part of its graph."""
+    model = ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    model.graph.name = name
+    return model
 
 
 def _copy(source: Any, target: Any, but: str) -> None:
@@ -159,10 +169,8 @@ def node_reads(node: NodeProto) -> list[str]:
     for body in subgraphs(node):
         own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
         own |= {name for inner in body.node for name in inner.output}
-        inner_reads = [name for inner in body.node for name in node_reads(inner)] + [
-            value.name for value in body.output
-        ]
-        names += [name for name in inner_reads if name not in own]
+        inner_reads = [name for inner in body.node for name in node_reads(inner)]
+        names += [name for name in (*inner_reads, *(value.name for value in body.output)) if name not in own]
     return names
 
 

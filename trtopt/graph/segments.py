@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.proto import infer_shapes, node_reads
+from trtopt.graph.proto import empty_as, infer_shapes, node_reads
 
 Slot = tuple[str, int]  # node name, input index
 
@@ -69,10 +69,7 @@ def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str
     segments = []
     for number, part in enumerate(parts):
         results = {name for node in part for name in node.output if name}
-        model = ModelProto(ir_version=proto.ir_version)
-        model.opset_import.extend(proto.opset_import)
-        model.functions.extend(proto.functions)
-        model.graph.name = f"{graph.name} {number}"
+        model = empty_as(proto, f"{graph.name} {number}")
         inputs: dict[str, ValueInfoProto] = {}
         for node in part:
             added = model.graph.node.add()
@@ -101,10 +98,7 @@ def joined(segments: Sequence[Segment], outputs: Collection[str], aliases: Mappi
         outputs: what of the tensors that they make is wanted.
         aliases: inputs of segments → the tensors that they are, where one of these segments makes those.
     """
-    model = ModelProto(ir_version=segments[0].proto.ir_version)
-    model.opset_import.extend(segments[0].proto.opset_import)
-    model.functions.extend(segments[0].proto.functions)
-    model.graph.name = segments[0].proto.graph.name
+    model = empty_as(segments[0].proto, segments[0].proto.graph.name)
     inputs: dict[str, ValueInfoProto] = {}
     results: dict[str, ValueInfoProto] = {}
     weights: dict[str, TensorProto] = {}
@@ -137,8 +131,6 @@ def _described(types: Mapping[str, ValueInfoProto], name: str, alias: str = "") 
     value = ValueInfoProto()
     value.CopyFrom(types[name])
     value.name = alias or name
-    for (
-        dim
-    ) in value.type.tensor_type.shape.dim:  # symbols of one segment say nothing in another, and may be wrong there
+    for dim in value.type.tensor_type.shape.dim:  # symbols of one segment may be wrong in another
         dim.ClearField("dim_param")
     return value

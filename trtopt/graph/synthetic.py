@@ -40,7 +40,7 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int]) -> 
             raise ModelError(
                 f"the input {info.name} has {math.prod(shape)} numbers; made-up inputs at most {SYNTHETIC}"
             )
-        if info.dtype.startswith(("float", "bfloat")):
+        if info.floating:
             numbers: Any = generator.standard_normal(shape)
         else:
             numbers = generator.integers(0, 2, shape)

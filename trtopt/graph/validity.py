@@ -64,7 +64,7 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
     _check_graph(proto.graph, frozenset(), what)
-    return _check_onnx(skeleton(proto, LARGE), proto, what)
+    return _check_onnx(skeleton(proto, LARGE), what)
 
 
 def check_versions(proto: ModelProto, what: str) -> None:
@@ -248,7 +248,7 @@ def _sorted(needs: Sequence[set[int]]) -> list[int]:
     return order
 
 
-def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
+def _check_onnx(light: ModelProto, what: str) -> ModelProto:
     """onnx's own checker and strict shape inference; gives the light model with inferred shapes."""
     for value in light.graph.input:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):

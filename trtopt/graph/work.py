@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.graph.proto import LARGE, all_graphs, all_nodes, attribute, infer_shapes, skeleton
+from trtopt.graph.proto import LARGE, RECURRENT, all_graphs, all_nodes, attribute, infer_shapes, skeleton
 
-RECURRENT = ("LSTM", "GRU", "RNN")
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", *RECURRENT)
 
 

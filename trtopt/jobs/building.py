@@ -13,8 +13,8 @@ import onnx
 from trtopt.autotune.building import build, goal_asked
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
-from trtopt.core.errors import OutputError, TrtoptError, UnsupportedRequest
-from trtopt.core.files import check_writable, existing_file, sha256_file, write_bytes, writing_together
+from trtopt.core.errors import TrtoptError, UnsupportedRequest
+from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, write_bytes, writing_together
 from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
@@ -173,10 +173,7 @@ def make_place(output: Path) -> None:
     Raises:
         OutputError: it can't be made, or the engine can't be written there.
     """
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"can't make the folder {output.parent}: {error.strerror}") from None
+    made_folder(output.parent, advice="")
     for path in (output, manifest_path(output)):
         check_writable(path)
 

@@ -72,9 +72,8 @@ class Cluster:
             self.close()
             raise BackendError('the Ray cluster has no GPU; drop device = "cuda" from the list, or add nodes that have')
         at_once = max(1, int(resources["CPU"]) // threads)
-        self.slots = 2 * (
-            at_once if device is None else min(at_once, gpus)
-        )  # as many again wait, so that no worker does
+        # As many again wait, so that no worker does.
+        self.slots = 2 * (at_once if device is None else min(at_once, gpus))
         self._device = device
         self._most = min(
             (int(node["Resources"].get("memory", 0)) for node in self._ray.nodes() if node["Alive"]), default=0

@@ -37,10 +37,8 @@ from trtopt.jobs.state import State, check_folder
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
 
 BUILDER = 1 << 30  # bytes: TensorRT's builder, before it was measured with a model
-SMALLEST, LARGEST = (
-    32,
-    256,
-)  # samples in a shard where none is asked for: starting one costs about as much as ten samples
+# Samples in a shard where none is asked for: starting one costs about as much as ten samples.
+SMALLEST, LARGEST = 32, 256
 
 
 @taking(JobsRequest)
@@ -212,7 +210,8 @@ class _Run:
             self._phase.detail(f"looking at {job.name}")
             key, record = contents.key(job), self.state.job(job.name)
             self._keys[job.name] = key
-            if record.get("state") == "done" and record.get("key") == key and _still(job.output, record.get("sha256")):
+            done = record.get("state") == "done" and record.get("key") == key
+            if done and job.output.is_file() and sha256_file(job.output) == record.get("sha256"):
                 self.results[job.name] = JobResult.of(job, record, cached=True)
                 self._pass_of[job.name] = record.get("pass", "")
                 self.reporter.note(f"{job.name}: done before")
@@ -487,9 +486,5 @@ def _signature(model: OpenModel, job: Job) -> str:
     """Equal for models that take the same samples: arrays go by the inputs' names, images only by their size and type."""
     if job.data.images is not None and len(model.inputs) == 1:
         (info,) = model.inputs
-        return sha256_json([info.dtype, [size if isinstance(size, int) else -1 for size in info.shape[1:]]])
+        return sha256_json([info.dtype, info.sizes[1:]])
     return sha256_json([(info.name, info.dtype, info.shape) for info in model.inputs])
-
-
-def _still(path: Path, digest: Any) -> bool:
-    return path.is_file() and sha256_file(path) == digest

@@ -23,7 +23,7 @@ from trtopt.calibration.quality import PROBES, Sample, Survey
 from trtopt.calibration.report import facts, refuse
 from trtopt.calibration.torch_engine import engine_identity
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError
-from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.files import made_folder, sha256_file, sha256_json
 from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.values import Override, TensorInfo
 from trtopt.core.version import __version__
@@ -246,12 +246,10 @@ def make_tables(
                 seconds=round(seconds, 3),
                 ranges=ranges,
             )
-            output.parent.mkdir(parents=True, exist_ok=True)
+            made_folder(output.parent, advice="")
             table.save(output)
         except TrtoptError as error:
             return error
-        except OSError as error:
-            return OutputError(f"can't make the folder {output.parent}: {error.strerror}")
         return {
             "digest": table.digest,
             "sha256": sha256_file(output),

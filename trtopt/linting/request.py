@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class CheckRequest:
     """The arguments of `trtopt.check`, which describes them."""
 
-    model: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
-    )
+    model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
     _: KW_ONLY
     fix: str | os.PathLike[str] | None = option(
         None, help="Write the folded, cleaned model.", metavar="OUT", typed=Path

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
+from trtopt.core.documents import Plain
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
@@ -22,7 +23,17 @@ from trtopt.graph.decided import how_to_decide
 from trtopt.graph.one_sample import HeldBatch
 from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX
-from trtopt.graph.proto import STANDARD, Links, attribute, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.proto import (
+    CONTROL_FLOW,
+    QDQ,
+    STANDARD,
+    Links,
+    attribute,
+    dtype_name,
+    opset_version,
+    tensor_info,
+    to_array,
+)
 
 LEVELS = ("error", "warning", "info")
 FP16_STEP = 2.0**-24  # its smallest number
@@ -155,7 +166,7 @@ _OPERATORS = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Plain):
     """One thing that is wrong, or worth knowing.
 
     Attributes:
@@ -175,9 +186,6 @@ class Finding:
 
     def __post_init__(self) -> None:
         choice(self.level, LEVELS, "level")
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
     def __str__(self) -> str:
         where = f"{self.node} ({self.op})" if self.node and self.op else self.node or self.op
@@ -332,9 +340,8 @@ def _largest(values: NDArray[Any]) -> float:
 def _beyond_fp16(name: str, values: NDArray[Any], node: str, op: str) -> Iterator[Finding]:
     """A constant whose largest value FP16 doesn't hold. Of -inf, a mask's, FP16 makes what FP32 does."""
     beyond = values[np.abs(values) > FP16_MAX]
-    if (
-        op not in ("Clip", "Min", "Max") and not np.isneginf(beyond).all()
-    ):  # a bound that is infinite still bounds nothing
+    # A bound that is infinite still bounds nothing.
+    if op not in ("Clip", "Min", "Max") and not np.isneginf(beyond).all():
         mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
         value = float(values.flat[int(np.abs(values).argmax())])
         yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)
@@ -359,7 +366,7 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
         yield from _several(nodes, "custom-operator", domain=domain)
     for ops, words in _OPERATORS:
         yield from _several(graph.of(*ops), words)
-    if flow := graph.of("If", "Loop", "Scan"):
+    if flow := graph.of(*CONTROL_FLOW):
         decide = how_to_decide(graph.proto) or "export with the condition fixed"
         yield from _several(flow, "control-flow", decide=decide)
 
@@ -413,7 +420,7 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
     """Quantized models of other tools: what TensorRT refuses in them."""
     asymmetric = []
-    for node in graph.of("QuantizeLinear", "DequantizeLinear"):
+    for node in graph.of(*QDQ):
         zero_point = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
             asymmetric.append(node)

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.host import cores
-from trtopt.graph.half import EXACT, widened
+from trtopt.graph.half import EXACT, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.typed import FP16_MAX, MASK, SENTINEL, near_fp16_end
 from trtopt.graph.proto import infer_shapes, to_array
@@ -61,7 +61,7 @@ def measure_ranges(
         ModelError: ONNX Runtime can't run the model.
         MissingDependency: ONNX Runtime isn't installed.
     """
-    wide = widened(proto)
+    wide = widen(proto)
     graph = infer_shapes(wide).graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
     nodes = [node for node in proto.graph.node if node.op_type != "Constant"]
@@ -72,7 +72,7 @@ def measure_ranges(
     floating = [name for name in results if kinds.get(name, TensorProto.FLOAT) in (*_FLOATS, TensorProto.UNDEFINED)]
     names = [name for name in floating if name not in but]
     session = open_session(wide, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE) if names else None
-    fed = [name for name, info in network_inputs(wide).items() if info.dtype.startswith(("float", "bfloat"))]
+    fed = [name for name, info in network_inputs(wide).items() if info.floating]
     inputs = [name for name in fed if name not in but]
     if not names and not inputs:
         return {}

@@ -14,7 +14,7 @@ from trtopt.core.errors import DataError, ModelError
 from trtopt.core.files import existing_file
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import alone, chunks, joined
-from trtopt.graph.half import has_half, widened
+from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
@@ -55,14 +55,14 @@ class OnnxRunner:
         threads: int | None = None,
         gpu: bool = False,
     ) -> None:
-        self._what = _name(model)
+        self._what = f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
         # load_model says what is wrong with a file by name, which ONNX Runtime often doesn't.
         if isinstance(model, ModelProto):
             proto, as_it_is = model, False
         else:
             loaded = load_model(model)
             proto, as_it_is = loaded.proto, not loaded.mended and not has_half(loaded.proto)
-        ready = existing_file(model, "the model") if as_it_is else widened(proto)
+        ready = existing_file(model, "the model") if as_it_is else widen(proto)
         self._session = OnnxSession(ready, threads=threads, optimize=optimize, gpu=gpu)
         self._batch = None if alone(network_inputs(proto).values()) else self._session.batch
         self.on_gpu = self._session.on_gpu
@@ -99,7 +99,3 @@ class OnnxRunner:
             }
             for chunk, real in chunks(feed, size, size)
         )
-
-
-def _name(model: str | os.PathLike[str] | ModelProto) -> str:
-    return f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)

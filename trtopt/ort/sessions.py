@@ -95,9 +95,7 @@ def open_session(
         if gpu and GPU in ort.get_available_providers():
             providers.insert(0, (GPU, {"use_tf32": str(int(tf32))}))
             stack.enter_context(quiet())  # without a GPU or its libraries it prints that, and goes on without
-            if hasattr(
-                ort, "preload_dlls"
-            ):  # from 1.21 on: CUDA and cuDNN as packages, which it doesn't find by itself
+            if hasattr(ort, "preload_dlls"):  # from 1.21 on: CUDA and cuDNN as packages, not found by itself
                 ort.preload_dlls()
         path = folder / "model.onnx"
         while True:

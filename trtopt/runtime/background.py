@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -43,7 +43,7 @@ class Background:
 
         def turn() -> None:
             try:
-                loop.call_soon_threadsafe(_wake, signal)
+                loop.call_soon_threadsafe(wake, [signal])
             except RuntimeError:  # the loop was closed over a task that still waited: nobody will come for the place
                 leave()
 
@@ -81,6 +81,7 @@ class Background:
         self._workers.shutdown(wait=not inside, cancel_futures=not finish)
 
 
-def _wake(signal: asyncio.Future[None]) -> None:
-    if not signal.done():
-        signal.set_result(None)
+def wake(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -13,6 +13,7 @@ import numpy as np
 from trtopt.core.errors import EngineError
 from trtopt.core.values import x
 from trtopt.cuda.arrays import start
+from trtopt.runtime.background import wake
 from trtopt.runtime.batch_queue import Array, Batch, Queue, Request, Shapes
 from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import Stretch, available, copying
@@ -96,13 +97,7 @@ def _tell(requests: Sequence[Request]) -> None:
             request.done.release()
     for loop, futures in loops.items():
         with contextlib.suppress(RuntimeError):  # it was closed over its tasks
-            loop.call_soon_threadsafe(_wake, futures)
-
-
-def _wake(futures: Sequence[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+            loop.call_soon_threadsafe(wake, futures)
 
 
 def _own(error: BaseException) -> BaseException:

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -184,9 +183,7 @@ class Batcher:
     def __enter__(self) -> Batcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(finish=kind is None)
 
     def _largest(self, max_batch: int | None) -> int:

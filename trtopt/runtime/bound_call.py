@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ class BoundCall:
 
     def __init__(
         self,
-        call: Callable[[], None],
+        call: Callable[[], object],
         outputs: Mapping[str, Any],
         note: str,
         references: Any,
@@ -73,9 +72,7 @@ class BoundCall:
     def __enter__(self) -> BoundCall:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -228,5 +225,4 @@ def _refuse_in_child() -> None:
         bound_call._call, bound_call._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_refuse_in_child)
+os.register_at_fork(after_in_child=_refuse_in_child)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
-from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
+from trtopt.core.values import Profile, ShapeRange, x
 from trtopt.cuda.arrays import View, like_host
 from trtopt.cuda.tensors import Shape, Signature, Tensor
 from trtopt.data.convert import numpy_dtype
@@ -42,7 +42,10 @@ class OnnxSlot:
                 f"{str(manifest.graph)[:16]}…: build it again with `save_onnx=`"
             )
         profiles = () if manifest is None else manifest.profiles
-        inputs, outputs = (tuple(map(_tensor, items)) for items in (graph.inputs, graph.outputs))
+        inputs, outputs = (
+            tuple(Tensor(item.name, numpy_dtype(item.dtype), item.sizes, batch_axis=item.batch_axis) for item in items)
+            for items in (graph.inputs, graph.outputs)
+        )
         self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in profiles))
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
@@ -90,14 +93,7 @@ class OnnxSlot:
         self._runner = None
 
 
-def _tensor(info: TensorInfo) -> Tensor:
-    shape = tuple(size if isinstance(size, int) else -1 for size in info.shape)
-    return Tensor(info.name, numpy_dtype(info.dtype), shape, batch_axis=info.batch_axis)
-
-
 def _profile(texts: Mapping[str, str], inputs: Sequence[Tensor]) -> Profile:
     """A profile as the engine itself would give it: fixed inputs, which the manifest leaves out, with their shape."""
-    fixed_ranges = {
-        item.name: ShapeRange(item.shape, item.shape, item.shape) for item in inputs if item.name not in texts
-    }
+    fixed_ranges = {item.name: ShapeRange(*[item.shape] * 3) for item in inputs if item.name not in texts}
     return fixed_ranges | {name: ShapeRange.parse(text) for name, text in texts.items()}

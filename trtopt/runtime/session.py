@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -299,9 +298,10 @@ class Session:
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
-        # Not a method: the session would be in a cycle, and stay until the garbage collector comes.
-        make = functools.partial(_slot, gpus)
-        self._slots = SlotPool(make, contexts * len(gpus), groups=len(gpus), owned=True)
+        # Not of `self`: the session would be in a cycle, and stay until the garbage collector comes.
+        self._slots = SlotPool(
+            lambda number: gpus[number % len(gpus)].slot(), contexts * len(gpus), groups=len(gpus), owned=True
+        )
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
 
     # Running -------------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class Session:
         if not self._gpus:
             outputs = self.run(inputs, out=out, stream=stream)
             return BoundCall(
-                lambda: self._again(inputs, outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
+                lambda: self.run(inputs, out=outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
             )
         self._signature.check_names(inputs)
         check_mapping("out", {} if out is None else out)
@@ -429,9 +429,6 @@ class Session:
                 return bound_call
         bound_call.close()  # `close` has looked for bound calls already, and waits for this one's slot
         raise DeviceError(CLOSED)
-
-    def _again(self, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-        self.run(inputs, out=results)
 
     def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
         """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
@@ -736,9 +733,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(finish=kind is None)
 
     def _alive(self) -> None:
@@ -759,22 +754,12 @@ def _tell_child() -> None:
         session._forked = True
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell_child)
-
-
-def _slot(gpus: Sequence[GpuEngine], number: int) -> AnySlot:
-    return gpus[number % len(gpus)].slot()
+os.register_at_fork(after_in_child=_tell_child)
 
 
 def _bytes(memory: str | int | None) -> int | None:
     """A limit in bytes."""
-    try:
-        limit = None if memory is None else parse_size(memory)
-    except UsageError:
-        raise UsageError(
-            f"memory is {memory!r}, which isn't a size; write '2GiB', '512MiB' or a number of bytes"
-        ) from None
+    limit = None if memory is None else parse_size(memory, "memory")
     if limit is not None and limit < 1:
         raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
     return limit

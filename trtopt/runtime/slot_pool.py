@@ -159,10 +159,6 @@ class SlotPool(Generic[T]):
         _tell(waiters)
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def items(self) -> int:
         """How many were made."""
         return self._count

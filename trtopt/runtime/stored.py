@@ -22,16 +22,8 @@ from trtopt.trt import select
 
 Opened = TypeVar("Opened")
 _FILES = ("model", "calib", "preprocess", "classes")  # that a request may name
-_ASIDE = (
-    "output",
-    "force",
-    "reporter",
-    "store",
-    "timing_cache",
-    "save_calib",
-    "compare",
-    "log",
-)  # no engine depends on them
+# No engine depends on them.
+_ASIDE = ("output", "force", "reporter", "store", "timing_cache", "save_calib", "compare", "log")
 _SEVERAL = ("best", "min_agreement", "max_drop", "labels", "metric", "min", "budget", "save_calib", "save_cache")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trtopt.core.errors import UsageError
-from trtopt.core.values import Profile, TensorInfo
+from trtopt.core.values import TensorInfo
 from trtopt.serving.interface import Batching, Interface
 
 # NumPy's and ml_dtypes' names → Triton's; it has none for FP8 and complex numbers.
@@ -134,7 +134,7 @@ def _common(
 def _tensor(info: TensorInfo, batching: Batching) -> dict[str, Any]:
     if info.dtype not in TYPES:
         raise UsageError(f"{info.name!r} is {info.dtype}; Triton takes {', '.join(TYPES)}")
-    dims = [size if isinstance(size, int) else -1 for size in info.shape[1 if batching.most else 0 :]]
+    dims = list(info.sizes[1 if batching.most else 0 :])
     entry: dict[str, Any] = {"name": info.name, "data_type": Word(TYPES[info.dtype]), "dims": dims}
     if not dims:  # Triton has no tensors without dimensions: they travel as one of one element
         entry["dims"] = [1]
@@ -166,16 +166,12 @@ def _samples(
         return
     for number, profile in enumerate(interface.profiles):
         for place in places if interface.bounded else places[:1]:
-            whole = _shapes(profile, place)
+            whole = {name: getattr(item, place) for name, item in profile.items()}
             batch = next(iter(whole.values()))[0] if batching.most and whole else 0
             shapes = {name: shape[1:] for name, shape in whole.items()} if batching.most else whole
             if whole not in combinations and batch <= batching.most:
                 combinations.append(whole)
                 yield f"{place} of profile {number}", batch, shapes
-
-
-def _shapes(profile: Profile, place: str) -> dict[str, tuple[int, ...]]:
-    return {name: getattr(item, place) for name, item in profile.items()}
 
 
 def _warmup(

@@ -128,7 +128,7 @@ class Watch:
         after = f"; from now on it is loaded after growing waits, of up to {_LONGEST:g} s each"
         text = what + (after if wait else "; loading it again")
         if not wait or text != self._told.get(name):
-            _say(text)
+            print(visible(f"warning: {text}"), file=sys.stderr, flush=True)
         self._told[name] = text
 
     def _load(self, name: str) -> None:
@@ -148,10 +148,6 @@ class Watch:
         self._known |= {process: model for process, model in processes if process not in before}
         if name not in self._known.values():  # it lived too shortly to be seen
             self._plan(name, f"a process of model {name!r} ended")
-
-
-def _say(text: str) -> None:
-    print(visible(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def _processes(server: int) -> dict[int, str]:

@@ -87,12 +87,12 @@ def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
 
 def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifest: Manifest | None) -> Interface:
     """With the ranges of a manifest; without one, and where only the batch is open, those that a build would choose."""
-    fixed = {info.name: _one(info.shape) for info in inputs if not info.open_axes}
+    fixed = {info.name: ShapeRange(*[info.sizes] * 3) for info in inputs if not info.open_axes}
     if manifest is not None and manifest.profiles:
         ranges = [{name: ShapeRange.parse(text) for name, text in item.items()} for item in manifest.profiles]
     elif manifest is None and batch_alone(inputs) and len(fixed) < len(inputs):
         open_ = [info for info in inputs if info.open_axes]
-        ranges = [{info.name: ShapeRange(*((size, *_sizes(info)[1:]) for size in DEFAULT_BATCH)) for info in open_}]
+        ranges = [{info.name: ShapeRange(*((size, *info.sizes[1:]) for size in DEFAULT_BATCH)) for info in open_}]
     else:
         ranges = [{}]
     profiles = tuple({**fixed, **item} for item in ranges)
@@ -103,19 +103,10 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
     return Interface(tuple(inputs), tuple(outputs), profiles if complete else (), manifest is not None, values)
 
 
-def _sizes(info: TensorInfo) -> tuple[int, ...]:
-    return tuple(size if isinstance(size, int) else -1 for size in info.shape)
-
-
-def _one(shape: Sequence[int | str]) -> ShapeRange:
-    sizes = tuple(int(size) for size in shape)
-    return ShapeRange(sizes, sizes, sizes)
-
-
 def _shapes(info: TensorInfo, item: ShapeRange) -> bool:
     """Whether a range is one of shapes that the input can have."""
     return len(item.min) == len(info.shape) and all(
-        size < 0 or low == high == size for size, low, high in zip(_sizes(info), item.min, item.max)
+        size < 0 or low == high == size for size, low, high in zip(info.sizes, item.min, item.max)
     )
 
 

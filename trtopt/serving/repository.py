@@ -7,12 +7,12 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import Plain
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import existing_file, made_folder, sha256_file, write_bytes
 from trtopt.core.options import taking
@@ -63,14 +63,11 @@ class DeployedModel:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(Plain):
     """A model repository, and what `deploy_triton` did to it."""
 
     repo: Path
     models: tuple[DeployedModel, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
 
 @taking(DeployRequest)
@@ -101,7 +98,7 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         EngineError, EngineMismatch: the manifest can't be read, or is another plan's.
         OutputError: the repository can't be written.
     """
-    engines = _several(request.engines)
+    engines = several(request.engines)
     choice(request.backend, BACKENDS, "`backend=`")
     choice(request.runtime, RUNTIMES, "`runtime=`")
     if request.name is not None and len(engines) > 1:
@@ -124,7 +121,8 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     return Deployment(repo, tuple(model.write(repo) for model in models))
 
 
-def _several(engines: Any) -> list[Any]:
+def several(engines: Any) -> list[Any]:
+    """One engine or more, as a list; UsageError for none."""
     paths = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
     if not paths:
         raise UsageError("there is no engine to serve: give one at least")
@@ -309,7 +307,7 @@ class _Model:
 
     def write(self, repo: Path) -> DeployedModel:
         folder = made_folder(repo / self.name, "the model's folder", "give another `name=`")
-        newest = max(_versions(folder), default=0)
+        newest = max((int(item.name) for item in folder.iterdir() if item.name.isdigit() and item.is_dir()), default=0)
         digests = {name: sha256_file(source) for name, source in self.files.items()}
         changed = not newest or _contents(folder / str(newest)) != digests
         version = newest + changed
@@ -368,12 +366,6 @@ def _difference(there: bytes, new: bytes) -> str:
     changes = difflib.unified_diff(before, after, lineterm="", n=0)
     lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "; ".join(lines[:6]) + ("; …" if len(lines) > 6 else "")
-
-
-def _versions(folder: Path) -> Iterator[int]:
-    for item in folder.iterdir():
-        if item.name.isdigit() and item.is_dir():
-            yield int(item.name)
 
 
 def _contents(folder: Path) -> dict[str, str]:

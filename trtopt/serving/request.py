@@ -40,8 +40,8 @@ class DeployRequest:
 
 
 @dataclass(frozen=True)
-class ServeRequest:
-    """The arguments of `trtopt.serve`, which describes them."""
+class ServeRequest(DeployRequest):
+    """The arguments of `trtopt.serve`, which describes them: those of `trtopt.deploy_triton`, and the server's."""
 
     engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
         metadata=about(
@@ -51,20 +51,11 @@ class ServeRequest:
         )
     )
     _: KW_ONLY
-    repo: str | os.PathLike[str] | None = option(
+    repo: str | os.PathLike[str] | None = option(  # type: ignore[assignment]
         None, help="Keep the repository there; default: a temporary one.", metavar="DIR", typed=Path, short="-r"
     )
     name: str | None = option(None, help="The model's name; default: the file's.", typed=str)
     backend: str = option("python", help="python: trtopt's Session; tensorrt: the plan itself.")
-    runtime: str = option(
-        "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
-    )
-    from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
-    instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
-    max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
-    trust: bool = shared.trust()
-    trust_host_code: bool = shared.trust_host_code()
-    overwrite: bool = option(False, help="Replace a configuration that says something else.")
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")
     http_port: int = option(8000, help="Port for HTTP.")
     grpc_port: int = option(8001, help="Port for gRPC.")
@@ -75,7 +66,6 @@ class ServeRequest:
         typed=Path,
     )
     drain: str = option("30s", help="How long requests may take to end after SIGTERM or Ctrl-C.", typed=str)
-    reporter: Reporter = SILENT
 
 
 @dataclass(frozen=True)

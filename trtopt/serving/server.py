@@ -23,9 +23,8 @@ import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trtopt.core.errors import DeviceError, NoServer, ServerFailed, UsageError
@@ -38,21 +37,17 @@ from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
 from trtopt.serving.control import Control, Watch, opener
 from trtopt.serving.installation import find_server, how_to_install, place_stub
-from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
-from trtopt.serving.request import ServeRequest
+from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton, several
+from trtopt.serving.request import DeployRequest, ServeRequest
 from trtopt.serving.warming import warm_up
 from trtopt.trt.plans import plan_header
 
-_FOR_ENGINES = (
-    *("name", "backend", "runtime", "from_images", "instances", "max_delay"),
-    *("trust", "trust_host_code", "overwrite"),
-)
+_FOR_ENGINES = tuple(item.name for item in fields(DeployRequest) if item.name not in ("engines", "repo", "reporter"))
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
 _LAST = 400  # lines of the server's log that an error may quote from
-_CLOSING = (
-    6  # seconds for clients to close their connections when models are gone, three of them for what is left to end
-)
+# Seconds for clients to close their connections when models are gone, three of them for what is left to end.
+_CLOSING = 6
 _SLACK = 10.0  # seconds beyond `drain` before a server that doesn't end is killed
 _WATCH = 'while read -r _; do :; done; kill -s TERM -- "-$1"; sleep 10; kill -s KILL -- "-$1"'  # a group of processes
 _STACK = 1 << 30  # of each of its threads, at most: only what is used takes memory
@@ -152,9 +147,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -194,7 +187,7 @@ def serve(request: ServeRequest) -> Server:
     with contextlib.ExitStack() as stack:
         repo, models = _repository(request, stack)
         backends = _backends(repo)
-        command, environment = _command(request, repo, backends, drain, stack)
+        command, environment = _command(request, repo, backends, stack)
         _check_ports(request.host, ports)  # what has to change in the request is said first
         if models and request.backend == "python" and request.runtime != "onnxruntime" and not (gpu := probe()).devices:
             raise DeviceError(
@@ -211,8 +204,7 @@ def serve(request: ServeRequest) -> Server:
 
 
 def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Path, tuple[DeployedModel, ...]]:
-    sources = request.engines
-    engines = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    engines = several(request.engines)
     if len(engines) == 1 and Path(engines[0]).is_dir():
         for name in ("repo", *_FOR_ENGINES):
             if getattr(request, name) != getattr(ServeRequest, name):
@@ -248,7 +240,7 @@ def _backends(repo: Path) -> set[str]:
 
 
 def _command(
-    request: ServeRequest, repo: Path, backends: set[str], drain: float, stack: contextlib.ExitStack
+    request: ServeRequest, repo: Path, backends: set[str], stack: contextlib.ExitStack
 ) -> tuple[list[str], dict[str, str]]:
     """What starts the server, and its environment."""
     installation = find_server(request.server)

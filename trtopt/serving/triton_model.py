@@ -83,7 +83,8 @@ class TritonPythonModel:
     def _answers(self, group: Sequence[tuple[int, dict[str, Any]]], requests: Sequence[Any]) -> dict[int, Any]:
         """Responses to requests whose samples fit into one batch, by the requests' places."""
         try:
-            whole = self._run({name: self._joined(name, [item[name] for _, item in group]) for name in group[0][1]})
+            run = self._session.run_batches if self._image else self._session.run
+            whole = run({name: self._joined(name, [item[name] for _, item in group]) for name in group[0][1]})
             results = [whole]
             if len(group) > 1:
                 ends = np.cumsum([len(next(iter(item.values()))) for _, item in group])[:-1]
@@ -108,9 +109,6 @@ class TritonPythonModel:
         whole = held[:size].reshape(shape)
         np.concatenate(arrays, out=whole)
         return whole
-
-    def _run(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        return self._session.run_batches(arrays) if self._image else self._session.run(arrays)
 
 
 def _share(groups: Sequence[Mapping[str, Any]]) -> int:

@@ -169,9 +169,7 @@ def tidy(text: str) -> str:
 
 # Known error texts by the class of ours that they mean, the first match wins: pattern, our words ({0} and {1} are its groups).
 _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
-    BuildCancelled: {
-        r"BuildCancell?ed": "the build was cancelled",
-    },
+    BuildCancelled: {r"BuildCancell?ed": "the build was cancelled"},
     UnsupportedRequest: {
         r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported": (
             "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`"

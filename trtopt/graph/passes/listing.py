@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trtopt.core.documents import Plain
 from trtopt.core.values import Precision
 from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.passes.quantize import QDQ
 from trtopt.graph.passes.typed import keep_fp32
-from trtopt.graph.proto import tensor_info
+from trtopt.graph.proto import QDQ, tensor_info
 
 
 @dataclass(frozen=True)
-class ListedNode:
+class ListedNode(Plain):
     """A node of the folded graph.
 
     Attributes:
@@ -30,9 +29,6 @@ class ListedNode:
     shape: str
     precision: str
     reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def listed(

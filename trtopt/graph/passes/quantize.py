@@ -16,9 +16,9 @@ from trtopt.core.values import Precision
 from trtopt.core.words import first_of
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.result import PassResult
+from trtopt.graph.proto import QDQ
 from trtopt.graph.view import Editor, attribute, constant, drop_unread
 
-QDQ = ("QuantizeLinear", "DequantizeLinear")
 # What ONNX Runtime's quantizers write beside them: standard integer operators, and its own.
 _QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered")
 _ORT_QUANTIZED = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QMoE",
@@ -81,14 +81,16 @@ def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Prec
     return np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1.0))
 
 
+def along(axis: int | None, scale: NDArray[Any], rank: int) -> NDArray[Any]:
+    """Scales in a shape that multiplies with a weight of this rank: one for each entry on an axis; None: one for all."""
+    return scale.reshape([-1 if index == axis else 1 for index in range(rank)])
+
+
 def quantize_weight(
     weight: NDArray[np.float32], scale: NDArray[np.float32], axis: int | None, precision: Precision
 ) -> NDArray[Any]:
     """Codes nearest to weight / scale, ties to even, as QuantizeLinear does; symmetric (INT8: −127…127)."""
-    shape = [1] * weight.ndim
-    if axis is not None:
-        shape[axis] = -1
-    scaled = np.asarray(weight / scale.reshape(shape))
+    scaled = np.asarray(weight / along(axis, scale, weight.ndim))
     if precision is Precision.INT8:
         np.rint(scaled, out=scaled)
     limit = LARGEST[precision]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Precision
 from trtopt.graph.passes.placement import Points, Weight
-from trtopt.graph.passes.quantize import quantize_weight, weight_scales
+from trtopt.graph.passes.quantize import along, quantize_weight, weight_scales
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, constant
 
@@ -47,10 +47,7 @@ class Repair:
 def nearest(content: NDArray[np.float32], axis: int | None) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """The nearest codes of a weight, and their scales in a shape that multiplies with them."""
     scale = weight_scales(content, axis, Precision.INT8)
-    shape = [1] * content.ndim
-    if axis is not None:
-        shape[axis] = -1
-    return quantize_weight(content, scale, axis, Precision.INT8), scale.reshape(shape)
+    return quantize_weight(content, scale, axis, Precision.INT8), along(axis, scale, content.ndim)
 
 
 def repaired(content: NDArray[np.float32], axis: int | None, repair: Repair) -> NDArray[np.float32]:

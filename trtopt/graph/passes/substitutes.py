@@ -29,10 +29,8 @@ from trtopt.graph.view import Editor, attribute, constant, infer_into, is_consta
 
 LEARNED = "ai.onnx.ml"
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
-_OLDEST = {
-    "ImageScaler": 7,
-    "Einsum": 12,
-}  # opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do
+# Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
+_OLDEST = {"ImageScaler": 7, "Einsum": 12}
 _FLOAT = ir.DataType.FLOAT
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.values import Kept, Override, Precision, overriding
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import STANDARD
+from trtopt.graph.proto import CONTROL_FLOW, QDQ, RECURRENT, STANDARD
 from trtopt.graph.view import (
     Editor,
     attribute,
@@ -35,6 +35,7 @@ from trtopt.graph.view import (
     slots,
     subgraphs,
 )
+from trtopt.graph.work import WEIGHTED
 
 FP16_MAX = 65504.0
 MARGIN = 2.0  # how much larger values may be on samples that weren't measured
@@ -64,10 +65,6 @@ _WITHOUT = {
 _PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
-_CONTROL_FLOW = ("If", "Loop", "Scan")
-_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "RNN", "GRU", "LSTM")  # what a model is typed for
-_QDQ = ("QuantizeLinear", "DequantizeLinear")
-_RECURRENT = ("RNN", "GRU", "LSTM")
 _MOVERS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
     "Resize": (1, 2),
@@ -118,7 +115,7 @@ def _compared(largest: float) -> str:
 
 def typed_already(model: ir.Model) -> Precision | None:
     """FP16 or BF16 where most convolutions and matrix products compute in it: the model's author has chosen its types."""
-    counts = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in _HEAVY)
+    counts = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in WEIGHTED)
     halves = (Precision.FP16, Precision.BF16)
     return next((base for base in halves if 2 * counts[_IR_TYPES[base]] >= sum(counts.values()) > 0), None)
 
@@ -186,12 +183,12 @@ def _kept(
         if precision is Precision.FP32:
             keep(node, "`precision_override=` asks for fp32")
             continue
-        if node.op_type in _CONTROL_FLOW:
+        if node.op_type in CONTROL_FLOW:
             keep(node, "control flow: its body stays as it is")
             continue
         if not any(map(_is_fp32, node.outputs)):
             continue
-        if own is not None and node.op_type not in _QDQ:
+        if own is not None and node.op_type not in QDQ:
             keep(node, f"FP32 in the model, which is {str(own).upper()} already: its types are its author's")
         elif typed and (reason := _untyped(node, base, model.opset_imports)):
             keep(node, reason)
@@ -220,7 +217,7 @@ def _kept(
         _keep_guards(model.graph, kept, overrides)
     if typed:
         for node in model.graph:
-            if node.op_type in _RECURRENT and node.name in kept:
+            if node.op_type in RECURRENT and node.name in kept:
                 for mover in _feeding(node):
                     keep(mover, f"moves what {node.name} reads, which stays in FP32")
     return kept
@@ -387,7 +384,7 @@ class _Typing(Editor):
         return _is_fp32(value) or value in self.narrow
 
     def _type_of(self, node: ir.Node) -> ir.DataType:
-        if str(node.name) in self.kept or node.op_type in _CONTROL_FLOW:
+        if str(node.name) in self.kept or node.op_type in CONTROL_FLOW:
             return ir.DataType.FLOAT
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         if not all(isinstance(value.type, ir.TensorType) for value in values):
@@ -401,7 +398,7 @@ class _Typing(Editor):
     def _node(self, node: ir.Node) -> None:
         dtype = self._type_of(node)
         types = slots(node, self.opsets.get(node.domain, 1))
-        if node.op_type in _CONTROL_FLOW:
+        if node.op_type in CONTROL_FLOW:
             self._body(node)
         if node.op_type == "BatchNormalization" and dtype is not ir.DataType.FLOAT:
             self._plain_norm(node)
@@ -488,11 +485,11 @@ class _Typing(Editor):
 
 def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.LazyTensor:
     """A constant in another type, converted when it is written: of large models not all fit into memory in both."""
-
-    def convert() -> ir.TensorProtocol:
-        return ir.tensor(_narrowed(tensor.numpy().astype(np.float32), dtype), dtype=dtype)
-
-    return ir.LazyTensor(convert, dtype, ir.Shape(tensor.shape))
+    return ir.LazyTensor(
+        lambda: ir.tensor(_narrowed(tensor.numpy().astype(np.float32), dtype), dtype=dtype),
+        dtype,
+        ir.Shape(tensor.shape),
+    )
 
 
 def _narrowed(content: NDArray[np.float32], target: ir.DataType) -> NDArray[np.generic]:
