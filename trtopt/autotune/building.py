@@ -231,7 +231,7 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
         tell(request, tuning)
         # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
         limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
-        result = _Best(replace(plain, calib=tuning.table), limits, engines.made).build()
+        result = _Best(replace(plain, calib=tuning.table), limits, engines.results).build()
     return replace(result, tuning=tuning)
 
 

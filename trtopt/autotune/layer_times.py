@@ -47,7 +47,7 @@ class Engines:
     """The engines of a search on a GPU: INT8 everywhere, floating point, and what was chosen.
 
     Attributes:
-        made: those of them that `_Best` needs.
+        results: those of them that `_Best` needs.
     """
 
     def __init__(self, request: BuildRequest, gpu: DeviceInfo, folder: Path) -> None:

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from trtopt.core.errors import require
+from trtopt.core.library_output import unwarned
 
 EXTRA = "report"
 # What matplotlib draws in, and the variable of the page's style sheet that takes its place: one drawing for every theme.
@@ -73,7 +74,8 @@ def drawn(name: str, title: str, plot: Callable[[Any], None], size: tuple[float,
     figures = require("matplotlib.figure", EXTRA, "drawing a report")
     buffer = io.StringIO()
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(_NOT_STYLE)}
-    with _ALONE, matplotlib.rc_context({**defaults, **_STYLE, "svg.hashsalt": name}):
+    # matplotlib changes the filters of warnings for moments: within `unwarned` these changes can't meet ours.
+    with _ALONE, unwarned(), matplotlib.rc_context({**defaults, **_STYLE, "svg.hashsalt": name}):
         figure = figures.Figure(figsize=size, layout="constrained")
         plot(figure.add_subplot())
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -313,8 +313,8 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
     """Inputs that the module takes, found by calling it, and how they were."""
     torch = require("torch", "torch", "looking at a module")
     takes = Arguments(source.module)
-    names = takes.needed or takes.ordered[:1] or ["input"]
-    names = [*names, *(name for name in takes.named if name == MASK and name not in names)]  # padded batches need it
+    names = takes.required or takes.ordered[:1] or ["input"]
+    names = [*names, *(name for name in takes.names if name == MASK and name not in names)]  # padded batches need it
     places = [list(_candidates(torch, source.module, name)) for name in names]
     training = source.module.training
     source.module.eval()
@@ -322,7 +322,7 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
         for count, infos in enumerate(itertools.product(*places)):
             if count == TRIES:
                 break
-            if _runs(torch, source.module, infos, named=bool(takes.named)):
+            if _runs(torch, source.module, infos, named=bool(takes.names)):
                 shapes = ", ".join(f"{info.name} {list(info.shape)}" for info in infos)
                 why = f"Found by calling the module: it takes {shapes}"
                 if any(len(info.shape) == 4 for info in infos):

@@ -132,7 +132,7 @@ class Slot:
             self.settle(None)
             return None
         self._dirty = False
-        replay.used = self.contexts.calls
+        replay.last_use = self.contexts.calls
         self.replays += 1
         if example is not None:
             for name in results.keys() - (out or {}).keys():
