@@ -300,7 +300,9 @@ def _inputs(
     else:
         infos = [parse_input(item) if isinstance(item, str) else _stated("", item) for item in inputs or source.inputs]
     if not infos:
-        typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.required or takes.names[:1] or ["input"])
+        typed = " ".join(
+            f"`inputs='{name}:{example(name)}'`" for name in takes.required or takes.names[:1] or ["input"]
+        )
         raise UsageError(
             f"{source.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
         )
