@@ -77,7 +77,7 @@ def test_no_more_at_a_time_than_slots_and_memory_allow() -> None:
         short.add(name, need=GIB)
     short.loop.run()
     assert (len(short.ended), short.most) == (8, 2)
-    assert short.loop.memory.taken == 0
+    assert short.loop.memory.in_use == 0
 
 
 def test_what_never_fits_runs_alone() -> None:

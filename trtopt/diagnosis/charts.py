@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, Concatenate, ParamSpec
 
 from trtopt.core.errors import require
+from trtopt.core.library_output import unwarned
 
 P = ParamSpec("P")
 EXTRA = "report"
@@ -75,7 +76,8 @@ def drawn(
     figures = require("matplotlib.figure", EXTRA, "drawing a report")
     buffer = io.StringIO()
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(_NOT_STYLE)}
-    with _ALONE, matplotlib.rc_context({**defaults, **_STYLE, "svg.hashsalt": name}):
+    # matplotlib changes the filters of warnings for moments: within `unwarned` these changes can't meet ours.
+    with _ALONE, unwarned(), matplotlib.rc_context({**defaults, **_STYLE, "svg.hashsalt": name}):
         figure = figures.Figure(figsize=(5.0, 3.1), layout="constrained")
         plot(figure.add_subplot(), *numbers, **options)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
