@@ -168,8 +168,6 @@ def prepare(
     points = find_points(graph, overrides=overrides, gates=products)
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
-        recurrent = sorted({node.op_type for node in proto.graph.node} & {"GRU", "LSTM", "RNN"})
-        reasons += [f"{op} is never quantized" for op in recurrent]
         if any(node.op_type in ("If", "Loop", "Scan") for node in proto.graph.node):
             decide = how_to_decide(proto)
             reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")

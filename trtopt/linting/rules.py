@@ -104,8 +104,8 @@ _WARNINGS = {
         "{decide}; reduced precision doesn't reach into it",
     ),
     "fp16-variance": (
-        "a variance spelled out (square, then mean) overflows FP16 above 255",
-        _KEPT + "; LayerNormalization (opset 17) is the safe form",
+        "squares, then their mean or sum (a variance, a power, an error): they overflow FP16 above 255",
+        _KEPT + "; of a variance, LayerNormalization (opset 17) is the safe form",
     ),
     "batchnorm-not-folded": (
         "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
@@ -360,7 +360,8 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
     for ops, words in _OPERATORS:
         yield from _several(graph.of(*ops), words)
     if flow := graph.of("If", "Loop", "Scan"):
-        decide = how_to_decide(graph.proto) or "export with the condition fixed"
+        fixed = "condition" if graph.of("If") else "number of steps"
+        decide = how_to_decide(graph.proto) or f"export with the {fixed} fixed"
         yield from _several(flow, "control-flow", decide=decide)
 
 
