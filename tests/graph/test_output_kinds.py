@@ -101,6 +101,12 @@ CASES: dict[str, Case] = {
     "product": ([node("Gemm", "x w b", "y")], VECTORS, _in(10), "classes"),
     "product and bias": ([node("MatMul", "x w", "h"), node("Add", "b h", "y")], VECTORS, _in(10), "classes"),
     "product and temperature": ([node("MatMul", "x w", "h"), node("Div", "h two", "y")], VECTORS, _in(10), "classes"),
+    "product, as large again as the input": (
+        [node("Gemm", "x w b", "h"), node("ReduceMean", "x", "mean", axes=[-1]), node("Mul", "h mean", "y")],
+        VECTORS,
+        _in(10),
+        "other",
+    ),
     "product and normalization of the batch": (
         [node("Gemm", "x w b", "h"), node("BatchNormalization", "h b b b var", "y")],
         VECTORS,

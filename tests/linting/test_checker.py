@@ -144,6 +144,13 @@ def test_pixels_that_are_cast_at_once_are_no_hazard() -> None:
     assert "integer-input" not in codes(proto)
 
 
+def test_pixels_that_a_cast_gives_are_no_hazard() -> None:
+    proto = model([node("Cast", "x", "t", to=TensorProto.UINT8), node("Transpose", "t", "y")])
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    assert "integer-output" not in codes(proto)
+    assert "integer-output" in codes(model([node("Transpose", "x", "y")], dtype=TensorProto.UINT8))
+
+
 def test_int64_constants_out_of_range_but_not_open_slices() -> None:
     big = np.array([2**40], np.int64)
     proto = model([node("Add", "x c", "y", "adder")], weights={"c": big}, dtype=TensorProto.INT64)

@@ -369,8 +369,10 @@ class _Graph:
         single = bool(size) and all(item == 1 for item in size)
         if (op in ("Gemm", "MatMul") and fixed) or (op == "Conv" and single):
             return "linear"
-        if op in ("Div", "Mul") and not fixed and any(map(self._sums, inputs[op == "Div" :])):
-            return "norm"
+        if op in ("Div", "Mul") and not fixed:
+            inverse = op == "Mul"
+            if any(self._sums(name, inverse) for name in inputs[op == "Div" :]):
+                return "norm"
         return "pool" if op == "AveragePool" and single else op
 
     def _made_by(self, name: str) -> str:
@@ -378,17 +380,20 @@ class _Graph:
             name = node.input[0]
         return "" if node is None else str(node.op_type)
 
-    def _sums(self, name: str) -> bool:
-        """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is."""
+    def _sums(self, name: str, inverse: bool) -> bool:
+        """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is; or the inverse of one."""
+        inverted, powers = False, False
         for _ in range(_DEPTH):
             node = self.made.get(name)
             if node is None or node.op_type not in _DIVISOR:
-                return node is not None and node.op_type.startswith("Reduce")
+                return node is not None and node.op_type.startswith("Reduce") and (powers or inverted == inverse)
             several = node.op_type == "Max" or node.op_type in _AFFINE
             changing = [item for item in node.input[: None if several else 1] if item not in self.constants]
             if len(changing) != 1:
                 return False
             name = changing[0]
+            inverted ^= node.op_type == "Reciprocal" or (node.op_type == "Div" and name != node.input[0])
+            powers |= node.op_type == "Pow"  # a root of it, or its inverse
         return False
 
 

@@ -230,7 +230,9 @@ class _Graph(Links):
         return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
     def cast_at_once(self, name: str) -> bool:
-        """Whether all that reads the tensor casts it to a floating type."""
+        """Whether the output is made by a Cast, or all that reads the input casts it to a floating type."""
+        if name in self.makers:
+            return self.makers[name].op_type == "Cast"
         readers = self.readers.get(name, ())
         kinds = {item.i for node in readers for item in node.attribute if item.name == "to"}
         casts = all(node.op_type == "Cast" for node in readers)
@@ -271,7 +273,7 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
             label = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
             if kind in _NO_TENSORS or kind.startswith("complex"):
                 yield _said("unsupported-type", info.name, side=side, kind=kind)
-            elif label and not (kind == "uint8" and side == "input" and graph.cast_at_once(info.name)):
+            elif label and not (kind == "uint8" and graph.cast_at_once(info.name)):
                 yield _said(label, info.name, code=f"{label}-{side}", side=side, kind=kind)
 
 
