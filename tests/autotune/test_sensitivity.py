@@ -230,6 +230,16 @@ def test_a_recogniser_of_text(tmp_path: Path) -> None:
     assert abs(snr_db(found.predicted[found.output]) - snr_db(found.measured[found.output])) < 6
 
 
+def test_an_output_that_int8_does_not_reach_is_said_so(world: World, crops: Any) -> None:
+    net = _net()
+    net.graph.node.append(node("Relu", "x", "same"))
+    net.graph.output.append(helper.make_tensor_value_info("same", TensorProto.FLOAT, ["n", *crops.shape[1:]]))
+    save(net, world.folder / "net.onnx")
+    np.savez(world.folder / "crops.npz", x=crops)
+    said = world.run("sensitivity", world.folder / "net.onnx", "--data", world.folder / "crops.npz", "--samples", 4)
+    has(said.out, "same: INT8 changes nothing in it", "y: the whole in INT8")
+
+
 def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> None:
     save(_net(), world.folder / "net.onnx")
     np.savez(world.folder / "crops.npz", x=crops)

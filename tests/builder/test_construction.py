@@ -468,6 +468,19 @@ def test_what_reads_a_node_without_an_int8_kernel_is_kept_out_in_a_second_build(
     assert result.precision["int8"] == 2 and [text for text in heard.warnings if "again with second in FP16" in text]
 
 
+def test_a_tree_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    tree = (
+        'nodes_modes=["LEAF"], nodes_values=[0.0], nodes_featureids=[0], nodes_nodeids=[0], nodes_treeids=[0], n_targets=1,'
+        "nodes_truenodeids=[0], nodes_falsenodeids=[0], target_ids=[0], target_nodeids=[0], target_treeids=[0],"
+        "target_weights=[1.0]"
+    )
+    net = f"g (float[n,4] x) => (float[n,1] y) {{ y = ai.onnx.ml.TreeEnsembleRegressor <{tree}> (x) }}"
+    text = f'<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> {net}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedOperator, match=r"TreeEnsembleRegressor(.|\n)*run that part outside the engine"):
+        trtopt.build(tmp_path / "m.onnx", tmp_path / "m.engine", fp16=True, target="sm89")
+
+
 def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 

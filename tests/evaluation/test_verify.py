@@ -189,7 +189,7 @@ def test_overflow_to_infinity_and_nan_show(digits: Digits) -> None:
     assert result.candidate_accuracy.top1 == 1.0
     plain = json.loads(json.dumps(result.describe(), allow_nan=False))
     assert plain["outputs"]["y"]["snr_db"] == "-inf"
-    assert "2 values not finite" in str(result)
+    assert "2 values not finite" in str(result) and "`fp16=True` with `data=`" in str(result)
     large = np.full_like(digits.weights, 50000)  # each fits FP16, their sums don't
     overflow = verify(digits.model(weights=large), digits.model("float16", large), digits.batches(), threads=1)
     assert overflow.snr_db == -math.inf

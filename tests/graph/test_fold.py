@@ -609,6 +609,25 @@ def test_pixels_are_cast_before_they_are_moved() -> None:
     same_outputs(proto, folded, {"x": image})
 
 
+@pytest.mark.parametrize("also", ["", "read", "given"])
+def test_pixels_are_cast_after_they_were_moved(also: str) -> None:
+    """As behind a network that gives images: TensorRT makes uint8 of outputs alone."""
+    nodes = [node("Cast", "x", "c", "cast", to=2), node("Transpose", "c", "t", perm=[0, 2, 3, 1])]
+    nodes += [node("Reshape", "t shape", "y"), *[node("Cast", "t", "z", to=1)] * (also == "read")]
+    outputs: dict[str, Any] = {"y": ("n", 192), "c" if also == "given" else "z": ("n", 3, 8, 8)}
+    outputs |= {"z": ("n", 8, 8, 3)} if also == "read" else {}
+    if not also:
+        del outputs["z"]
+    proto = model(nodes, outputs=outputs, weights={"shape": np.array([0, -1])})
+    for value in proto.graph.output:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT if value.name == "z" else TensorProto.UINT8
+    folded, report = fold(proto)
+    assert not report.problem
+    operators_ = [item.op_type for item in folded.graph.node]
+    assert operators_ == ["Transpose", "Reshape", "Cast"] if not also else operators_[0] == "Cast"
+    same_outputs(proto, folded, {"x": np.random.default_rng(0).integers(0, 256, (2, 3, 8, 8)).astype(np.float32)})
+
+
 @pytest.mark.parametrize("kind", ["arithmetic", "two types"])
 def test_pixels_that_are_also_something_else_stay_as_they_are(kind: str) -> None:
     move, cast = node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Cast", "t", "f", to=1)

@@ -78,12 +78,29 @@ def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) 
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [(b"PK\x03\x04rest", "trtopt export"), (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull")],
+    [
+        (b"PK\x03\x04rest", "trtopt export"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\x1f\x8b\x08rest", "gunzip"),
+        (b"\x89HDF\r\n\x1a\n", "Keras"),
+        (b"\x1c\x00\x00\x00TFL3", "tf2onnx"),
+        (b"\x30\x00\x00\x00ORTM", "the ONNX file that it was made from"),
+    ],
 )
 def test_what_it_looks_like_instead(tmp_path: Path, content: bytes, word: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     refused(path, word)
+
+
+@pytest.mark.parametrize("suffix", [".onnxtxt", ".json", ".textproto"])
+def test_a_text_form_of_onnx_is_no_web_page(tmp_path: Path, suffix: str) -> None:
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / f"m{suffix}")
+    with pytest.raises(InvalidModel) as caught:
+        load_model(tmp_path / f"m{suffix}")
+    assert f"onnx.save(onnx.load('m{suffix}'), 'm.onnx')" in str(caught.value)
+    assert "web page" not in str(caught.value) and "truncated" not in str(caught.value)
 
 
 def test_a_module_is_exported_first(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ CASES: dict[str, Case] = {
     "product": ([node("Gemm", "x w b", "y")], VECTORS, _in(10), "classes"),
     "product and bias": ([node("MatMul", "x w", "h"), node("Add", "b h", "y")], VECTORS, _in(10), "classes"),
     "product and temperature": ([node("MatMul", "x w", "h"), node("Div", "h two", "y")], VECTORS, _in(10), "classes"),
+    "product, as large again as the input": (
+        [node("Gemm", "x w b", "h"), node("ReduceMean", "x", "mean", axes=[-1]), node("Mul", "h mean", "y")],
+        VECTORS,
+        _in(10),
+        "other",
+    ),
     "product and normalization of the batch": (
         [node("Gemm", "x w b", "h"), node("BatchNormalization", "h b b b var", "y")],
         VECTORS,
@@ -363,6 +369,15 @@ def test_a_name_decides_what_the_graph_leaves_open(
     )
     loaded = load_model(proto)
     assert guess(loaded.proto, loaded.outputs) == {output: Kind(expected)}
+
+
+@pytest.mark.parametrize(("shape", "expected"), [(["n", 32], "other"), (["n", 24, 32], "other")])
+def test_what_has_the_shape_of_an_input_is_no_scores(shape: list[int | str], expected: str) -> None:
+    weights = {"down": np.ones((32, 8), np.float32), "up": np.ones((8, 32), np.float32)}
+    nodes = [node("MatMul", "x down", "h"), node("MatMul", "h up", "y")]
+    assert _kind(model(nodes, inputs={"x": shape}, outputs={"y": shape}, weights=weights)) == expected
+    scores = model(nodes[:1], inputs={"x": shape}, outputs={"h": [*shape[:-1], 8]}, weights={"down": weights["down"]})
+    assert guess(scores, load_model(scores).outputs)["h"] == (Kind.CLASSES if len(shape) == 2 else Kind.TOKENS)
 
 
 def test_integers_are_tokens_and_what_is_unknown_is_other() -> None:

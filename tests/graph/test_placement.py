@@ -340,6 +340,13 @@ def test_what_depends_on_shapes_alone_is_not_quantized() -> None:
     assert _reasons(points)["first_node"] == "its left operand is the same for every input"
 
 
+def test_a_recurrent_layer_is_said_to_stay_out() -> None:
+    net = Net((5, "n", 32))
+    weights = [net.const(name, np.ones(shape)) for name, shape in (("w", (1, 96, 32)), ("r", (1, 96, 32)))]
+    net.add("GRU", "x", *weights, out="y", hidden_size=32)
+    assert _reasons(points_of(net.model("y"))) == {"y_node": "GRU is never quantized"}
+
+
 def test_double_precision_is_not_quantized() -> None:
     weights = [numpy_helper.from_array(np.ones((32, 32)), "w")]
     ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, ["n", 32]) for name in "xy"]

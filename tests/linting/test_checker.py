@@ -37,6 +37,9 @@ class FakeGeneration:
         assert load_model(path).outputs
         return self.issues
 
+    def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
+        return ()
+
     def shape_inputs(self, path: Path) -> tuple[tuple[str, int], ...]:
         return ()
 
@@ -139,6 +142,13 @@ def test_pixels_that_are_cast_at_once_are_no_hazard() -> None:
     proto = model(nodes, inputs={"x": ["n", 8, 8, 3]}, dtype=TensorProto.UINT8)
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     assert "integer-input" not in codes(proto)
+
+
+def test_pixels_that_a_cast_gives_are_no_hazard() -> None:
+    proto = model([node("Cast", "x", "t", to=TensorProto.UINT8), node("Transpose", "t", "y")])
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    assert "integer-output" not in codes(proto)
+    assert "integer-output" in codes(model([node("Transpose", "x", "y")], dtype=TensorProto.UINT8))
 
 
 def test_int64_constants_out_of_range_but_not_open_slices() -> None:
@@ -386,6 +396,35 @@ def test_the_real_parser_names_every_bad_node(monkeypatch: pytest.MonkeyPatch) -
     assert {item.op for item in refused} == {"Det"} and len(refused) >= 1, str(report)
 
 
+@pytest.mark.parametrize(
+    ("operator", "domain", "hint"),
+    [
+        ("TreeEnsembleRegressor", "ai.onnx.ml", "ONNX Runtime"),
+        ("FusedConv", "com.microsoft", "model from before"),
+        ("ReorderInput", "com.microsoft.nchwc", "model from before"),
+        ("Magic", "acme", "move that part outside"),
+    ],
+)
+def test_whose_a_refused_operator_is_decides_the_hint_and_it_is_said_once(
+    backend: Any, operator: str, domain: str, hint: str
+) -> None:
+    backend(FakeGeneration(Issue("m", operator, f"no {operator}")))
+    proto = model([helper.make_node(operator, ["x"], ["y"], "m", domain=domain)], outputs={"y": ["batch", 3, 8, 8]})
+    proto.opset_import.append(helper.make_opsetid(domain, 1))
+    (finding,) = [item for item in check(proto).findings if item.node == "m"]
+    assert finding.code == "unsupported-operator" and hint in finding.hint
+
+
+def test_an_input_of_a_type_that_tensorrt_lacks_is_said_once_with_one_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs the rtx extra")
+    monkeypatch.undo()
+    proto = model([node("Identity", "x", "y")])
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.STRING
+    (finding,) = [item for item in check(proto, backend="rtx").findings if item.level == "error" and item.node == "x"]
+    assert "convert it outside the network" in finding.message and not finding.hint
+
+
 def test_sm75_among_the_targets_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorrt_rtx", reason="needs the rtx extra")
     monkeypatch.undo()
@@ -420,7 +459,7 @@ def test_samples_show_what_overflows() -> None:
 def test_samples_show_what_is_infinite_in_an_fp16_model() -> None:
     proto, data = overflowing()
     report = check(half(proto), data=data)
-    (finding,) = [item for item in report.findings if item.level == "error"]
+    (finding,) = [item for item in report.findings if item.level == "error" and item.node == "x"]
     assert (finding.code, finding.node, finding.op) == ("not-finite", "up", "MatMul")
     assert "> 65,504, FP16's largest number, and so" in finding.message
     assert "export the model in FP32" in finding.hint
@@ -429,7 +468,11 @@ def test_samples_show_what_is_infinite_in_an_fp16_model() -> None:
 
 def test_samples_show_what_is_not_a_number() -> None:
     proto = model([node("Log", "x", "l", "log"), node("Relu", "l", "y", "relu")])
-    (finding,) = [item for item in check(proto, data={"x": -np.ones((2, 3, 8, 8))}).findings if item.level == "error"]
+    (finding,) = [
+        item
+        for item in check(proto, data={"x": -np.ones((2, 3, 8, 8))}).findings
+        if item.level == "error" and item.node == "x"
+    ]
     assert (finding.node, finding.message) == ("log", "gives 384 values that aren't finite")
     with pytest.raises(UsageError, match="choose one"):
         check(proto, data={"x": np.ones((2, 3, 8, 8))}, images="photos")

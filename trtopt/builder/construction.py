@@ -71,6 +71,7 @@ from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, 
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
+from trtopt.graph.limits import instead
 from trtopt.graph.one_sample import held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
@@ -441,7 +442,8 @@ class _Build:
                 origins = Origins(self.model.proto, graph)
                 if not error.issues:
                     raise type(error)(origins.explained(str(error))) from error
-                raise error.advised(quantized_otherwise(self.model.proto)).retold(origins.retold) from error
+                advice = quantized_otherwise(self.model.proto) or instead(graph, {item.op for item in error.issues})
+                raise error.advised(advice).retold(origins.retold) from error
         except BackendError as error:
             raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
         old = {node.name for node in graph.graph.node}

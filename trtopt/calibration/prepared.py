@@ -25,7 +25,7 @@ from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points, gates_of
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
-from trtopt.graph.proto import CONTROL_FLOW, RECURRENT, STANDARD, fingerprint
+from trtopt.graph.proto import CONTROL_FLOW, STANDARD, fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.ort.sessions import version as ort_version
 
@@ -168,9 +168,7 @@ def prepare(
     points = find_points(graph, overrides=overrides, gates=products)
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
-        operators = {node.op_type for node in proto.graph.node}
-        reasons += [f"{op} is never quantized" for op in sorted(operators.intersection(RECURRENT))]
-        if not operators.isdisjoint(CONTROL_FLOW):
+        if any(node.op_type in CONTROL_FLOW for node in proto.graph.node):
             decide = how_to_decide(proto)
             reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
         kept = "; ".join(reasons)

@@ -57,7 +57,10 @@ def _tell_of_native_lines(failed: bool) -> None:
         for line in native:
             print(f"native: {line}", file=sys.stderr)
     elif native:
-        print(f"native libraries printed {len(native)} lines of their own: trtopt -v shows them", file=sys.stderr)
+        print(
+            f"native libraries printed {len(native)} line{'s' * (len(native) != 1)} of their own: trtopt -v shows them",
+            file=sys.stderr,
+        )
 
 
 def _failure(error: Exception) -> int:

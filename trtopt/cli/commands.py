@@ -189,7 +189,12 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
         yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
     yield result.summary[0].upper() + result.summary[1:]
     for name, noise in result.measured.items():
-        yield f"{name}: the whole in INT8 {snr_db(noise):.1f} dB; the sum of the parts {snr_db(result.predicted[name]):.1f} dB"
+        whole, parts = snr_db(noise), snr_db(result.predicted[name])
+        yield f"{name}: " + (
+            f"the whole in INT8 {whole:.1f} dB; the sum of the parts {parts:.1f} dB"
+            if noise
+            else "INT8 changes nothing in it"
+        )
     for name, why in result.left_out.items():
         yield f"{name} isn't looked at: {why}"
 

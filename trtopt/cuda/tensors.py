@@ -99,7 +99,7 @@ class Signature:
             )
             shapes_text = "; ".join(f"{name} {x(shape)}" for name, shape in shapes_by_name.items())
             raise UsageError(
-                f"inputs {shapes_text} are outside the engine's shapes: {ranges}; build it with other `shapes=`"
+                f"inputs {shapes_text} are outside the engine's shapes: {ranges}; give others, or build it with other `shapes=`"
             )
         return min(candidates, key=lambda index: _distance(shapes_by_name, self.profiles[index]))
 

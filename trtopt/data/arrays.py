@@ -178,6 +178,12 @@ def _digests(part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where
     return digests
 
 
+def _saved(inputs: Sequence[TensorInfo]) -> str:
+    """How to write a file of arrays."""
+    arguments = ", ".join(f"{info.name}=array" if info.name.isidentifier() else "**arrays" for info in inputs)
+    return f"in Python np.savez('samples.npz', {arguments}) writes one; {where_counted(inputs)}"
+
+
 def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[_Part]:
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -185,18 +191,12 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
             files = sorted(item for item in path.rglob("*") if item.suffix in (".npz", ".npy") and not item.is_dir())
             if not files:
                 images = any(item.suffix.lower() in EXTENSIONS for item in path.rglob("*"))
-                instead = f": for its images, `images='{path}'` and `preprocess=` instead of `data=`" if images else ""
-                raise DataError(f"there is no .npz or .npy file in {path}{instead}")
+                instead = f"for its images, `images='{path}'` and `preprocess=` instead of `data=`"
+                raise DataError(f"there is no .npz or .npy file in {path}: {instead if images else _saved(inputs)}")
         else:
             files = [existing_file(path, "`data=`")]
             if path.suffix not in (".npz", ".npy"):
-                arguments = ", ".join(
-                    f"{info.name}=array" if info.name.isidentifier() else "**arrays" for info in inputs
-                )
-                raise UsageError(
-                    f"`data='{path}'` is neither .npz nor .npy nor a folder of them; in Python "
-                    f"np.savez('samples.npz', {arguments}) writes one, each array's first axis counting samples"
-                )
+                raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them; {_saved(inputs)}")
         return [(str(file), file) for file in files]
     if isinstance(source, Mapping):
         return [("the arrays", source)]

@@ -122,6 +122,10 @@ class Agreement:
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
                 lines.append(f"  {more}")
+            if output["nonfinite"]:
+                lines.append(
+                    "  what FP16 can't hold stays in FP32 if build is given such samples: `fp16=True` with `data=` or `images=`"
+                )
         if self.reference_accuracy and self.candidate_accuracy:
             old, new = self.reference_accuracy, self.candidate_accuracy
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")

@@ -109,8 +109,9 @@ class Subject:
 
     @property
     def first(self) -> int | str:
-        """The first dimension of the first input that has any."""
-        return next((info.shape[0] for info in self.infos if info.shape), 1)
+        """The size that counts samples: one that is called batch, else the first of the first input that has any."""
+        sizes = [size for info in self.infos for size in info.shape]
+        return next((size for size in sizes if str(size).lower().startswith("batch")), sizes[0] if sizes else 1)
 
     @property
     def samples(self) -> int:
@@ -127,7 +128,7 @@ class Subject:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Two batch sizes where the first dimension is dynamic and there are samples for it."""
+        """Two batch sizes where samples are counted by an open size."""
         return (self.first,) if isinstance(self.first, int) else tuple(dict.fromkeys((1, self.samples)))
 
     def batch(self, size: int) -> dict[str, NDArray[Any]]:

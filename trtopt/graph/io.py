@@ -180,10 +180,9 @@ def _parsed(content: bytes, path: Path) -> ModelProto:
     try:
         proto.ParseFromString(content)
     except DecodeError as error:
-        raise InvalidModel(
-            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(content, path)}; "
-            "compare its size with the original and copy or export it again"
-        ) from error
+        other = _looks_like(content, path)
+        again = ", or is truncated; compare its size with the original and copy or export it again"
+        raise InvalidModel(f"{path} ({size} bytes) isn't an ONNX model{other or again}") from error
     if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
         raise InvalidModel(
             f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(content, path)}; "
@@ -195,14 +194,30 @@ def _parsed(content: bytes, path: Path) -> ModelProto:
 def _looks_like(content: bytes, path: Path) -> str:
     if path.suffix == ".py":
         return f" (it looks like Python: trtopt export {path.name}:CLASS makes ONNX from a PyTorch module)"
-    for start, what in (
-        (b"PK\x03\x04", "a PyTorch checkpoint or another zip archive: trtopt export makes ONNX from a PyTorch model"),
-        (b"\x80", "a pickle, perhaps an old PyTorch checkpoint: trtopt export makes ONNX from a PyTorch model"),
-        (b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
-        (b"ftrt", "a TensorRT plan: trtopt inspect reads it"),
-        (b"<", "a web page: the download went wrong"),
+    form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
+    if form not in (None, "protobuf") and any(word in content[:4096] for word in (b"ir_version", b"irVersion")):
+        binary = f"onnx.save(onnx.load({path.name!r}), {path.with_suffix('.onnx').name!r})"
+        return f" (it looks like a text form of ONNX: {binary} writes the binary one)"
+    for place, start, what in (
+        (
+            0,
+            b"PK\x03\x04",
+            "a PyTorch checkpoint or another zip archive: trtopt export makes ONNX from a PyTorch model",
+        ),
+        (0, b"\x80", "a pickle, perhaps an old PyTorch checkpoint: trtopt export makes ONNX from a PyTorch model"),
+        (0, b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
+        (0, b"ftrt", "a TensorRT plan: trtopt inspect reads it"),
+        (0, b"\x1f\x8b", "a gzip archive: gunzip it"),
+        (
+            0,
+            b"\x89HDF",
+            "HDF5, as Keras writes it: Keras' model.export('model.onnx', format='onnx') makes ONNX from the model",
+        ),
+        (4, b"TFL3", "a TensorFlow Lite model: tf2onnx's --tflite makes ONNX from it"),
+        (4, b"ORTM", "ONNX Runtime's own format: give the ONNX file that it was made from"),
+        (0, b"<", "a web page: the download went wrong"),
     ):
-        if content.startswith(start):
+        if content.startswith(start, place):
             return f" (it looks like {what})"
     return ""
 

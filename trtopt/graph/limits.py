@@ -31,6 +31,12 @@ _OWN_REFUSALS = {
 }  # fmt: skip
 UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
+_OWNERS = {  # domain → what to do about its operators
+    "ai.onnx.ml": "no TensorRT has trees, support vectors, encoders or texts of ai.onnx.ml: run that part outside the engine, "
+    "in ONNX Runtime",
+    "com.microsoft": "com.microsoft's operators are ONNX Runtime's own: where its optimizer or quantizer wrote them, give the "
+    "model from before",
+}
 OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
 
@@ -50,6 +56,14 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
                 problems.append(Issue(node.name, node.op_type, absent[node.op_type]))
             problems += rules.quantized(node)
     return tuple(dict.fromkeys([*problems, *rules.computed()]))
+
+
+def instead(proto: ModelProto, operators: Collection[str]) -> str:
+    """What to do where these operators are refused, by whose they are; empty where they are ONNX's own, or nobody's."""
+    domains = {f"{node.domain}." for node in all_nodes(proto.graph) if node.op_type in operators}
+    return "; ".join(
+        what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)
+    )
 
 
 class _Limits:

@@ -156,7 +156,7 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     - samples × N: a softmax or a matrix product with a weight gives classes; a normalization (a layer's, or a division by a
       norm or by a count), a Tanh layer or a pooled one whose width is a multiple of 16 an embedding. The name may say
       "embedding" of the product, and "logits" of the pooled layer. So does a width between 128 and 4096 that is a multiple
-      of 64: embeddings have one, and of numbers of classes one in 64.
+      of 64: embeddings have one, and of numbers of classes one in 64. What has the shape of a floating input isn't scores.
     - samples × positions × N: the same, of each position; classes of positions are tokens.
     - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
       transposed convolution) or have the size of the image that goes in and another number of channels, are a mask. One
@@ -214,6 +214,7 @@ class _Graph:
         inferred = infer_shapes(proto).graph
         for value in (*inferred.input, *inferred.value_info, *inferred.output):
             self.shapes[value.name] = tensor_info(value).shape
+        self.given = [tensor_info(value) for value in proto.graph.input]
         self.images = [self.shapes[value.name] for value in proto.graph.input if len(self.shapes[value.name]) == 4]
 
     # Kinds -------------------------------------------------------------------------------------------------------------
@@ -230,12 +231,13 @@ class _Graph:
         if len(shape) in (2, 3) and 4 in shape[1:] and _says(info.name, _BOX_WORDS):
             return Kind.BOXES
         if len(shape) == 2 and shape[1] != 1:
-            return self._vector(info.name, shape[1], end)
+            return self._vector(info.name, shape, end)
         if len(shape) == 3 and shape[2] != 1:
             return self._positions(info.name, shape, end)
         return self._image(info.name, shape, end) if len(shape) == 4 else Kind.OTHER
 
-    def _vector(self, name: str, width: int | str, end: _End) -> Kind:
+    def _vector(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
+        width = shape[1]
         if end.op == "softmax":
             return Kind.CLASSES
         if end.op in ("norm", "Tanh"):
@@ -247,7 +249,7 @@ class _Graph:
         if _says(name, _CLASS_WORDS):
             return Kind.CLASSES
         if end.op == "linear":
-            return Kind.EMBEDDING if _embedding_width(width) else Kind.CLASSES
+            return Kind.EMBEDDING if _embedding_width(width) else self._unless_given(shape, Kind.CLASSES)
         if end.op == "pool":  # a fully convolutional classifier's has any width, feature maps a multiple of 16
             return Kind.CLASSES if isinstance(width, int) and width % 16 else Kind.EMBEDDING
         return Kind.OTHER
@@ -263,7 +265,9 @@ class _Graph:
             return Kind.EMBEDDING
         if end.op == "linear":
             of_classes = _says(name, _CLASS_WORDS)
-            return Kind.EMBEDDING if _embedding_width(shape[-1]) and not of_classes else Kind.TOKENS
+            if of_classes:
+                return Kind.TOKENS
+            return Kind.EMBEDDING if _embedding_width(shape[-1]) else self._unless_given(shape, Kind.TOKENS)
         return Kind.OTHER
 
     def _image(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
@@ -280,6 +284,10 @@ class _Graph:
             return Kind.MASK
         same = any(image[2:] == size and image[1] != channels for image in self.images if -1 not in size)
         return Kind.MASK if end.op == "Conv" and same else Kind.OTHER
+
+    def _unless_given(self, shape: tuple[int | str, ...], kind: Kind) -> Kind:
+        """What has the shape of a floating input is such a thing again, as of an autoencoder: no scores."""
+        return Kind.OTHER if any(info.floating and info.shape == shape for info in self.given) else kind
 
     def _axis(self, end: _End) -> int:
         """The axis of a softmax: 1 or -1, which is the last; else 0."""
@@ -357,8 +365,10 @@ class _Graph:
         single = bool(size) and all(item == 1 for item in size)
         if (op in ("Gemm", "MatMul") and fixed) or (op == "Conv" and single):
             return "linear"
-        if op in ("Div", "Mul") and not fixed and any(map(self._sums, inputs[op == "Div" :])):
-            return "norm"
+        if op in ("Div", "Mul") and not fixed:
+            inverse = op == "Mul"
+            if any(self._sums(name, inverse) for name in inputs[op == "Div" :]):
+                return "norm"
         return "pool" if op == "AveragePool" and single else op
 
     def _made_by(self, name: str) -> str:
@@ -366,17 +376,20 @@ class _Graph:
             name = node.input[0]
         return "" if node is None else str(node.op_type)
 
-    def _sums(self, name: str) -> bool:
-        """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is."""
+    def _sums(self, name: str, inverse: bool) -> bool:
+        """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is; or the inverse of one."""
+        inverted, powers = False, False
         for _ in range(_DEPTH):
             node = self.makers.get(name)
             if node is None or node.op_type not in _DIVISOR:
-                return node is not None and node.op_type.startswith("Reduce")
+                return node is not None and node.op_type.startswith("Reduce") and (powers or inverted == inverse)
             several = node.op_type == "Max" or node.op_type in _AFFINE
             changing = [item for item in node.input[: None if several else 1] if item not in self.constants]
             if len(changing) != 1:
                 return False
             name = changing[0]
+            inverted ^= node.op_type == "Reciprocal" or (node.op_type == "Div" and name != node.input[0])
+            powers |= node.op_type == "Pow"  # a root of it, or its inverse
         return False
 
 

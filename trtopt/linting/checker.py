@@ -39,6 +39,7 @@ from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.lengths import longest
+from trtopt.graph.limits import instead
 from trtopt.graph.one_sample import HeldBatch, held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
@@ -56,6 +57,7 @@ from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 __all__ = ["CheckReport", "Finding", "check"]
 
 TOLERANCE = 1e-3  # of the largest output: folding rounds differently, it doesn't compute something else
+_PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # what its parser says better, if it refuses
 TRIED_SIZES = (64, 224, 320, 48, 16, 8)  # of dynamic dimensions that aren't the batch, until the model runs
 
 
@@ -183,7 +185,7 @@ def check(request: CheckRequest) -> CheckReport:
         try:
             if generation is not None:
                 answers, values = _ask(generation, loaded.proto, folded)
-                findings += answers
+                findings = [*_unless_refused(findings, answers), *answers]
         except BackendError as error:
             reason = str(error)
     if reason:
@@ -257,14 +259,14 @@ def _ask(generation: trt.Generation, original: ModelProto, folded: ModelProto) -
         path = folder / "model.onnx"
         while True:
             save_model(graph, path)
-            issues = generation.unsupported(path)
+            issues, ours = generation.unsupported(path), generation.limits(graph)
             parts = written_out(graph, issues, notes) if issues else None
             if parts is None:
                 break
             graph = parts
         values = () if issues else generation.shape_inputs(path)
     origins = Origins(original, graph)
-    hint = "replace it, build with another `backend=`, or move that part outside the engine"
+    replaced = "replace it, build with another `backend=`, or move that part outside the engine"
     alike: dict[tuple[str, str], list[Issue]] = {}
     for issue in issues:  # the same reason, whatever tensors it names
         alike.setdefault((issue.op, re.sub(r"'[^']*'", "", issue.reason)), []).append(issue)
@@ -272,11 +274,20 @@ def _ask(generation: trt.Generation, original: ModelProto, folded: ModelProto) -
     for issue, *others in alike.values():
         origin = f" ({origin})" if (origin := origins.of(issue.node)) else ""
         text = f"{generation}: {issue.reason}{origin}{such([issue.node, *(other.node for other in others)])}"
+        hint = "" if issue in ours else instead(graph, {issue.op}) or replaced  # ours say what to do
         findings.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
     rewrites = [Finding("info", "written-out", "", "", text) for text in notes.texts]
     text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
     shape_inputs = [Finding("info", "shape-input", name, "", text) for name, _ in values]
     return [*findings, *rewrites, *shape_inputs], dict(values)
+
+
+def _unless_refused(findings: Sequence[Finding], answers: Sequence[Finding]) -> Iterator[Finding]:
+    """What was found, without what the parser's answers say of the same operator, input or output."""
+    told = {answer.op or answer.node for answer in answers if answer.level == "error"}
+    for finding in findings:
+        if finding.code not in _PARSERS or (finding.op or finding.node) not in told:
+            yield finding
 
 
 class _Texts(Reporter):

@@ -115,8 +115,8 @@ _WARNINGS = {
         "{decide}; reduced precision doesn't reach into it",
     ),
     "fp16-variance": (
-        "a variance spelled out (square, then mean) overflows FP16 above 255",
-        _KEPT + "; LayerNormalization (opset 17) is the safe form",
+        "squares, then their mean or sum (a variance, a power, an error): they overflow FP16 above 255",
+        _KEPT + "; of a variance, LayerNormalization (opset 17) is the safe form",
     ),
     "batchnorm-not-folded": (
         "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
@@ -238,7 +238,9 @@ class _Graph(Links):
         return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
     def cast_at_once(self, name: str) -> bool:
-        """Whether all that reads the tensor casts it to a floating type."""
+        """Whether the output is made by a Cast, or all that reads the input casts it to a floating type."""
+        if name in self.makers:
+            return self.makers[name].op_type == "Cast"
         readers = self.readers.get(name, ())
         kinds = {item.i for node in readers for item in node.attribute if item.name == "to"}
         casts = all(node.op_type == "Cast" for node in readers)
@@ -279,7 +281,7 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
             label = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
             if kind in _NO_TENSORS or kind.startswith("complex"):
                 yield _said("unsupported-type", info.name, side=side, kind=kind)
-            elif label and not (kind == "uint8" and side == "input" and graph.cast_at_once(info.name)):
+            elif label and not (kind == "uint8" and graph.cast_at_once(info.name)):
                 yield _said(label, info.name, code=f"{label}-{side}", side=side, kind=kind)
 
 
@@ -367,7 +369,8 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
     for ops, words in _OPERATORS:
         yield from _several(graph.of(*ops), words)
     if flow := graph.of(*CONTROL_FLOW):
-        decide = how_to_decide(graph.proto) or "export with the condition fixed"
+        fixed = "condition" if graph.of("If") else "number of steps"
+        decide = how_to_decide(graph.proto) or f"export with the {fixed} fixed"
         yield from _several(flow, "control-flow", decide=decide)
 
 

@@ -325,6 +325,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     for node in splits:
         node.domain = ""
     _cast_pixels_first(model)
+    _cast_pixels_last(model)
     rewriter.rewrite(model, list(_rules(model)))
     lift(model)
     common.RemoveUnusedNodesPass()(model)
@@ -427,6 +428,33 @@ def _cast_pixels_first(model: ir.Model) -> None:
             cast.op_type = "Identity"
             cast.attributes.clear()
         _remove_identities(model)
+
+
+def _cast_pixels_last(model: ir.Model) -> None:
+    """Cast to a uint8 output at its very end, where that happens before nodes that only move its values."""
+    for place, output in enumerate(model.graph.outputs):
+        moving, value = list[ir.Node](), output
+        while (node := value.producer()) is not None and node.op_type in _MOVING and not node.domain:
+            before = node.inputs[0]
+            if before is None or len(before.uses()) > 1 or before.is_graph_output() or len(node.outputs) > 1:
+                break
+            moving.append(node)
+            value = before
+        cast = value.producer()
+        source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" and not cast.domain else None
+        if output.dtype != ir.DataType.UINT8 or output.uses() or not moving or cast is None or source is None:
+            continue
+        if source.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+            continue
+        moving[-1].replace_input_with(0, source)
+        model.graph.remove(cast, safe=True)
+        last = ir.Node("", "Cast", [output], [ir.AttrInt64("to", int(ir.DataType.UINT8))], name=cast.name)
+        last.outputs[0].dtype, last.outputs[0].shape = output.dtype, output.shape
+        last.outputs[0].name, output.name = output.name, value.name
+        model.graph.outputs[place] = last.outputs[0]
+        model.graph.append(last)
+        for node in moving:
+            node.outputs[0].dtype = source.dtype
 
 
 def _moved(source: ir.Value) -> tuple[list[ir.Value], list[ir.Node]]:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from trtopt.core.options import named
 from trtopt.core.values import Kept, Override, Precision, overriding
+from trtopt.graph.proto import RECURRENT
 from trtopt.graph.view import attribute, constant, constant_tensor, is_constant, is_float, operand, read_once, sizes
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -54,7 +55,7 @@ class Points:
         weights: constant operands to quantize.
         groups: sets of tensors that must share one scale.
         quantized: names of the nodes that compute on quantized operands.
-        kept: Conv/ConvTranspose/Gemm/MatMul nodes that don't, with the reason.
+        kept: Conv/ConvTranspose/Gemm/MatMul and recurrent nodes that don't, with the reason.
     """
 
     reads: Mapping[str, tuple[tuple[str, int], ...]]
@@ -201,6 +202,8 @@ def _searched(search: _Search) -> _Search:
     search.varying = _varying(search.model.graph)
     first = _first(search.model.graph)
     for node in search.model.graph:
+        if node.op_type in RECURRENT and not node.domain:
+            search.kept.append(Kept(str(node.name), node.op_type, search.base, f"{node.op_type} is never quantized"))
         if node.op_type not in WEIGHTED or node.domain or node.inputs[0] is None:
             continue
         if is_float(node.inputs[0]):
