@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
-from trtopt.autotune.selection import EQUAL, Arrays, at_opt, measured
+from trtopt.autotune.selection import EQUAL, at_opt, measured
 from trtopt.autotune.tuning import Tuning, Work
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
@@ -25,6 +25,7 @@ from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
+from trtopt.data.rebatch import Arrays
 from trtopt.diagnosis.measured import Profiled
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model

@@ -26,7 +26,7 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
-from trtopt.data.rebatch import alone, chunks, joined, laid_out, samples_first
+from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
@@ -46,7 +46,6 @@ from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 from trtopt.trt import plan_header
 
-Arrays = Mapping[str, NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
 

@@ -37,7 +37,7 @@ from trtopt.data import open_data
 from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.arrays import usable
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import joined
+from trtopt.data.rebatch import Arrays, joined
 from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.modules import Source, opened
@@ -77,7 +77,7 @@ SAMPLES = 4
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
 
 InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo | str]
-Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
+Sample = str | os.PathLike[str] | Arrays | NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -425,7 +425,7 @@ class _Subject:
     text: str
     module: Any
     infos: tuple[TensorInfo, ...]
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Arrays
 
     @property
     def first(self) -> int | str:
@@ -463,7 +463,7 @@ class _Subject:
                     batch[info.name] = array.take(np.arange(size) % array.shape[axis], axis)
         return batch
 
-    def tensors(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+    def tensors(self, batch: Arrays) -> tuple[Any, ...]:
         first = next(self.module.parameters(), None)
         device = "cpu" if first is None else first.device
         return tuple(self._tensor(batch[info.name]).to(device) for info in self.infos)
@@ -473,12 +473,12 @@ class _Subject:
             return self.torch.from_numpy(array.astype(np.float32)).bfloat16()
         return self.torch.from_numpy(array.copy())
 
-    def __call__(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+    def __call__(self, batch: Arrays) -> tuple[Any, ...]:
         with self.torch.no_grad(), quiet():
             result: tuple[Any, ...] = self.module(*self.tensors(batch))
         return result
 
-    def outputs(self, batch: Mapping[str, NDArray[Any]], model: Model) -> dict[str, NDArray[Any]]:
+    def outputs(self, batch: Arrays, model: Model) -> dict[str, NDArray[Any]]:
         """PyTorch's outputs under the ONNX file's names."""
         outputs = self(batch)
         if len(outputs) != len(model.outputs):
@@ -692,7 +692,7 @@ def _record_training(subject: _Subject, model: Model) -> None:
         record(model.proto, Expected(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
 
 
-def _disagree(subject: _Subject, size: int, expected: Mapping[str, NDArray[Any]], gap: str, sampled: str) -> NoReturn:
+def _disagree(subject: _Subject, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
     held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
     again = dict(zip(expected, subject(subject.batch(size))))
