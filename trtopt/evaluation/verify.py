@@ -44,7 +44,7 @@ from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
-from trtopt.trt import plan_header
+from trtopt.trt.plans import plan_header
 
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
