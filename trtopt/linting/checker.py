@@ -53,8 +53,6 @@ from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 from trtopt.trt.generation import Generation
 from trtopt.trt.profiles import profile_problems
 
-__all__ = ["CheckReport", "Finding", "check"]
-
 TOLERANCE = 1e-3  # of the largest output: folding rounds differently, it doesn't compute something else
 TRIED_SIZES = (64, 224, 320, 48, 16, 8)  # of dynamic dimensions that aren't the batch, until the model runs
 
