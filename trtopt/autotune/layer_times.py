@@ -210,12 +210,10 @@ def layer_times(
             inputs, _ = at_opt(sessions[0].inputs, profile, map(sessions[0].taken, samples))
             runs.append([session.profile(session.taken(inputs)) for session in sessions])
     totals = [run[0].total_ms for run in runs]
-    shares = [
-        _mean(
-            [{node: ms / total for node, ms in by_node(run[number], work).items()} for run, total in zip(runs, totals)]
-        )
-        for number in range(len(sessions))
-    ]
+    shares = []
+    for times in zip(*runs):
+        each = [{node: ms / total for node, ms in by_node(item, work).items()} for item, total in zip(times, totals)]
+        shares.append({node: statistics.fmean(item[node] for item in each) for node in each[0]})
     return Measured(
         quantized=shares[1],
         floating=shares[0],
@@ -270,7 +268,3 @@ def profiled_by_node(profile: Profiled, work: Mapping[str, int]) -> tuple[dict[s
 def _shortest(times: LayerTimes) -> float:
     """Milliseconds of the shortest layer with products: of the others some launch nothing."""
     return min((layer.ms for layer in times.layers if layer.kind != "other"), default=0.0)
-
-
-def _mean(shares: list[dict[str, float]]) -> dict[str, float]:
-    return {node: statistics.fmean(item[node] for item in shares) for node in shares[0]}
