@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trtopt.evaluation.verify import Agreement, Arrays, verify_all
+from trtopt.data.rebatch import Arrays
+from trtopt.evaluation.verify import Agreement, verify_all
 from trtopt.graph.output_kinds import Kind
 
 

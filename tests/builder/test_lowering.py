@@ -21,7 +21,7 @@ from trtopt.calibration.table import Table
 from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import infer_shapes
-from trtopt.trt import BuiltPlan, Generation
+from trtopt.trt.generation import BuiltPlan, Generation
 
 
 @pytest.fixture(scope="module")

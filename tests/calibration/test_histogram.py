@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from trtopt.calibration.histogram import BINS, Histogram, merged
+from trtopt.calibration.counting import BINS
+from trtopt.calibration.histogram import Histogram, merged
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 samples = arrays(np.float32, st.integers(1, 300), elements=finite)

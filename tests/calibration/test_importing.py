@@ -33,7 +33,8 @@ from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import Points
 from trtopt.recipes.loader import package_file
-from trtopt.trt import NetworkLayer, select
+from trtopt.trt import select
+from trtopt.trt.parsing import NetworkLayer
 
 DETECTOR = "package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
 LETTERBOX = {"preset": "imagenet", "resize": "letterbox", "size": [320, 320]}

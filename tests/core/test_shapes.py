@@ -13,7 +13,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.options import spoken
 from trtopt.core.shapes import parse_profile, parse_profiles, profiles_asked, shapes_option, suggested_shapes
 from trtopt.core.values import Profile, ShapeRange, TensorInfo
-from trtopt.trt import validate_profiles
+from trtopt.trt.profiles import validate_profiles
 
 
 @given(

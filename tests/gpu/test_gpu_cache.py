@@ -19,7 +19,8 @@ from trtopt.calibration.text_cache import TextCache, read_cache
 from trtopt.cuda.device import Device
 from trtopt.evaluation.verify import Agreement
 from trtopt.runtime.session import Session
-from trtopt.trt import Generation, weak
+from trtopt.trt import weak
+from trtopt.trt.generation import Generation
 
 OURS, THEIRS = Builds.FROM_CACHES
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "compare_native.py"

@@ -22,7 +22,7 @@ import trtopt
 from trtopt.core.errors import EngineMismatch, TrtoptError, UsageError
 from trtopt.cuda.device import Device
 from trtopt.runtime.session import Session
-from trtopt.trt import plan_header
+from trtopt.trt.plans import plan_header
 
 NEXT = {"8": False, "10": True}  # the runtime is a later one than the plans'
 

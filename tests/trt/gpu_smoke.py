@@ -19,7 +19,9 @@ import numpy as np
 
 from trtopt.core.errors import EngineError, UnsupportedOperator, UnsupportedRequest, UsageError
 from trtopt.core.values import BuildSpec, Precision, ShapeRange
-from trtopt.trt import BuiltPlan, Generation, plan_header, select
+from trtopt.trt import select
+from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.plans import plan_header
 
 X = {"x": ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))}
 BASE = BuildSpec(profiles=(X,), optimization_level=1)

@@ -23,7 +23,7 @@ from trtopt.cuda import device as devices
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.cuda.driver import Driver
 from trtopt.engine.manifest import load_manifest
-from trtopt.trt import Generation
+from trtopt.trt.generation import Generation
 from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 

@@ -12,8 +12,9 @@ from standins import SCRATCH, Simulation, plan_without_layers
 
 from trtopt.core.errors import EngineError
 from trtopt.core.values import BuildSpec, ShapeRange
-from trtopt.trt import Generation, LoadedEngine
+from trtopt.trt.generation import Generation
 from trtopt.trt.messages import Messages
+from trtopt.trt.plans import LoadedEngine
 from trtopt.trt.rtx import TensorRTRTX
 
 RTX = "rtx-1.7.1"

@@ -38,7 +38,9 @@ from trtopt.core.errors import (
 from trtopt.core.progress import Phase, Reporter
 from trtopt.core.values import BuildSpec, Precision, ShapeRange
 from trtopt.core.version import to_install
-from trtopt.trt import BuiltPlan, Generation, plan_header, select, watch
+from trtopt.trt import select, watch
+from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.plans import plan_header
 
 Install = Callable[[str], tuple[Simulation, Generation]]
 ROWS = ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))

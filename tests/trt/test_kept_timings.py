@@ -15,7 +15,7 @@ from standins import Simulation
 import trtopt.trt
 from trtopt.builder import construction
 from trtopt.builder.construction import build
-from trtopt.trt import Generation
+from trtopt.trt.generation import Generation
 
 Install = Callable[[str], tuple[Simulation, Generation]]
 SHAPES = "x:1x3x32x32,8x3x32x32,32x3x32x32"

@@ -27,9 +27,11 @@ from trtopt.core.library_output import quiet
 from trtopt.core.values import BuildSpec, ShapeRange
 from trtopt.core.version import to_install
 from trtopt.engine.inspection import EngineReport
-from trtopt.trt import LoadedEngine, Loader, PlanOrigin, lean_library, loaders, plan_loader, select
-from trtopt.trt.compatibility import numbers, reads, runs_on, unread
+from trtopt.trt import lean_library, loaders, plan_loader, select
+from trtopt.trt.compatibility import PlanOrigin, numbers, reads, runs_on, unread
+from trtopt.trt.loader import Loader
 from trtopt.trt.messages import Messages
+from trtopt.trt.plans import LoadedEngine
 
 ROWS = ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))
 SPEC = BuildSpec(profiles=({"x": ROWS},), version_compatible=True)

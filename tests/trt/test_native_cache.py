@@ -22,7 +22,7 @@ from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.timing import Spread, Timing
-from trtopt.trt import Generation
+from trtopt.trt.generation import Generation
 
 Install = Callable[[str], tuple[Simulation, Generation]]
 OPTIONS: dict[str, Any] = {"int8": True, "calibrator": "native", "backend": "tensorrt", "shapes": "x:1x3x32x32"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
-from trtopt.trt import profile_problems, validate_profiles
+from trtopt.trt.profiles import profile_problems, validate_profiles
 
 IDS = TensorInfo("input_ids", "int64", ("batch", "sequence"))
 MASK = TensorInfo("attention_mask", "int64", ("batch", "sequence"))

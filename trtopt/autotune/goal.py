@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.builder.request import BuildRequest
@@ -27,7 +26,7 @@ from trtopt.core.library_output import importing
 from trtopt.core.values import read_share
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
-from trtopt.data.rebatch import samples_first
+from trtopt.data.rebatch import Arrays, samples_first
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
@@ -39,7 +38,6 @@ from trtopt.ort.sessions import as_taken, open_session
 PURPOSE = "tuning"
 REFERENCE = "reference"  # an argument of the user's own function
 ROUNDS = (16, 8, 4, 2)  # a graph is looked at after so many parts of the samples
-Arrays = Mapping[str, NDArray[Any]]
 Metric = Callable[..., float]
 
 

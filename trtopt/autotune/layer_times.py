@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
-from trtopt.autotune.selection import EQUAL, Arrays, at_opt, measured
+from trtopt.autotune.selection import EQUAL, at_opt, measured
 from trtopt.autotune.tuning import Tuning, Work
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
@@ -25,6 +25,7 @@ from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
+from trtopt.data.rebatch import Arrays
 from trtopt.diagnosis.measured import Profiled
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
@@ -209,12 +210,10 @@ def layer_times(
             inputs, _ = at_opt(sessions[0].inputs, profile, map(sessions[0].taken, samples))
             runs.append([session.profile(session.taken(inputs)) for session in sessions])
     totals = [run[0].total_ms for run in runs]
-    shares = [
-        _mean(
-            [{node: ms / total for node, ms in by_node(run[number], work).items()} for run, total in zip(runs, totals)]
-        )
-        for number in range(len(sessions))
-    ]
+    shares = []
+    for times in zip(*runs):
+        each = [{node: ms / total for node, ms in by_node(item, work).items()} for item, total in zip(times, totals)]
+        shares.append({node: statistics.fmean(item[node] for item in each) for node in each[0]})
     return Measured(
         quantized=shares[1],
         floating=shares[0],
@@ -269,7 +268,3 @@ def profiled_by_node(profile: Profiled, work: Mapping[str, int]) -> tuple[dict[s
 def _shortest(times: LayerTimes) -> float:
     """Milliseconds of the shortest layer with products: of the others some launch nothing."""
     return min((layer.ms for layer in times.layers if layer.kind != "other"), default=0.0)
-
-
-def _mean(shares: list[dict[str, float]]) -> dict[str, float]:
-    return {node: statistics.fmean(item[node] for item in shares) for node in shares[0]}

@@ -24,7 +24,7 @@ from trtopt.core.progress import Reporter
 from trtopt.core.values import Profile, TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
-from trtopt.data.rebatch import filled, laid_out, rebatched, samples_first
+from trtopt.data.rebatch import Arrays, filled, laid_out, rebatched, samples_first
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
@@ -34,7 +34,6 @@ from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import in_turns
 
-Arrays = Mapping[str, NDArray[Any]]
 Name = TypeVar("Name", bound=str)
 LOST = 10.0  # dB: below, an engine's results aren't those of its model
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better

@@ -42,7 +42,6 @@ from trtopt.graph.proto import fingerprint, tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 
-Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 MOST = 2 / 3  # of the noise: what makes as much decides what helps
 BETTER = 0.5  # of a scale's noise: where another makes less, it is wrong

@@ -55,7 +55,8 @@ from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
-from trtopt.trt import Generation, select
+from trtopt.trt import select
+from trtopt.trt.generation import Generation
 
 IN_ROWS = "tuned: it computes one row a sample, and the engine was measured to be faster with it in floating point"
 Work = Mapping[str, int]  # node → multiply-accumulates

@@ -16,7 +16,7 @@ from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shape
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, TensorInfo, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import manifest_path
-from trtopt.trt import validate_profiles
+from trtopt.trt.profiles import validate_profiles
 
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 

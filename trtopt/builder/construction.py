@@ -86,7 +86,9 @@ from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import damaged, fp16_hazards, one_sample
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.trt import BuiltPlan, Generation, refusal, select
+from trtopt.trt import select
+from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.parsing import refusal
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for

@@ -23,7 +23,8 @@ from trtopt.graph.io import save_model
 from trtopt.graph.passes import embed
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.proto import infer_shapes, whole_copy
-from trtopt.trt import HEAVY_OPS, select
+from trtopt.trt import select
+from trtopt.trt.layers import HEAVY_OPS
 
 _SAME = (
     "precision", "remainder", "io_fp32", "fp8_layers", "workspace", "optimization_level", "hardware_compatibility", "sparsity",

@@ -25,8 +25,8 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, LayerInfo, Precision
 from trtopt.core.words import first_of
 from trtopt.engine.manifest import HEAVY
-from trtopt.trt import HEAVY_OPS, BuiltPlan
-from trtopt.trt.layers import profile_suffix
+from trtopt.trt.generation import BuiltPlan
+from trtopt.trt.layers import HEAVY_OPS, profile_suffix
 
 REGION = "ForeignNode"  # in the name of a layer that hides others
 SECONDS = 300

@@ -29,8 +29,8 @@ from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.trt import BuiltPlan, Generation
 from trtopt.trt.capabilities import Capabilities
+from trtopt.trt.generation import BuiltPlan, Generation
 
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
 _MEANS = ("ReduceMean", "GlobalAveragePool")

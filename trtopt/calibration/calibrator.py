@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.calibration.ahead import OpenedAhead, worth_opening
@@ -47,7 +46,7 @@ from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_o
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
-from trtopt.data.rebatch import alone
+from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
@@ -408,7 +407,7 @@ def _measured(
 
 def half_ranges(
     proto: ModelProto,
-    probes: Sequence[Mapping[str, NDArray[Any]]],
+    probes: Sequence[Arrays],
     counted: Mapping[str, Histogram],
     threads: int | None = None,
     reporter: Reporter = SILENT,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.errors import TrtoptError
+from trtopt.data.rebatch import Arrays
 from trtopt.graph.proto import Links, attribute, empty_as, in_memory, to_array
 from trtopt.ort.sessions import OnnxSession
 
@@ -78,7 +79,7 @@ def record(proto: ModelProto, expected: Expected) -> None:
     proto.metadata_props.add(key=KEY, value=text)
 
 
-def producer_of(proto: ModelProto, feed: Mapping[str, NDArray[Any]], values: NDArray[Any]) -> str | None:
+def producer_of(proto: ModelProto, feed: Arrays, values: NDArray[Any]) -> str | None:
     """Which of the first convolutions' outputs holds `values` when `feed` is run; None: none does."""
     names = [str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"][:4]
     scale = float(np.abs(values).max()) or 1.0
@@ -100,7 +101,7 @@ def first_layers(proto: ModelProto) -> ModelProto:
     return part
 
 
-def examine(proto: ModelProto, samples: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, Any]:
+def examine(proto: ModelProto, samples: Sequence[Arrays]) -> dict[str, Any]:
     """Compare samples with what the model was trained on.
 
     Args:
@@ -157,7 +158,7 @@ def _sentence(shift: float, spread: float, source: str) -> str:
     return f"{finding}: {cause}; check `preprocess=`, or the arrays in `data=`"
 
 
-def _raw_pixels(samples: Iterable[Mapping[str, NDArray[Any]]], tensor: str, std: Floats) -> dict[str, Any]:
+def _raw_pixels(samples: Iterable[Arrays], tensor: str, std: Floats) -> dict[str, Any]:
     arrays = [array for sample in samples for array in sample.values() if array.ndim == 4]
     low, high = min(float(item.min()) for item in arrays), max(float(item.max()) for item in arrays)
     spread = float(np.median(std))
@@ -195,7 +196,7 @@ def _first_convolution(proto: ModelProto) -> str | None:
     return next((str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"), None)
 
 
-def _run(proto: ModelProto, tensor: str, feeds: Iterable[Mapping[str, NDArray[Any]]]) -> Iterator[NDArray[Any]]:
+def _run(proto: ModelProto, tensor: str, feeds: Iterable[Arrays]) -> Iterator[NDArray[Any]]:
     """`tensor` for each feed, from the part of the graph that it needs."""
     part = _upstream(proto, tensor)
     inputs = [value.name for value in part.graph.input]

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, coarser, count
 
-__all__ = ["BINS", "Histogram", "merged"]
-
 
 @dataclass(eq=False)
 class Histogram:

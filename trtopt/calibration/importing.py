@@ -38,7 +38,7 @@ from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.view import to_ir
 
 if TYPE_CHECKING:
-    from trtopt.trt import NetworkLayer
+    from trtopt.trt.parsing import NetworkLayer
 
 MISSING = ("error", "float")
 NO_SCALE = "the imported calibration cache has no scale for what it reads"

@@ -7,23 +7,21 @@ calibrated as a sample of its own, without the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.core.errors import MissingDependency, ModelError
 from trtopt.data.convert import single_runs
-from trtopt.data.rebatch import joined
+from trtopt.data.rebatch import Arrays, joined
 from trtopt.graph.inputs import network_inputs
 from trtopt.ort.sessions import OnnxSession
 
 _MOST = 0.01  # of the largest value: what sums in another order never make
 
 
-def mixing(proto: ModelProto, probes: Sequence[Mapping[str, NDArray[Any]]]) -> str:
+def mixing(proto: ModelProto, probes: Sequence[Arrays]) -> str:
     """A warning where two samples give something else together than alone; "" where they don't, or it can't be tried.
 
     Args:

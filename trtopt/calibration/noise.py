@@ -20,6 +20,7 @@ from onnx import ModelProto
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
 from trtopt.data.convert import Run, single_runs
+from trtopt.data.rebatch import Arrays
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
@@ -29,7 +30,6 @@ from trtopt.graph.segments import Segment, Slot, divided, joined
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import as_taken, open_session
 
-Arrays = Mapping[str, NDArray[Any]]
 # A place, its noise, and at other scales: factor → noise.
 Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
 PURPOSE = "measuring quantization noise"
@@ -147,9 +147,7 @@ class Parts:
         for name in self.dead[number]:
             values.pop(name, None)
 
-    def noise(
-        self, outputs: Callable[[Sample], Mapping[str, NDArray[Any]]], samples: Sequence[Sample] | None = None
-    ) -> dict[str, float]:
+    def noise(self, outputs: Callable[[Sample], Arrays], samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """Noise power of what `outputs` gives, over these samples (None: all), as a share of the signal's.
 
         Infinite where values aren't finite that are so in floating point; what isn't finite there doesn't count.

@@ -28,7 +28,7 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.convert import converted
-from trtopt.data.rebatch import alone, filled, laid_out, rebatched, samples_in
+from trtopt.data.rebatch import Arrays, alone, filled, laid_out, rebatched, samples_in
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.proto import node_label
 from trtopt.ort import sessions
@@ -58,7 +58,7 @@ class Observation:
 def observe(
     proto: ModelProto,
     tensors: Sequence[str],
-    batches: Iterable[Mapping[str, NDArray[Any]]],
+    batches: Iterable[Arrays],
     *,
     threads: int | None = None,
     shard: bool = False,
@@ -250,7 +250,7 @@ def open_session(proto: ModelProto, outputs: Sequence[str], *, unordered: bool =
 
 
 def _feeds(
-    batches: Iterable[Mapping[str, NDArray[Any]]], inputs: Mapping[str, TensorInfo], together: int = 1
+    batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo], together: int = 1
 ) -> Iterator[tuple[Feed, int, int]]:
     """What to run: the arrays, how many new samples are in them, and how many times over.
 
@@ -273,7 +273,7 @@ def _feeds(
             start += fresh
 
 
-def _fitting(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]) -> Feed:
+def _fitting(batch: Arrays, inputs: Mapping[str, TensorInfo]) -> Feed:
     absent = [name for name in inputs if name not in batch]
     if absent:
         raise DataError(f"the data lacks the input {absent[0]!r}; it has {', '.join(batch) or 'nothing'}")

@@ -15,12 +15,14 @@ import math
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trtopt.data.rebatch import Arrays
 
 Floats = NDArray[np.float32]
 
@@ -74,9 +76,7 @@ class Survey:
         self.samples: list[Sample] = []
         self.probes: dict[str, dict[str, NDArray[Any]]] = {}
 
-    def watch(
-        self, batches: Iterable[Mapping[str, NDArray[Any]]], check: Callable[[], None] = lambda: None
-    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+    def watch(self, batches: Iterable[Arrays], check: Callable[[], None] = lambda: None) -> Iterator[Arrays]:
         """The same batches, looked at as they are read; `check` is called after each and may raise."""
         number = 0
         for batch in batches:
@@ -89,7 +89,7 @@ class Survey:
             check()
             yield batch
 
-    def add(self, name: str, feed: Mapping[str, NDArray[Any]]) -> None:
+    def add(self, name: str, feed: Arrays) -> None:
         """Look at one sample: input name → array without the sample axis."""
         flats = [
             np.ascontiguousarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"
@@ -134,7 +134,7 @@ class Survey:
         """The probes, in an order of their own."""
         return [feed for _, feed in sorted(self.probes.items())]
 
-    def _keep(self, digest: str, feed: Mapping[str, NDArray[Any]]) -> None:
+    def _keep(self, digest: str, feed: Arrays) -> None:
         """Keep the samples of the lowest digests: the same ones in any order."""
         size = sum(array.nbytes for array in feed.values())
         most = max(2, min(PROBES, PROBE_BYTES // max(size, 1)))
@@ -257,7 +257,7 @@ def random_tokens(samples: Sequence[Sample]) -> list[Sample]:
     return texts if span >= VOCABULARY and expected >= 10 and repeats < 2 * expected else []
 
 
-def _tokens(feed: Mapping[str, NDArray[Any]]) -> bytes:
+def _tokens(feed: Arrays) -> bytes:
     # A text is one row a sample; numbers of several axes are categories or edges, which may well be spread evenly.
     sequences = [array for array in feed.values() if array.dtype.kind in "iu" and array.ndim == 1 and array.size >= 8]
     if not sequences:
@@ -277,7 +277,7 @@ def _plain(name: str, image: Floats) -> str:
     return f"{name!r} is {text} everywhere"
 
 
-def checksum(feed: Mapping[str, NDArray[Any]]) -> int:
+def checksum(feed: Arrays) -> int:
     """CRC-32 of all the content, by name."""
     value = 0
     for name in sorted(feed):

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.calibration.counting import LOWEST_EXPONENT
-from trtopt.calibration.histogram import BINS, Histogram, merged
+from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
+from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.thresholds import choose
 from trtopt.core.documents import (
     AnyText,

@@ -222,7 +222,7 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         rows = [
             (
                 f"{item.share:.1%}",
-                _out(item),
+                f"{item.left_out}, {item.in_fp8} in FP8" if item.in_fp8 else str(item.left_out),
                 f"{item.snr_db:.1f}",
                 item.figure,
                 str(item.samples),
@@ -251,10 +251,6 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         yield f"  {result.comparison['why']}"
     if result.not_measured:
         yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
-
-
-def _out(choice: Any) -> str:
-    return f"{choice.left_out}, {choice.in_fp8} in FP8" if choice.in_fp8 else str(choice.left_out)
 
 
 @command_of(InspectRequest, "trtopt inspect model.engine --diff other.engine")

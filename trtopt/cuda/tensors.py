@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
 from trtopt.data.convert import numpy_dtype
-from trtopt.data.rebatch import chunks
+from trtopt.data.rebatch import Arrays, chunks
 
 Shape = tuple[int, ...]
 
@@ -103,7 +103,7 @@ class Signature:
             )
         return min(candidates, key=lambda index: _distance(shapes_by_name, self.profiles[index]))
 
-    def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
+    def batches(self, inputs: Arrays) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
         """Samples in batches as large as the profiles allow, as `Session.batches`."""
         self.check_names(inputs)
         counts = {name: np.shape(array)[0] if np.ndim(array) else 0 for name, array in inputs.items()}

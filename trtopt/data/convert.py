@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.data.rebatch import Batch, alone, chunks, laid_out, samples_in
+from trtopt.data.rebatch import Arrays, alone, chunks, laid_out, samples_in
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -100,14 +100,14 @@ class Run:
     def real(self) -> int:
         return samples_in(self.samples)
 
-    def cut(self, outputs: Batch) -> dict[str, NDArray[Any]]:
+    def cut(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
         """What the model gives for `feed`, without the samples that a fixed batch was filled up with."""
         real, size = self.real, self.size
         filled = {name for name, array in outputs.items() if real < size and array.ndim and len(array) == size}
         return {name: array[:real] if name in filled else array for name, array in outputs.items()}
 
 
-def single_runs(inputs: Mapping[str, TensorInfo], batches: Iterable[Batch]) -> Iterator[Run]:
+def single_runs(inputs: Mapping[str, TensorInfo], batches: Iterable[Arrays]) -> Iterator[Run]:
     """Samples as a model takes them, one at a time.
 
     Of a model whose inputs share a fixed batch, as many at a time as that holds, the last ones filled up.

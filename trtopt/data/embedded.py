@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import Profile, ShapeRange, TensorInfo
 from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.data.rebatch import Arrays
 
 Floats = NDArray[np.float64]
-Arrays = Mapping[str, NDArray[Any]]
 _WHOLE = 0.01  # how far from a whole number a pixel may be found, of grey levels
 
 

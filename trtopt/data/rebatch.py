@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DataError
 from trtopt.core.values import TensorInfo
 
-Batch = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any]]
 
 
 def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
@@ -42,7 +42,7 @@ def alone(infos: Iterable[TensorInfo]) -> bool:
     return any(info.batch_axis != 0 for info in infos)
 
 
-def laid_out(batch: Batch, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
+def laid_out(batch: Arrays, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
     """A batch as a model takes it: with samples on other axes; of what is one sample as a whole, the first one."""
     axes = {info.name: info.batch_axis for info in infos}
     return {name: _laid_out(array, axes.get(name, 0)) for name, array in batch.items()}
@@ -68,7 +68,7 @@ def _laid_out(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
     return np.ascontiguousarray(np.moveaxis(array, 0, axis))
 
 
-def joined(batches: Iterable[Batch]) -> dict[str, NDArray[Any]]:
+def joined(batches: Iterable[Arrays]) -> dict[str, NDArray[Any]]:
     """One batch of all samples, in order; a single batch's arrays as they are. At least one batch is needed."""
     parts = list(batches)
     if len(parts) == 1:
@@ -76,12 +76,12 @@ def joined(batches: Iterable[Batch]) -> dict[str, NDArray[Any]]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def filled(batch: Batch, size: int) -> dict[str, NDArray[Any]]:
+def filled(batch: Arrays, size: int) -> dict[str, NDArray[Any]]:
     """`size` samples: the batch's first ones, and where it has fewer, from the first on again as often as it takes."""
     return {name: array if len(array) == size else array[np.arange(size) % len(array)] for name, array in batch.items()}
 
 
-def chunks(batch: Batch, most: int, least: int = 1) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
+def chunks(batch: Arrays, most: int, least: int = 1) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
     """At most `most` samples at a time, each chunk with how many of its samples are real.
 
     What is left at the end and is fewer than `least` is filled up with its last sample.
@@ -95,12 +95,12 @@ def chunks(batch: Batch, most: int, least: int = 1) -> Iterator[tuple[dict[str, 
         yield chunk, size
 
 
-def rebatched(batches: Iterable[Batch], size: int) -> Iterator[dict[str, NDArray[Any]]]:
+def rebatched(batches: Iterable[Arrays], size: int) -> Iterator[dict[str, NDArray[Any]]]:
     """The same samples in the same order, `size` at a time.
 
     Fewer at the end, and before samples of other shapes than those before them, which can't share a batch.
     """
-    pending: list[Batch] = []
+    pending: list[Arrays] = []
     count = 0
     for batch in batches:
         if pending and any(pending[0][name].shape[1:] != array.shape[1:] for name, array in batch.items()):

@@ -19,7 +19,7 @@ from trtopt.diagnosis.probes import ask
 
 if TYPE_CHECKING:
     from trtopt.engine.manifest import Manifest
-    from trtopt.trt import PlanHeader
+    from trtopt.trt.plans import PlanHeader
 
 CHECKING = 600.0  # seconds for `check`, of a large model on a slow machine
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -54,7 +54,7 @@ def examine_file(path: Path, host: Host) -> tuple[dict[str, str], list[HostFindi
 
 def _plan(path: Path, start: bytes, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
     from trtopt.engine.manifest import load_manifest
-    from trtopt.trt import plan_header
+    from trtopt.trt.plans import plan_header
 
     header = plan_header(start)
     if header is None:
@@ -153,8 +153,9 @@ def _rebuild(path: Path, manifest: Manifest) -> str:
 def _version(
     path: Path, header: PlanHeader, manifest: Manifest | None, host: Host, rebuild: str
 ) -> Iterator[HostFinding]:
-    from trtopt.trt import LEAN, plan_origin
+    from trtopt.trt import LEAN
     from trtopt.trt.compatibility import PlanOrigin, runs_on, unread
+    from trtopt.trt.plans import plan_origin
 
     product = "tensorrt_rtx" if header.product == "TensorRT-RTX" else "tensorrt"
     modules = [product, *LEAN] if product == "tensorrt" else [product]

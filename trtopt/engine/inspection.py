@@ -23,8 +23,10 @@ from trtopt.cuda.device import probe
 from trtopt.engine.difference import EngineDifference, compare, facts
 from trtopt.engine.manifest import Manifest, load_manifest, precision_summary, read_manifest
 from trtopt.engine.request import InspectRequest
-from trtopt.trt import check_maker, loaders, plan_loader, plan_origin, runs_on
+from trtopt.trt import loaders, plan_loader
+from trtopt.trt.compatibility import runs_on
 from trtopt.trt.layers import LayerReport, from_inspector
+from trtopt.trt.plans import check_maker, plan_origin
 
 _WIDTHS = {"bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
 _WIDTHS |= {"float8_e4m3fn": 1, "int16": 2, "float64": 8}

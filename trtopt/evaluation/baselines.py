@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError, require
 from trtopt.core.foreign import essence
+from trtopt.data.rebatch import Arrays
 from trtopt.evaluation.request import BenchRequest
 from trtopt.frontend.modules import open_source
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread
 
-Arrays = Mapping[str, NDArray[Any]]
 BASELINES = ("torch", "onnxruntime", "polygraphy")
 _WARM = 3
 

@@ -27,7 +27,7 @@ from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
-from trtopt.data.rebatch import filled, joined, laid_out, samples_in
+from trtopt.data.rebatch import Arrays, filled, joined, laid_out, samples_in
 from trtopt.engine.manifest import Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
@@ -37,7 +37,6 @@ from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, MemoryReport, Session
 from trtopt.runtime.timing import Spread, in_turns, timed
 
-Arrays = Mapping[str, NDArray[Any]]
 _ROUNDS = 5
 _SECONDS = 10.0  # that one way of running may take for one batch; ONNX Runtime on a CPU would need minutes
 _WARM_SECONDS = 2.0

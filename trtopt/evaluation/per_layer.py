@@ -25,7 +25,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
-from trtopt.data.rebatch import alone, chunks, laid_out
+from trtopt.data.rebatch import Arrays, alone, chunks, laid_out
 from trtopt.evaluation.outputs import decibels, in_db
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
@@ -43,7 +43,6 @@ _BEHIND = "_dequantized"  # what trtopt calls a tensor behind its Q/DQ pair
 _STAND_IN = "/given"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 Array = NDArray[Any]
-Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from trtopt.core.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from trtopt.evaluation.verify import Arrays, Runner
+    from trtopt.data.rebatch import Arrays
+    from trtopt.evaluation.verify import Runner
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
-from trtopt.data.rebatch import alone, chunks, joined, laid_out, samples_first
+from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
@@ -44,9 +44,8 @@ from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
-from trtopt.trt import plan_header
+from trtopt.trt.plans import plan_header
 
-Arrays = Mapping[str, NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
 
@@ -181,7 +180,8 @@ def verify(request: VerifyRequest) -> Agreement:
         if graph is None:
             why = "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})"
             raise _refused(engine, reference, engine, why)
-    check_reference(reference, request.candidate)
+    if (other := engine_file(reference)) is not None:  # results are held against a model's
+        raise _refused(other, reference, request.candidate)
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
     old: Any = reference
@@ -307,12 +307,6 @@ def engine_file(candidate: Any) -> Path | None:
         return None
     with path.open("rb") as file:
         return path if plan_header(file.read(64)) is not None else None
-
-
-def check_reference(reference: Any, candidate: Any) -> None:
-    """Refuse a TensorRT engine as reference: results are held against a model's."""
-    if (engine := engine_file(reference)) is not None:
-        raise _refused(engine, reference, candidate)
 
 
 def _refused(engine: Path, reference: Any, candidate: Any, why: str = "here") -> UsageError:

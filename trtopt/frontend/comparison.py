@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.core.errors import ExportMismatch, ModelError
 from trtopt.core.foreign import essence
 from trtopt.core.temporary import scratch
+from trtopt.data.rebatch import Arrays
 from trtopt.frontend.failures import types_hint
 from trtopt.frontend.forward import INNER
 from trtopt.frontend.samples import Subject, made_up
@@ -147,7 +147,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
-def _refuse(subject: Subject, size: int, expected: Mapping[str, NDArray[Any]], gap: str, sampled: str) -> NoReturn:
+def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
     held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
     again = dict(zip(expected, subject(subject.batch(size))))

@@ -17,12 +17,12 @@ from trtopt.core.values import TensorInfo
 from trtopt.data import open_data
 from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.arrays import usable
-from trtopt.data.rebatch import joined
+from trtopt.data.rebatch import Arrays, joined
 from trtopt.graph.io import Model
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.recipes.loader import package_file
 
-Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
+Sample = str | os.PathLike[str] | Arrays | NDArray[Any]
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
 SAMPLES = 4
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
@@ -105,7 +105,7 @@ class Subject:
     text: str
     module: Any
     infos: tuple[TensorInfo, ...]
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Arrays
 
     @property
     def first(self) -> int | str:
@@ -144,7 +144,7 @@ class Subject:
                     batch[info.name] = array.take(np.arange(size) % array.shape[axis], axis)
         return batch
 
-    def tensors(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+    def tensors(self, batch: Arrays) -> tuple[Any, ...]:
         first = next(self.module.parameters(), None)
         device = "cpu" if first is None else first.device
         return tuple(self._tensor(batch[info.name]).to(device) for info in self.infos)
@@ -154,12 +154,12 @@ class Subject:
             return self.torch.from_numpy(array.astype(np.float32)).bfloat16()
         return self.torch.from_numpy(array.copy())
 
-    def __call__(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+    def __call__(self, batch: Arrays) -> tuple[Any, ...]:
         with self.torch.no_grad(), quiet():
             result: tuple[Any, ...] = self.module(*self.tensors(batch))
         return result
 
-    def outputs(self, batch: Mapping[str, NDArray[Any]], model: Model) -> dict[str, NDArray[Any]]:
+    def outputs(self, batch: Arrays, model: Model) -> dict[str, NDArray[Any]]:
         """PyTorch's outputs under the ONNX file's names."""
         outputs = self(batch)
         if len(outputs) != len(model.outputs):

@@ -28,7 +28,7 @@ from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.values import Override, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.data import ArrayBatches, ImageBatches, open_data
-from trtopt.data.rebatch import alone, joined
+from trtopt.data.rebatch import Arrays, alone, joined
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
@@ -92,7 +92,7 @@ class Shard:
         first: number of its first sample in the data set.
     """
 
-    source: Samples | Path | Mapping[str, NDArray[Any]]
+    source: Samples | Path | Arrays
     first: int
     count: int
 
@@ -272,11 +272,11 @@ def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> Surv
     return survey
 
 
-def _read(model: OpenModel, shard: Shard) -> Iterator[Mapping[str, NDArray[Any]]]:
+def _read(model: OpenModel, shard: Shard) -> Iterator[Arrays]:
     """Batches under the model's own input names: decoded images are shared by models that name theirs otherwise."""
     names = [info.name for info in model.inputs]
     arrays = {names[0]: np.load(shard.source, mmap_mode="r")} if isinstance(shard.source, Path) else shard.source
-    batches: Iterable[Mapping[str, NDArray[Any]]]
+    batches: Iterable[Arrays]
     if isinstance(arrays, Mapping):
         starts = range(0, shard.count, BATCH)
         batches = ({name: values[start : start + BATCH] for name, values in arrays.items()} for start in starts)

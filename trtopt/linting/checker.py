@@ -53,8 +53,8 @@ from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, one_sample, opset_findings, such
 from trtopt.ort.comparison import compare
 from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
-
-__all__ = ["CheckReport", "Finding", "check"]
+from trtopt.trt.generation import Generation
+from trtopt.trt.profiles import profile_problems
 
 TOLERANCE = 1e-3  # of the largest output: folding rounds differently, it doesn't compute something else
 _PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # what its parser says better, if it refuses
@@ -247,7 +247,7 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
         yield Finding("info", "foldable", "", "", str(report), hint)
 
 
-def _ask(generation: trt.Generation, original: ModelProto, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
+def _ask(generation: Generation, original: ModelProto, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
     """What the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
 
     Operators that a build would write out aren't refused.
@@ -333,14 +333,14 @@ def _ranges(request: CheckRequest, model: Model, folded: ModelProto, profiles: S
 
 
 def _request(
-    generation: trt.Generation | None,
+    generation: Generation | None,
     model: Model,
     folded: ModelProto,
     targets: tuple[int, ...],
     profiles: Sequence[Profile],
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
-    for problem in trt.profile_problems(model.inputs, profiles) if profiles else ():
+    for problem in profile_problems(model.inputs, profiles) if profiles else ():
         line = suggested_shapes(model.inputs, profiles[0], longest=longest(folded))
         yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
     if targets and generation is not None:

@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.host import cores
+from trtopt.data.rebatch import Arrays
 from trtopt.graph.half import EXACT, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.typed import FP16_MAX, MASK, SENTINEL, near_fp16_end
@@ -27,7 +28,6 @@ from trtopt.ort.sessions import as_taken, open_session
 PURPOSE = "measuring ranges"
 FP16_NORMAL = 2.0**-14  # the smallest number that FP16 holds with all its digits
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-Feed = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TensorRange:
 
 
 def measure_ranges(
-    proto: ModelProto, feeds: Iterable[Feed], *, threads: int | None = None, but: Collection[str] = ()
+    proto: ModelProto, feeds: Iterable[Arrays], *, threads: int | None = None, but: Collection[str] = ()
 ) -> dict[str, TensorRange]:
     """The ranges of all floating tensors outside of bodies, inputs first, then in graph order.
 
@@ -77,7 +77,7 @@ def measure_ranges(
     if not names and not inputs:
         return {}
 
-    def run(feed: Feed) -> dict[str, NDArray[np.float64]]:
+    def run(feed: Arrays) -> dict[str, NDArray[np.float64]]:
         try:
             values = [] if session is None else session.run(names, as_taken(session, feed))
         except Exception as error:  # ONNX Runtime's exceptions have no common base

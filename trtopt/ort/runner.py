@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from onnx import ModelProto
 from trtopt.core.errors import DataError, ModelError
 from trtopt.core.files import existing_file
 from trtopt.data.convert import converted
-from trtopt.data.rebatch import alone, chunks, joined
+from trtopt.data.rebatch import Arrays, alone, chunks, joined
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
@@ -69,7 +68,7 @@ class OnnxRunner:
         self._types = {name: _DTYPES.get(kind) for name, kind in self._session.inputs.items()}
         self.inputs, self.outputs = tuple(self._types), self._session.outputs
 
-    def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def __call__(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Run once. Arrays are converted to the inputs' types within their kind, such as float16 to float32.
 
         Raises:
@@ -90,7 +89,7 @@ class OnnxRunner:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise DataError(f"{self._what} can't be run on {shapes}: {error}") from error
 
-    def _in_chunks(self, feed: Mapping[str, NDArray[Any]], size: int) -> dict[str, NDArray[Any]]:
+    def _in_chunks(self, feed: Arrays, size: int) -> dict[str, NDArray[Any]]:
         """Run a model of a fixed batch on any number of samples: the last chunk is filled up, and what that gives dropped."""
         return joined(
             {

@@ -17,7 +17,10 @@ from trtopt.runtime.contexts import Source
 from trtopt.runtime.profiling import LayerTimes, profile_slot
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.trt import LoadedEngine, Loader, PlanOrigin, host_code_refused, plan_loader, plan_origin, unrecorded
+from trtopt.trt import plan_loader
+from trtopt.trt.compatibility import PlanOrigin
+from trtopt.trt.loader import Loader
+from trtopt.trt.plans import LoadedEngine, host_code_refused, plan_origin, unrecorded
 
 
 def ordinals(devices: str | Sequence[int]) -> list[int]:

@@ -448,15 +448,10 @@ def _wait_until_ready(
                 reader.join(5.0)
                 raise ServerFailed(f"tritonserver ended with exit status {status} before it was ready", _faults(last))
             with contextlib.suppress(urllib.error.URLError, OSError), client.open(address, timeout=2) as answer:
-                # Another server may have the port; ours then fails to take it, and ends.
-                if answer.status == 200 and _listens(last):
+                # Another server may have the port; ours then fails to take it, and ends. The metrics' is its last.
+                if answer.status == 200 and any("Started Metrics Service" in line for line in tuple(last)):
                     return
             time.sleep(0.05)
-
-
-def _listens(last: deque[str]) -> bool:
-    """Whether it has all its ports: the metrics' is the last that it takes."""
-    return any("Started Metrics Service" in line for line in tuple(last))
 
 
 def _check_ports(host: str, ports: Sequence[int]) -> None:

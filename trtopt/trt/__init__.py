@@ -18,51 +18,11 @@ from trtopt.core.errors import NoBackend
 from trtopt.core.values import choice, chosen_builder
 from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
-from trtopt.trt.capabilities import Capabilities
-from trtopt.trt.compatibility import PlanOrigin, numbers, runs_on
-from trtopt.trt.generation import BuiltPlan, Generation
-from trtopt.trt.layers import HEAVY_OPS
+from trtopt.trt.compatibility import PlanOrigin, numbers
+from trtopt.trt.generation import Generation
 from trtopt.trt.loader import Lean, Loader
-from trtopt.trt.parsing import NetworkLayer, refusal
-from trtopt.trt.plans import (
-    LoadedEngine,
-    PlanHeader,
-    check_maker,
-    host_code_refused,
-    plan_header,
-    plan_origin,
-    unrecorded,
-)
-from trtopt.trt.profiles import profile_problems, validate_profiles
-from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
+from trtopt.trt.rtx import TensorRTRTX
 from trtopt.trt.tensorrt8 import TensorRT8
-
-__all__ = [
-    "DEFAULT_TARGETS",
-    "HEAVY_OPS",
-    "LEAN",
-    "BuiltPlan",
-    "Capabilities",
-    "Generation",
-    "LoadedEngine",
-    "Loader",
-    "NetworkLayer",
-    "PlanHeader",
-    "PlanOrigin",
-    "check_maker",
-    "host_code_refused",
-    "installed",
-    "loaders",
-    "plan_header",
-    "plan_loader",
-    "plan_origin",
-    "profile_problems",
-    "refusal",
-    "runs_on",
-    "select",
-    "unrecorded",
-    "validate_profiles",
-]
 
 _FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: Generation, 11: Generation}
 LEAN = ("tensorrt_lean", "tensorrt_lean_bindings")  # 8.6's wheel and the metapackage; the bindings alone

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
 from trtopt.core.errors import (
     BackendError,
     BuildFailed,
@@ -32,6 +30,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, current_gpu
+from trtopt.data.rebatch import Arrays
 from trtopt.trt import lean_library, parsing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
@@ -262,7 +261,7 @@ class Generation(Loader):
         quantized: bool,
         layer_precision: Mapping[str, Precision] | None = None,
         preferred: Mapping[str, Precision] | None = None,
-        calibration: Iterable[Mapping[str, NDArray[Any]]] | None = None,
+        calibration: Iterable[Arrays] | None = None,
         calibration_batch: int = 8,
         calibration_cache: bytes | None = None,
         name: str = "",

@@ -15,10 +15,9 @@ from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest, 
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.cuda.device import Device
 from trtopt.data.convert import converted
-from trtopt.data.rebatch import rebatched
+from trtopt.data.rebatch import Arrays, rebatched
 from trtopt.trt.layers import onnx_nodes
 
-Batch = Mapping[str, NDArray[Any]]
 Upload = Callable[[str, NDArray[Any]], int]
 """Copy one input's batch to the GPU and give the address; the buffer stays until the next batch of that input."""
 
@@ -32,7 +31,7 @@ class Options:
     quantized: bool
     layer_precision: Mapping[str, Precision]
     preferred: Mapping[str, Precision]
-    batches: Iterable[Batch] | None
+    batches: Iterable[Arrays] | None
     batch: int
     cache: bytes | None
 
