@@ -6,10 +6,10 @@ The system drops them however their process ends, so that a killed one leaves no
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +17,9 @@ from pathlib import Path
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.errors import OutputError
 from trtopt.core.progress import SILENT, Reporter
+
+if sys.platform != "win32":
+    import fcntl
 
 POLL = 0.05  # seconds between tries: a wait of the system's couldn't be ended by Ctrl-C in every thread
 
@@ -126,7 +129,8 @@ def _held(descriptor: int, path: Path, shared: bool) -> bool:
         OSError: its file system has no locks.
     """
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return True
     except (BlockingIOError, FileNotFoundError, NotADirectoryError):

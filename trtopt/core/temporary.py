@@ -7,14 +7,17 @@ holds is what a killed run left behind.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from trtopt.core.errors import OutputError
+
+if sys.platform != "win32":
+    import fcntl
 
 SUFFIX = ".trtopt-partial"
 ADVICE = "set TMPDIR to a folder with room"
@@ -75,6 +78,8 @@ def remove_held() -> None:
 
 def remove_leftovers(parent: str | os.PathLike[str]) -> None:
     """Remove what runs that were killed left in `parent`; what can't be removed stays."""
+    if sys.platform == "win32":  # no locks on folders there
+        return
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # held by another process, or gone meanwhile
@@ -89,6 +94,8 @@ def remove_leftovers(parent: str | os.PathLike[str]) -> None:
 def _made(parent: Path, prefix: str) -> tuple[Path, int | None]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=SUFFIX, dir=parent))
+        if sys.platform == "win32":
+            return folder, None
         try:
             return folder, _lock(folder)
         except (BlockingIOError, FileNotFoundError):  # a run that removes leftovers was faster
@@ -97,19 +104,21 @@ def _made(parent: Path, prefix: str) -> tuple[Path, int | None]:
             return folder, None
 
 
-def _lock(folder: str | os.PathLike[str]) -> int:
-    """A descriptor that holds the folder's lock, if it is a folder.
+if sys.platform != "win32":
 
-    Raises:
-        BlockingIOError: another process holds it.
-        OSError: it is gone, or can't be locked.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
-            raise FileNotFoundError(folder)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    def _lock(folder: str | os.PathLike[str]) -> int:
+        """A descriptor that holds the folder's lock, if it is a folder.
+
+        Raises:
+            BlockingIOError: another process holds it.
+            OSError: it is gone, or can't be locked.
+        """
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
+                raise FileNotFoundError(folder)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+_NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+
 
 def driver_library() -> ctypes.CDLL | None:
     """None where no driver is installed."""
-    for name in ("libcuda.so.1", "libcuda.so"):
+    for name in _NAMES:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None

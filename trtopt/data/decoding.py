@@ -68,7 +68,8 @@ def _make_rooms() -> None:
 _files: _Room
 _images: _Room
 _make_rooms()
-os.register_at_fork(after_in_child=_make_rooms)  # where the threads that would give back what they took don't live
+if hasattr(os, "register_at_fork"):  # the threads that would give back what they took don't live in a child
+    os.register_at_fork(after_in_child=_make_rooms)
 
 
 def decode(source: bytes | str | os.PathLike[str]) -> NDArray[np.uint8] | str:

@@ -181,7 +181,8 @@ def examine(output: Path | None = None) -> Host:
 
 def _glibc() -> str:
     with contextlib.suppress(OSError, ValueError):
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+        if hasattr(os, "confstr"):
+            return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
     return ""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -155,6 +156,8 @@ def write_at(weights: Sequence[tuple[TensorProto, int]], target: BinaryIO) -> No
 
 def _sent(tensor: TensorProto, target: int) -> bool:
     """Whether the system has copied a weight to where a file stands; False: it can't between these two."""
+    if not sys.platform.startswith("linux"):
+        return False
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path, offset, remaining = entries["location"], int(entries["offset"]), int(entries["length"])
     with _changing(path):

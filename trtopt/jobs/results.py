@@ -85,9 +85,13 @@ class JobResult:
     @property
     def status(self) -> str:
         """The state, and whether there was anything to do."""
-        if self.cached:
-            return f"{self.state} before" if self.kind == "calibrate" else _UP_TO_DATE
-        return self.state
+        return (
+            f"{self.state} before"
+            if self.cached and self.kind == "calibrate"
+            else _UP_TO_DATE
+            if self.cached
+            else self.state
+        )
 
     @property
     def outcome(self) -> str:

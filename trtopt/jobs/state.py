@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
 import stat
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -264,7 +264,15 @@ def check_folder(folder: Path) -> None:
 def _lock(file: IO[str], patience: float = 0.0) -> bool:
     """Take the lock that ends with this process; False if another holds it, after so many seconds still."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(1 << 20)  # beyond the text, which others may read
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         if patience <= 0:
             return False

@@ -754,7 +754,8 @@ def _tell_child() -> None:
         session._forked = True
 
 
-os.register_at_fork(after_in_child=_tell_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_tell_child)
 
 
 def _bytes(memory: str | int | None) -> int | None:
