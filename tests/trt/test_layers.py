@@ -47,6 +47,23 @@ def test_dump() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kernel", "op", "kind"),
+    [
+        ("SlicSlicSlicMulMulMulAddAddMove", "MatMul", "matmul"),
+        ("SlicSlicSlicMulMulMulAddAddAddRelu", "Conv", "convolution"),
+        ("SlicSlicSlicMulMulMulAddAddMove", "Mul", "other"),
+        ("MulMulAddRelu", "Conv", "other"),  # what follows a convolution
+        ("CastMoveSlicSlicSlic", "MatMul", "other"),
+    ],
+)
+def test_a_product_of_three_elements_is_written_out_as_sums(kernel: str, op: str, kind: str) -> None:
+    half = "[ { Name: t, Dimensions: [1], Datatype: Half, Format: x }]"
+    line = f"Name: __myl_{kernel}_myl0_6, LayerType: kgen, Inputs: {half}, Constants: [], Outputs: {half}, Metadata: "
+    (layer,) = from_dump(f"Layers:\n{line}[ONNX Layer: product]\n", {"product": op}).layers
+    assert layer.kind == kind
+
+
 def test_a_layer_without_nodes_stands_beside_those_whose_results_it_takes() -> None:
     def line(name: str, reads: str, writes: str, *nodes: str) -> str:
         given, made = (

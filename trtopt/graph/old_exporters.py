@@ -32,7 +32,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 _AXES = 13  # the opset since which axes of Unsqueeze are an input
 _PADDED = ("Conv", "MaxPool")
 # Of opsets before 7, and without a meaning for who only runs a model: memory that may be used again, training.
-_NEEDLESS = ("consumed_inputs", "is_test", "output_sequence", "broadcast", "axis")
+_NEEDLESS = {"consumed_inputs", "is_test", "output_sequence", "broadcast"}
 _BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Greater", "Less", "Equal")
 Shape = tuple[int | None, ...]
 
@@ -79,8 +79,8 @@ def _to_seven(proto: ModelProto, opset: int, what: str) -> None:
             if now is None:
                 continue
             graph.initializer.extend(_said_by_inputs(node, opset, taken))
-            needless = [*_NEEDLESS] if node.op_type in _BINARY else [*_NEEDLESS][:-1]
-            unknown = [item.name for item in node.attribute if item.name not in (*now.attributes, *needless)]
+            known = _NEEDLESS | now.attributes.keys() | ({"axis"} if node.op_type in _BINARY else set())
+            unknown = [item.name for item in node.attribute if item.name not in known]
             if unknown or len(node.input) > now.max_input:
                 problems.append(f"{node_label(node)} has {', '.join(unknown) or f'{len(node.input)} inputs'}")
     _set_opset(proto, _BROADCASTING - 1)  # in which shapes can be inferred, and broadcasting still is as it was

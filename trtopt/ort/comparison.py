@@ -112,8 +112,8 @@ def _answer(folder: Path) -> None:
     inputs = [converted(info, TensorInfo) for info in request["inputs"]]
     answer: dict[str, str] = {}
     try:
-        compared = together if request["opened"] else gap
-        answer["gap"] = compared(folder, inputs, request["trials"], request["tolerance"], frozenset(request["bounded"]))
+        bounded = frozenset(request["bounded"])
+        answer["gap"] = gap(folder, inputs, request["trials"], request["tolerance"], bounded, opened=request["opened"])
     except ModelError as error:
         answer["problem"] = str(error)
     except MemoryError:
@@ -127,6 +127,8 @@ def gap(
     trials: Sequence[Mapping[str, int]],
     tolerance: float,
     bounded: frozenset[str],
+    *,
+    opened: bool = False,
 ) -> str:
     """What `compare` says of `before.onnx` and `after.onnx` in a folder, run in this process."""
     before = OnnxSession(folder / "before.onnx")
@@ -134,75 +136,51 @@ def gap(
         after = OnnxSession(folder / "after.onnx")
     except ModelError as error:
         return _refused(error)
-    ran = False
-    problem: ModelError | None = None
+    batched = {info.name for info in inputs if 0 in info.open_axes}
+    needed, ran = 1 if opened else 2, 0
+    problem = ModelError("there is no size to try")
     for sizes in trials:
         try:
-            arrays = synthetic_inputs(inputs, sizes)
-            expected = before(arrays)
+            samples = [synthetic_inputs(inputs, sizes)]
+            samples += [{name: np.flip(array).copy() for name, array in samples[0].items()}] if opened else []
+            expected = [before(sample) for sample in samples]
         except ModelError as error:
             problem = error
             if ran:
                 break
             continue
         try:
-            far = difference(expected, after(arrays))
+            actual = after(
+                {
+                    name: np.concatenate([sample[name] for sample in samples]) if name in batched else array
+                    for name, array in samples[0].items()
+                }
+            )
         except ModelError as error:
             return _refused(error)
+        far = difference(_joined(expected, actual), actual)
         if not far.within(tolerance, bounded=bounded):
-            if not sizes and any(_contradicts(expected[name], shape) for name, shape in before.declared.items()):
+            if not sizes and any(_contradicts(expected[0][name], shape) for name, shape in before.declared.items()):
                 # Values of an input are sizes then, and made-up ones aren't those that the model is for.
                 problem = ModelError("made-up inputs give results of other shapes than the model declares")
                 continue
             return str(far)
-        if ran:
+        ran += 1
+        if ran == needed:
             return ""
-        ran = True
-    if not ran and problem is not None:
+    if not ran:
         raise problem
     return ""
 
 
-def together(
-    folder: Path,
-    inputs: Sequence[TensorInfo],
-    trials: Sequence[Mapping[str, int]],
-    tolerance: float,
-    bounded: frozenset[str],
-) -> str:
-    """What `compare` says where `after` is `before` for any batch."""
-    before = OnnxSession(folder / "before.onnx")
-    problem: ModelError | None = None
-    for sizes in trials:
-        try:
-            arrays = synthetic_inputs(inputs, sizes)
-            samples = [arrays, {name: np.flip(array).copy() for name, array in arrays.items()}]
-            expected = [before(sample) for sample in samples]
-        except ModelError as error:
-            problem = error
-            continue
-        try:
-            after = OnnxSession(folder / "after.onnx")
-            open_inputs = {info.name for info in inputs if 0 in info.open_axes}
-            both = {
-                name: np.concatenate([sample[name] for sample in samples]) if name in open_inputs else array
-                for name, array in arrays.items()
-            }
-            actual = after(both)
-        except ModelError as error:
-            return _refused(error)
-        far = difference(_joined(expected, actual), actual)
-        return "" if far.within(tolerance, bounded=bounded) else str(far)
-    raise problem or ModelError("there is no size to try")
-
-
 def _joined(samples: Sequence[Mapping[str, Any]], actual: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs of two samples, put together along the axis that is longer in the outputs of both at once."""
-    joined = {}
-    for name, array in samples[0].items():
-        other, both = samples[1][name], getattr(actual[name], "shape", ())
-        longer = [axis for axis, (one, two) in enumerate(zip(getattr(array, "shape", ()), both)) if one != two]
-        joined[name] = np.concatenate([array, other], longer[0]) if longer else array
+    """Outputs of samples, put together along the axis that is longer in the outputs of all at once."""
+    joined = dict(samples[0])
+    for name, array in joined.items() if len(samples) > 1 else ():
+        shape = getattr(actual[name], "shape", ())
+        longer = [axis for axis, (one, both) in enumerate(zip(getattr(array, "shape", ()), shape)) if one != both]
+        if longer:
+            joined[name] = np.concatenate([sample[name] for sample in samples], longer[0])
     return joined
 
 

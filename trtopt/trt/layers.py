@@ -47,6 +47,8 @@ _FUSED_KINDS = {
     "deconvolution": {"Deco", "Dcon"},
     "matmul": {"Fc", "Gemm", "Bmm", "Matm"},
 }
+# A sum of three or more products, written out element by element: what a product with so few inner elements becomes.
+_WRITTEN_OUT = re.compile(r"(?:Mul){3,}(?:Add){2,}")
 _KINDS = (  # of the layer's type, the first that matches
     (r"reformat|noop", "other"),
     (r"deconv", "deconvolution"),
@@ -288,12 +290,13 @@ def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | N
 
 def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], ops: Mapping[str, str] | None) -> str:
     text = f"{layer_type} {parameters}".lower() + " mha" * ("_mha" in name)
+    # 8.6 runs a Gemm as a 1×1 convolution: where the nodes agree on one heavy operator, they decide.
+    heavy = {HEAVY_OPS[op] for node in nodes if ops and (op := ops.get(node, "")) in HEAVY_OPS}
     kind = next((kind for pattern, kind in _KINDS if re.search(pattern, text)), "")
     if not kind and (match := _FUSED.match(name)):
         words = re.findall(r"[A-Z][a-z0-9]*", match[1])
         kind = next((kind for kind, abbreviations in _FUSED_KINDS.items() if abbreviations.intersection(words)), "")
-    if kind in ("", "other") or not ops:
-        return kind or "other"
-    # 8.6 runs a Gemm as a 1×1 convolution: where the nodes agree on one heavy operator, they decide.
-    heavy = {HEAVY_OPS[op] for node in nodes if (op := ops.get(node, "")) in HEAVY_OPS}
+        kind = kind or ("matmul" if heavy and _WRITTEN_OUT.search(match[1]) else "")
+    if kind in ("", "other"):
+        return "other"
     return heavy.pop() if len(heavy) == 1 else kind

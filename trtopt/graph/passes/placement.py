@@ -91,7 +91,7 @@ class _Search:
     gates: Sequence[_Gate] = ()
     reads: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
-    quantized: list[ir.Node] = field(default_factory=list)
+    quantized: dict[ir.Node, None] = field(default_factory=dict)  # in the order in which they were chosen
     kept: list[Kept] = field(default_factory=list)
     groups: tuple[tuple[str, ...], ...] = ()
     varying: Collection[ir.Value] = ()
@@ -334,7 +334,7 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     if reason:
         search.kept.append(Kept(str(node.name), node.op_type, kept_in, reason))
         return
-    search.quantized.append(node)
+    search.quantized[node] = None
     search.read(node, 0)
     if weight is None:
         search.read(node, 1)
