@@ -459,7 +459,7 @@ def test_samples_show_what_overflows() -> None:
 def test_samples_show_what_is_infinite_in_an_fp16_model() -> None:
     proto, data = overflowing()
     report = check(half(proto), data=data)
-    (finding,) = [item for item in report.findings if item.level == "error" and item.node == "x"]
+    (finding,) = [item for item in report.findings if item.level == "error"]
     assert (finding.code, finding.node, finding.op) == ("not-finite", "up", "MatMul")
     assert "> 65,504, FP16's largest number, and so" in finding.message
     assert "export the model in FP32" in finding.hint
@@ -468,11 +468,7 @@ def test_samples_show_what_is_infinite_in_an_fp16_model() -> None:
 
 def test_samples_show_what_is_not_a_number() -> None:
     proto = model([node("Log", "x", "l", "log"), node("Relu", "l", "y", "relu")])
-    (finding,) = [
-        item
-        for item in check(proto, data={"x": -np.ones((2, 3, 8, 8))}).findings
-        if item.level == "error" and item.node == "x"
-    ]
+    (finding,) = [item for item in check(proto, data={"x": -np.ones((2, 3, 8, 8))}).findings if item.level == "error"]
     assert (finding.node, finding.message) == ("log", "gives 384 values that aren't finite")
     with pytest.raises(UsageError, match="choose one"):
         check(proto, data={"x": np.ones((2, 3, 8, 8))}, images="photos")

@@ -126,7 +126,7 @@ class Sensitivity:
         if self.weights >= MOST:
             advice = "calibration isn't to blame: other samples or another method won't help much"
         elif sum(map(self.share, wrong)) >= (1 - self.weights) / 2:
-            advice = f"{scales}: other samples or another method may help"
+            advice = f"{scales}: other samples, another method, or `repair=True` of calibrate may help"
         else:
             right = [source for source in self.sources if source.scale == "right"]
             enough = sum(map(self.share, [*right, *wrong])) >= (1 - self.weights) / 2

@@ -213,7 +213,7 @@ def _looks_like(content: bytes, path: Path) -> str:
             b"\x89HDF",
             "HDF5, as Keras writes it: Keras' model.export('model.onnx', format='onnx') makes ONNX from the model",
         ),
-        (4, b"TFL3", "a TensorFlow Lite model: tf2onnx's --tflite makes ONNX from it"),
+        (4, b"TFL3", "a TensorFlow Lite model: tf2onnx makes ONNX from it"),
         (4, b"ORTM", "ONNX Runtime's own format: give the ONNX file that it was made from"),
         (0, b"<", "a web page: the download went wrong"),
     ):
