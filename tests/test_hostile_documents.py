@@ -435,14 +435,16 @@ def test_class_names_of_anything(world: World) -> None:
 def test_a_pipelines_ledger_of_anything(tmp_path: Path) -> None:
     accuracy = {"top1": 0.5, "top5": 0.9}
     result = {"samples": 4, "snr_db": 30.0, "top1_agreement": 1.0}
-    result |= {"reference_accuracy": accuracy, "candidate_accuracy": accuracy}
+    result |= {"reference_accuracy": accuracy, "candidate_accuracy": accuracy, "outputs": {}}
     ledger = stages._Ledger(tmp_path)
-    assert ledger.run("verify", {"a": 1}, [], lambda: result, stages._Agreement) == result
+    assert ledger.run("verify", {"a": 1}, [], lambda: result, stages.Compared) == result
+    again = stages._Ledger(tmp_path).run("verify", {"a": 1}, [], lambda: pytest.fail("it ran again"), stages.Compared)
+    assert again == result
     path = tmp_path / "pipeline.json"
 
     def use(mutant: Any) -> None:
         path.write_text(json.dumps(mutant))
-        found = stages._Ledger(tmp_path).run("verify", {"a": 1}, [], lambda: result, stages._Agreement)
+        found = stages._Ledger(tmp_path).run("verify", {"a": 1}, [], lambda: result, stages.Compared)
         assert float(found["snr_db"]) + found["samples"]
         assert found["reference_accuracy"] is None or found["reference_accuracy"]["top1"] + 1
 

@@ -378,8 +378,8 @@ def test_kill_9_and_again_repeats_nothing_and_changes_no_bit(world: World) -> No
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(2 * weight, "w1"))
     onnx.save(model, world.folder / "second.onnx")
     np.savez(world.arrays, x=samples(60))
-    text = LIST.replace('"model.onnx"', '["model.onnx", "second.onnx"]')
-    path, state = listed(world, text.replace('["arrays", "photos"]', '"arrays"')), world.folder / "jobs.state"
+    text = on("arrays").replace('"model.onnx"', '["model.onnx", "second.onnx"]')
+    path, state = listed(world, text), world.folder / "jobs.state"
     command = [sys.executable, "-m", "trtopt", "jobs", "run", str(path), "--shard", "2", "--workers", "1", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
