@@ -259,13 +259,14 @@ def _ask(generation: Generation, original: ModelProto, folded: ModelProto) -> tu
         path = folder / "model.onnx"
         while True:
             save_model(graph, path)
-            issues, ours = generation.unsupported(path), generation.limits(graph)
+            issues = generation.unsupported(path)
             parts = written_out(graph, issues, notes) if issues else None
             if parts is None:
                 break
             graph = parts
         values = () if issues else generation.shape_inputs(path)
     origins = Origins(original, graph)
+    ours = generation.limits(graph) if issues else ()  # asked again: whose an issue is decides its hint
     replaced = "replace it, build with another `backend=`, or move that part outside the engine"
     alike: dict[tuple[str, str], list[Issue]] = {}
     for issue in issues:  # the same reason, whatever tensors it names
