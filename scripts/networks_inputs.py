@@ -43,10 +43,91 @@ def _convnext(channels: tuple[int, ...], depths: tuple[int, ...]) -> Any:
     return ConvNeXt([CNBlockConfig(*stage) for stage in zip(channels, following, depths, strict=True)], layer_scale=0.1)
 
 
+class _Cell(torch.nn.Sequential):  # type: ignore[type-arg]
+    """Convolution, BatchNormalization, SiLU."""
+
+    def __init__(self, inside: int, outside: int, kernel: int = 1, stride: int = 1) -> None:
+        convolution = torch.nn.Conv2d(inside, outside, kernel, stride, kernel // 2, bias=False)
+        super().__init__(convolution, torch.nn.BatchNorm2d(outside), torch.nn.SiLU())
+
+
+class _Stage(torch.nn.Module):
+    """YOLOv8's C2f: half of the channels through blocks one after another, and all of their results joined."""
+
+    def __init__(self, inside: int, outside: int, blocks: int, skips: bool) -> None:
+        super().__init__()
+        half = outside // 2
+        self.first, self.last = _Cell(inside, outside), _Cell((2 + blocks) * half, outside)
+        pairs = [torch.nn.Sequential(_Cell(half, half, 3), _Cell(half, half, 3)) for _ in range(blocks)]
+        self.blocks, self.skips = torch.nn.ModuleList(pairs), skips
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = list(self.first(x).chunk(2, 1))
+        for block in self.blocks:
+            made = block(parts[-1])
+            parts.append(parts[-1] + made if self.skips else made)
+        return self.last(torch.cat(parts, 1))
+
+
+class _Pyramid(torch.nn.Module):
+    """YOLOv8's SPPF: one maximum after another, joined."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.last = _Cell(channels, channels // 2), _Cell(channels * 2, channels)
+        self.pool = torch.nn.MaxPool2d(5, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [self.first(x)]
+        for _ in range(3):
+            parts.append(self.pool(parts[-1]))
+        return self.last(torch.cat(parts, 1))
+
+
+class _Yolo(torch.nn.Module):
+    """Backbone, neck and raw heads as YOLOv8-n's (Jocher et al., 2023); what decodes boxes isn't here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Sequential(
+            _Cell(3, 16, 3, 2),
+            _Cell(16, 32, 3, 2),
+            _Stage(32, 32, 1, True),
+            _Cell(32, 64, 3, 2),
+            _Stage(64, 64, 2, True),
+        )
+        self.middle = torch.nn.Sequential(_Cell(64, 128, 3, 2), _Stage(128, 128, 2, True))
+        self.deep = torch.nn.Sequential(_Cell(128, 256, 3, 2), _Stage(256, 256, 1, True), _Pyramid(256))
+        self.up = torch.nn.Upsample(scale_factor=2)
+        self.neck = torch.nn.ModuleList(
+            [_Stage(*sizes, 1, False) for sizes in ((384, 128), (192, 64), (192, 128), (384, 256))]
+        )
+        self.down = torch.nn.ModuleList([_Cell(64, 64, 3, 2), _Cell(128, 128, 3, 2)])
+        self.boxes, self.classes = (
+            torch.nn.ModuleList(
+                torch.nn.Sequential(_Cell(channels, width, 3), _Cell(width, width, 3), torch.nn.Conv2d(width, last, 1))
+                for channels in (64, 128, 256)
+            )
+            for width, last in ((64, 64), (80, 80))
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        small = self.stem(x)
+        middle = self.middle(small)
+        deep = self.deep(middle)
+        joined = self.neck[0](torch.cat([self.up(deep), middle], 1))
+        first = self.neck[1](torch.cat([self.up(joined), small], 1))
+        second = self.neck[2](torch.cat([self.down[0](first), joined], 1))
+        third = self.neck[3](torch.cat([self.down[1](second), deep], 1))
+        levels = zip(self.boxes, self.classes, (first, second, third), strict=True)
+        return tuple(torch.cat([boxes(level), classes(level)], 1) for boxes, classes, level in levels)
+
+
 # Smaller ones of a family where the family's smallest takes a builder many minutes.
 SMALL: dict[str, Callable[[], Any]] = {
     "convnext_small4": lambda: _convnext((48, 96, 192, 384), (1, 1, 2, 1)),
     "densenet_small": lambda: torchvision.models.DenseNet(32, (4, 6, 8, 6), 64),
+    "yolo_n": _Yolo,
     "vit_small": lambda: torchvision.models.VisionTransformer(224, 16, 6, 6, 384, 1536),
 }
 TORCHVISION = (

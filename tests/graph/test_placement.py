@@ -394,6 +394,79 @@ def test_all_that_reads_what_a_concat_joins_reads_it_quantized_where_no_value_ch
     assert kept.reads["joined"] == (("beside_node", 0),)
 
 
+def darknet_block(activation: str) -> Net:
+    """Two blocks whose sums have an activation on both sides, as CSPDarknet's."""
+    net = Net()
+    before = _activated(net, activation, net.conv("x", "first"), "start")
+    for name in ("one", "two"):
+        branch = _activated(net, activation, net.conv(before, f"{name}_conv"), name)
+        before = net.add("Add", before, branch, out=f"{name}_sum")
+    net.conv(before, "last")
+    return net
+
+
+def _activated(net: Net, activation: str, source: str, out: str) -> str:
+    if activation != "SiLU":
+        return net.add(activation, source, out=out)
+    net.add("Sigmoid", source, out=f"{out}_gate")
+    return net.add("Mul", source, f"{out}_gate", out=out)
+
+
+@pytest.mark.parametrize("activation", ["SiLU", "Relu", "LeakyRelu", "HardSwish"])
+def test_a_sum_of_activations_reads_both_quantized(activation: str) -> None:
+    points = points_of(darknet_block(activation).model("last"))
+    assert {name: slots for name, slots in points.reads.items() if any("sum" in node for node, _ in slots)} == {
+        "start": (("one_conv_node", 0), ("one_sum_node", 0)),
+        "one": (("one_sum_node", 1),),
+        "one_sum": (("two_conv_node", 0), ("two_sum_node", 0)),
+        "two": (("two_sum_node", 1),),
+    }
+
+
+@pytest.mark.parametrize(
+    ("outputs", "override", "left"),
+    [
+        (["last", "two_sum"], None, []),  # needed in floating point, and so is what the second sum reads
+        (["last"], "last_node=fp16", []),
+        (["last"], "two_conv_node=fp16", []),
+        (["last"], "one_conv_node=fp16", ["two_sum"]),
+        (["last"], "one_sum_node=fp16", ["two_sum"]),
+        (["last"], None, ["one_sum", "two_sum"]),
+    ],
+)
+def test_a_sum_that_somebody_needs_in_floating_point_stays_there(
+    outputs: list[str], override: str | None, left: list[str]
+) -> None:
+    model, overrides = darknet_block("Relu").model(*outputs), [Override.parse(override)] if override else []
+    points = points_of(model, overrides=overrides)
+    readers = {node for slots in points.reads.values() for node, _ in slots}
+    assert [name for name in ("one_sum", "two_sum") if f"{name}_node" in readers] == left
+    assert points.reads.keys() <= points_of(darknet_block("Relu").model("last")).reads.keys(), "no scale is lacking"
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_a_nearest_resize_reads_the_scale_of_the_concat_behind_it(mode: str) -> None:
+    """A neck: what is resized has a quantized reader of its own."""
+    net = Net(("batch", 32, 8, 8))
+    net.conv("x", "small", strides=[2, 2])
+    net.add("Relu", "small", out="source")
+    net.conv("x", "wide")
+    net.conv("source", "beside")
+    scales = net.const("scales", [1, 1, 2, 2])
+    net.add("Resize", "source", "", scales, out="up", mode=mode)
+    net.add("Concat", "up", "wide", out="joined", axis=1)
+    net.conv("joined", "last", (32, 64, 1, 1))
+    points = points_of(net.model("last", "beside"))
+    (group,) = points.groups
+    if mode == "nearest":
+        assert points.reads["source"] == (("beside_node", 0), ("up_node", 0))
+        assert set(group) == {"joined", "source", "up", "wide"}
+    else:
+        assert points.reads["source"] == (("beside_node", 0),)
+        assert set(group) == {"joined", "up", "wide"}
+    assert ("up_node", 0) not in points_of(net.model("last", "beside", "up")).reads["source"]
+
+
 def dense_block() -> Net:
     net = Net()
     for name in ("start", "deep"):

@@ -220,6 +220,7 @@ def _searched(search: _Search) -> _Search:
         _norms(search)
         search.groups = _concats(search)
         _readers_of_joined(search)
+        _sums(search)
     return search
 
 
@@ -521,15 +522,59 @@ def _is_norm(search: _Search, node: ir.Node) -> bool:
 
 def _readers_of_joined(search: _Search) -> None:
     """What else reads a Concat's quantized inputs or result reads them quantized, or they are needed in floating point, too: a
-    BatchNormalization, and pooling or a Resize whose result has the same scale, so that no value changes."""
-    group_of = {name: group for group in search.groups for name in group}
+    BatchNormalization, and pooling whose result has the same scale, so that no value changes. What a nearest Resize reads for a
+    Concat gets that scale as well: in INT8 it moves half of the bytes (docs/results/accuracy.md)."""
+    group_of = {name: frozenset(group) for group in search.groups for name in group}
     for node in reversed(list(search.model.graph)):
-        group = group_of.get(str(node.inputs[0].name)) if node.inputs and node.inputs[0] is not None else None
-        if group is None or _override(search, node) is not None:
+        value = node.inputs[0] if node.inputs else None
+        if value is None or value.name in search.bare or _override(search, node) is not None:
             continue
-        moves = node.op_type in ("MaxPool", "Resize") and _preserves(node) and node.outputs[0].name in group
-        if _is_norm(search, node) or (moves and not _gives_floats(search, node.outputs[0])):
+        name, result = str(value.name), node.outputs[0]
+        if node.op_type in ("MaxPool", "Resize") and _preserves(node) and not _gives_floats(search, result):
+            group = group_of.get(str(result.name), frozenset())
+            if node.op_type == "Resize" and group:
+                group |= group_of.get(name, {name})
+                group_of.update(dict.fromkeys(group, group))
+            if name in group:
+                search.read(node, 0)
+        elif name in group_of and _is_norm(search, node):
             search.read(node, 0)
+    search.groups = tuple(dict.fromkeys(tuple(sorted(group_of[name])) for name in search.reads if name in group_of))
+
+
+def _sums(search: _Search) -> None:
+    """An Add of two branches that both end in an activation, as CSPDarknet has it, is part of no convolution's kernel: where
+    its sum is only read quantized it reads INT8 as well; in FP16 it moves twice as many bytes (docs/results/accuracy.md)."""
+    for node in reversed(list(search.model.graph)):
+        if node.op_type != "Add" or node.domain or _override(search, node) is not None:
+            continue
+        if len(node.inputs) != 2 or node.inputs[0] is node.inputs[1] or _gives_floats(search, node.outputs[0]):
+            continue
+        if any(
+            node.name == reader
+            for value in node.inputs
+            for reader, _ in search.reads.get(str(value and value.name), ())
+        ):
+            continue  # a residual, which its convolution adds
+        if sizes(node.inputs[0]) == sizes(node.inputs[1]) and all(_from_int8(search, value) for value in node.inputs):
+            search.read(node, 0)
+            search.read(node, 1)
+
+
+def _from_int8(search: _Search, value: ir.Value | None) -> bool:
+    """Whether it is what a quantized convolution's activation gives, or the sum of two such."""
+    activated = False
+    while value is not None and (node := value.producer()) is not None:
+        silu = _activated(node)
+        activated |= silu is not None or node.op_type in _ACTIVATIONS
+        if node.op_type == "Add":
+            return bool(search.reads.get(str(value.name)))
+        if node.op_type == "Conv":
+            return activated and node in search.quantized
+        if silu is None and node.op_type not in _ACTIVATIONS and not _preserves(node):
+            return False
+        value = silu if silu is not None else node.inputs[0]
+    return False
 
 
 def _preserves(node: ir.Node) -> bool:
