@@ -4,8 +4,9 @@
 
 FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --gates), NAME.modelopt.onnx (what ModelOpt wrote; optional) and
 samples.npz, as scripts/networks_inputs.py writes them.
-First, --jobs networks at a time, what needs no timing is built and stored; then, by itself, each network is tuned, to a limit
-in dB that INT8 everywhere meets (--min-snr), and the engines are timed in turns at batch 1 and 32, a profile of its own each.
+First, --jobs networks at a time (builds of TensorRT 8.6 side by side on one GPU take longer than one after another), what needs
+no timing is built and stored; then, by itself, each network is tuned, to a limit in dB that INT8 everywhere meets (--min-snr),
+and the engines are timed in turns at batch 1 and 32, a profile of its own each.
 --seconds ends the first part, and a network whose engines aren't all there is left out of the second one. Rows are kept as
 FOLDER/NAME.tuned.json, engines beside them, and neither is made twice; the last thing printed is the table of all rows.
 """

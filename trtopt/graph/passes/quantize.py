@@ -103,7 +103,7 @@ def check_scales(points: Points, amax: Mapping[str, float]) -> None:
     if unscaled:
         raise CalibrationError(
             f"the calibration table has no scale for {len(unscaled)} of {len(points.activations)} tensors "
-            f"({first_of(unscaled, 5)}): it was made for another model or other "
+            f"({first_of(unscaled, 5)}): it was made for another model, by an earlier trtopt, or with other "
             "`precision_override=`: give those that calibrate was given, or run trtopt calibrate on this model as it is"
         )
     bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
