@@ -17,7 +17,7 @@ from trtopt.core.documents import converted
 from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, overriding, parse_targets
+from trtopt.core.values import BuildSpec, Override, Precision, overriding, parse_targets
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import save_model
 from trtopt.graph.passes import embed
@@ -81,8 +81,9 @@ def build_with_outputs(
 
 def _spec(manifest: Manifest) -> BuildSpec:
     spec = converted({name: manifest.spec[name] for name in _SAME if name in manifest.spec}, BuildSpec)
-    profiles = tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in manifest.profiles)
-    return replace(spec, profiles=profiles, targets=parse_targets(manifest.targets), allow_precision_fallback=True)
+    return replace(
+        spec, profiles=manifest.ranges, targets=parse_targets(manifest.targets), allow_precision_fallback=True
+    )
 
 
 def _precisions(

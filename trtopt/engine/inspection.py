@@ -17,7 +17,7 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import taking
-from trtopt.core.values import ShapeRange, TensorInfo
+from trtopt.core.values import TensorInfo
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.engine.difference import EngineDifference, compare, facts
@@ -195,8 +195,8 @@ def _tensor_bytes(manifest: Manifest) -> tuple[int | None, int | None]:
     An output's size is known where the inputs have its dimension, by name.
     """
     totals: tuple[list[int | None], list[int | None]] = [], []
-    for profile in manifest.profiles or ({},):
-        largest = {name: ShapeRange.parse(text).max for name, text in profile.items()}
+    for profile in manifest.ranges or ({},):
+        largest = {name: item.max for name, item in profile.items()}
         sizes: dict[str, int] = {}
         for item in manifest.inputs:
             shape = largest.get(item["name"], item["shape"])

@@ -44,6 +44,7 @@ from trtopt.core.values import (
     LayerInfo,
     Override,
     Precision,
+    Profile,
     ShapeRange,
     parse_targets,
 )
@@ -332,6 +333,11 @@ class Manifest:
     def model_preprocess(self) -> Mapping[str, Any] | None:
         """How an image becomes the model's own input; None where unknown."""
         return self.preprocess if self.embedded is None else self.embedded["preprocess"]
+
+    @property
+    def ranges(self) -> tuple[Profile, ...]:
+        """The shapes that each profile allows, of the inputs that aren't fixed."""
+        return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in self.profiles)
 
     @property
     def origin(self) -> PlanOrigin:

@@ -41,12 +41,12 @@ class OnnxSlot:
                 f"{os.fspath(model)} has content {graph.fingerprint[:16]}…; the engine was built from "
                 f"{str(manifest.graph)[:16]}…: build it again with `save_onnx=`"
             )
-        profiles = () if manifest is None else manifest.profiles
+        ranges = () if manifest is None else manifest.ranges
         inputs, outputs = (
             tuple(Tensor(item.name, numpy_dtype(item.dtype), item.sizes, batch_axis=item.batch_axis) for item in items)
             for items in (graph.inputs, graph.outputs)
         )
-        self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in profiles))
+        self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in ranges))
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
     own = 0  # there is no stream
@@ -93,7 +93,6 @@ class OnnxSlot:
         self._runner = None
 
 
-def _profile(texts: Mapping[str, str], inputs: Sequence[Tensor]) -> Profile:
+def _profile(ranges: Profile, inputs: Sequence[Tensor]) -> Profile:
     """A profile as the engine itself would give it: fixed inputs, which the manifest leaves out, with their shape."""
-    fixed_ranges = {item.name: ShapeRange(*[item.shape] * 3) for item in inputs if item.name not in texts}
-    return fixed_ranges | {name: ShapeRange.parse(text) for name, text in texts.items()}
+    return {**{item.name: ShapeRange(*[item.shape] * 3) for item in inputs if item.name not in ranges}, **ranges}

@@ -88,8 +88,9 @@ def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
 def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifest: Manifest | None) -> Interface:
     """With the ranges of a manifest; without one, and where only the batch is open, those that a build would choose."""
     fixed = {info.name: ShapeRange(*[info.sizes] * 3) for info in inputs if not info.open_axes}
+    ranges: Sequence[Profile]
     if manifest is not None and manifest.profiles:
-        ranges = [{name: ShapeRange.parse(text) for name, text in item.items()} for item in manifest.profiles]
+        ranges = manifest.ranges
     elif manifest is None and batch_alone(inputs) and len(fixed) < len(inputs):
         open_ = [info for info in inputs if info.open_axes]
         ranges = [{info.name: ShapeRange(*((size, *info.sizes[1:]) for size in DEFAULT_BATCH)) for info in open_}]
