@@ -704,6 +704,11 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (lambda: nn.Conv2d(3, 4, 3).double(), {"input": TensorInfo("input", "float64", ("n", 3, 8, 8))}, ["float64"]),
         (lambda: torch.jit.script(nn.Linear(4, 4)), {"input": ("n", 4)}, ["TorchScript", "state_dict()"]),
         (
+            lambda: nn.Sequential(nn.ReLU(), torch.jit.script(nn.Linear(4, 4))),
+            {"input": ("n", 4)},
+            ["holds TorchScript", ": 1; put the Python module there"],
+        ),
+        (
             lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
             {"input": (2, 4)},
             ["`source=` is ExportedProgram", "torch.nn.Module is needed: its .module() is one"],

@@ -112,7 +112,7 @@ def test_an_engine_or_arrays_in_a_models_place_are_answered_by_their_own(tmp_pat
     (tmp_path / "m.engine.json").write_text("{}")
     refused(tmp_path / "m.engine", f"which {tmp_path / 'm.engine.json'} names under source")
     np.savez(tmp_path / "s.npz", x=np.zeros(3))
-    refused(tmp_path / "s.npz", f"--data {tmp_path / 's.npz'}")
+    refused(tmp_path / "s.npz", f"`data={str(tmp_path / 's.npz')!r}`")
 
 
 def test_a_module_is_exported_first(tmp_path: Path) -> None:

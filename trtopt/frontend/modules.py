@@ -109,9 +109,16 @@ def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], fol
 def _without_end(module: Any, text: str) -> Any:
     """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS.
 
-    TorchScript is refused, too.
+    TorchScript is refused, too, as a part of it.
     """
-    if isinstance(module, require("torch", "torch", "export").jit.ScriptModule):
+    script = require("torch", "torch", "export").jit.ScriptModule
+    parts = module.named_modules() if hasattr(module, "named_modules") and not isinstance(module, script) else ()
+    if part := next((name for name, part in parts if isinstance(part, script)), ""):
+        raise UsageError(
+            f"{text} holds TorchScript, which torch's exporter doesn't read: {part}; put the Python module there that it was "
+            "made from, without torch.jit.script or torch.jit.trace"
+        )
+    if isinstance(module, script):
         raise UsageError(
             f"{text} is TorchScript, which torch's exporter doesn't read: give the Python module that it was made from; its "
             "weights: torch.save(scripted.state_dict(), 'state.pth'), then `weights='state.pth'`"

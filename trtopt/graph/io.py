@@ -199,9 +199,9 @@ def _looks_like(content: bytes, path: Path) -> str:
         binary = f"onnx.save(onnx.load({path.name!r}), {path.with_suffix('.onnx').name!r})"
         return f" (it looks like a text form of ONNX: {binary} writes the binary one)"
     if path.suffix == ".npz":
-        return f" (it looks like NumPy's arrays: they are given as --data {path})"
+        return f" (it looks like NumPy's arrays: they are given as `data={str(path)!r}`)"
     if content.startswith(b"{") and b'"trtopt.calib/' in content:
-        return f" (it is a calibration table: give the model that it was made for, and the table as --calib {path})"
+        return f" (it is a calibration table: give the model that it was made for, and the table as `calib={str(path)!r}`)"
     if content.startswith(b"{") and b'"trtopt.engine/' in content:
         return " (it is an engine's manifest: give the ONNX model that it names under source)"
     manifest = Path(f"{path}.json")
