@@ -310,7 +310,7 @@ def _lowered(proto: ModelProto, target: int) -> ModelProto:
         if parts is None:
             reasons = " ".join(issue.reason for issue in error.issues)
             newest = max(opset_version(proto), *map(int, re.findall(r"came with opset (\d+)", reasons)), 0)
-            raise UnsupportedOperator(error.problem, error.issues, _NEWER.format(newest), error.parts) from error
+            raise UnsupportedOperator(error.problem, error.issues, _NEWER.format(newest), error.words) from error
     return _lowered(parts, target)
 
 

@@ -201,7 +201,9 @@ def _looks_like(content: bytes, path: Path) -> str:
     if path.suffix == ".npz":
         return f" (it looks like NumPy's arrays: they are given as `data={str(path)!r}`)"
     if content.startswith(b"{") and b'"trtopt.calib/' in content:
-        return f" (it is a calibration table: give the model that it was made for, and the table as `calib={str(path)!r}`)"
+        return (
+            f" (it is a calibration table: give the model that it was made for, and the table as `calib={str(path)!r}`)"
+        )
     if content.startswith(b"{") and b'"trtopt.engine/' in content:
         return " (it is an engine's manifest: give the ONNX model that it names under source)"
     manifest = Path(f"{path}.json")
