@@ -299,6 +299,9 @@ def test_outputs_named_as_another_kind_of_file_leave_it_alone(world: World) -> N
         (["calibrate", "m.onnx", "--input", "s.npz"], "--data F.npz"),
         (["quantize", "m.onnx"], "trtopt build MODEL.onnx --int8"),
         (["deploy", "m.engine"], "trtopt deploy triton m.engine --repo FOLDER"),
+        (["jobs", "net.toml"], "it is trtopt jobs run net.toml"),
+        (["pipeline", "net.onnx", "-o", "out"], "trtopt init net.onnx -o net.toml writes one"),
+        (["pipeline", "net.py:Net", "-o", "out"], "trtopt init net.py:Net -o net.toml writes one"),
         (["nothing"], "No such command 'nothing'; try"),
     ],
 )
@@ -317,5 +320,6 @@ def test_options_of_trtexec_are_answered_by_a_command_that_translates_them(world
 def test_what_is_no_model_and_no_engine_is_answered_by_what_it_is(world: World) -> None:
     built = world.output / "m.engine"
     assert world.run("build", world.model, "--fp16", *FOR, "-o", built).status == 0
+    has(world.refused("profile", world.model), "is an ONNX model", f"trtopt build {world.model}")
     said = world.refused("build", built, "--fp16", *FOR, "-o", world.output / "n.engine")
     has(said, "a TensorRT engine: give the ONNX model", f"{built}.json names under source")

@@ -214,6 +214,8 @@ def test_spectra_back_to_a_signal(hop: int, options: dict[str, Any], tmp_path: P
         lambda x: x.kthvalue(3, 1)[0],
         lambda x: torch.kthvalue(x, 2, keepdim=True).indices,
         lambda x: torch.hypot(x, x + 1),
+        lambda x: x * (1.0 - (x > 0).long()),
+        lambda x: x + torch.rsub((x > 0).int(), 2.0, alpha=3),
         lambda x: torch.bucketize(x, torch.linspace(-1, 1, 6)),
         lambda x: torch.searchsorted(torch.linspace(-1, 1, 6), x, right=True),
         lambda x: torch.searchsorted(x.sort(1)[0], x[:, :3], side="right"),

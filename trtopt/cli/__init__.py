@@ -102,6 +102,8 @@ def _instead(command: str, option: str, message: str) -> str:
     if name := re.match(r"No such command '(.*?)'", message):
         if command == "trtopt deploy":
             return f"it is trtopt deploy triton {shlex.quote(name[1])} --repo FOLDER"
+        if command == "trtopt jobs" and name[1].endswith(".toml"):
+            return f"it is trtopt jobs run {shlex.quote(name[1])}"
         return _COMMANDS.get(name[1], "")
     return ""
 

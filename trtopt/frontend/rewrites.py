@@ -210,6 +210,17 @@ def without_gaps(torch: Any) -> Iterator[None]:
     def hypot(input: Any, other: Any) -> Any:
         return (input.square() + other.square()).sqrt()
 
+    def subtracted(place: Any, name: str) -> Any:
+        def rsub(input: Any, other: Any, **options: Any) -> Any:
+            """`1.0 - mask` of an integer mask, whose type the exporter doesn't promote."""
+            if isinstance(other, float) and not (
+                input.is_floating_point() or input.is_complex() or input.dtype == torch.bool
+            ):
+                input = input.to(torch.get_default_dtype())
+            return originals[place, name](input, other, **options)
+
+        return rsub
+
     def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
         if mode != "circular" or any(isinstance(size, int) and size < 0 for size in pad):
             return originals[functional, "pad"](input, pad, mode, value)
@@ -228,6 +239,7 @@ def without_gaps(torch: Any) -> Iterator[None]:
             for place in (torch, torch.Tensor)
             for name, made in (("median", median), ("kthvalue", kthvalue), ("hypot", hypot), ("istft", istft))
         },
+        **{(place, name): subtracted(place, name) for place, name in ((torch, "rsub"), (torch.Tensor, "__rsub__"))},
         (torch, "hamming_window"): hamming,
         (torch, "blackman_window"): cosines(0.42, -0.5, 0.08),
         (functional, "rrelu"): rrelu,
