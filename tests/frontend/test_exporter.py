@@ -617,6 +617,19 @@ class Packing(nn.Module):
         return self.cell(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
 
 
+class Scaling(nn.Module):
+    """A factor in BF16, as Gemma's, and noise; or a result in BF16."""
+
+    def __init__(self, noisy: bool) -> None:
+        super().__init__()
+        self.noisy = noisy
+        self.register_buffer("factor", torch.tensor(4.0, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.factor
+        return y + torch.randn_like(y) if self.noisy else y.bfloat16()
+
+
 class Remembering(nn.Module):
     """A mean that forward itself carries on."""
 
@@ -687,6 +700,8 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
         (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
+        (lambda: Scaling(noisy=True), IMAGES, ["computes something random"]),
+        (lambda: Scaling(noisy=False), IMAGES, ["output is bfloat16", "return it in float32"]),
         (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
         (Rotating, {"x": ("n", 6, 4)}, ["complex numbers", "cosine and sine"]),
         (Filtering, {"x": ("n", 4)}, ["it leaves PyTorch there", "test_exporter.py, line "]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -147,6 +147,12 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
+def _bits(buffer: Any) -> Any:
+    """A buffer's bytes, as an array: NumPy has no BF16, and NaN is the same as itself in them."""
+    flat = buffer.detach().cpu().flatten()
+    return flat.view(flat[:0].byte().dtype).numpy()
+
+
 def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
     held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
@@ -155,7 +161,7 @@ def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: st
     moved = [
         name.removeprefix(f"{INNER}.")
         for name, buffer in subject.module.named_buffers()
-        if name not in held or not np.array_equal(buffer.cpu().numpy(), held[name].cpu().numpy(), True)
+        if name not in held or not np.array_equal(_bits(buffer), _bits(held[name]))
     ]
     if changed and moved:
         raise ExportMismatch(
