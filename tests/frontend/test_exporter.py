@@ -617,6 +617,13 @@ class Packing(nn.Module):
         return self.cell(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
 
 
+class Choosing(nn.Module):
+    """The best of scores of which many are equal."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.gather(1, x.round().topk(20).indices)
+
+
 class Scaling(nn.Module):
     """A factor in BF16, as Gemma's, and noise; or a result in BF16."""
 
@@ -700,6 +707,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
         (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
+        (Choosing, {"x": ("n", 999)}, ["chooses by TopK", "Give trained weights by `weights=`", "`verify=False`"]),
         (lambda: Scaling(noisy=True), IMAGES, ["computes something random"]),
         (lambda: Scaling(noisy=False), IMAGES, ["output is bfloat16", "return it in float32"]),
         (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
