@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -277,3 +278,48 @@ def test_an_engine_without_its_graph_says_which_flag_keeps_it(world: World) -> N
     assert world.run("build", world.model, "--fp16", *FOR, "-o", world.output / "bare.engine").status == 0
     said = world.refused("run", world.output / "bare.engine", "--input", world.arrays, "--backend", "onnxruntime")
     has(said, "--backend onnxruntime runs the graph that was kept beside bare.engine", "build with --save-onnx")
+
+
+def test_outputs_named_as_another_kind_of_file_leave_it_alone(world: World) -> None:
+    other = world.output / "other.onnx"
+    other.write_bytes(world.model.read_bytes())
+    said = world.refused("build", world.model, "--fp16", *FOR, "-o", other)
+    has(said, "an engine is written", f"give {other.with_suffix('.engine')}", "--save-onnx keeps its graph")
+    has(world.refused("calibrate", world.model, "--data", world.arrays, "-o", other), "give", "other.calib.json")
+    has(world.refused("export", "net.py:Net", "-o", world.output / "m.engine"), "give", "m.onnx", "trtopt build")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["build", "m.onnx", "--precision", "fp16"], "--fp16, --bf16, --int8 or --fp8"),
+        (["build", "-m", "m.onnx"], "trtopt build MODEL.onnx"),
+        (["check", "m.onnx", "-o", "c.onnx"], "--fix FILE writes the cleaned model"),
+        (["verify", "a.onnx", "b.onnx", "--tolerance", "1"], "--min-snr DB"),
+        (["calibrate", "m.onnx", "--input", "s.npz"], "--data F.npz"),
+        (["quantize", "m.onnx"], "trtopt build MODEL.onnx --int8"),
+        (["deploy", "m.engine"], "trtopt deploy triton m.engine --repo FOLDER"),
+        (["jobs", "net.toml"], "it is trtopt jobs run net.toml"),
+        (["pipeline", "net.onnx", "-o", "out"], "trtopt init net.onnx -o net.toml writes one"),
+        (["pipeline", "net.py:Net", "-o", "out"], "trtopt init net.py:Net -o net.toml writes one"),
+        (["nothing"], "No such command 'nothing'; try"),
+    ],
+)
+def test_words_of_other_tools_are_answered_by_ours(world: World, typed: list[str], said: str) -> None:
+    has(world.refused(*typed), said)
+
+
+def test_options_of_trtexec_are_answered_by_a_command_that_translates_them(world: World) -> None:
+    for typed in (["--onnx=m.onnx", "--saveEngine=m.engine"], ["m.onnx", "--memPoolSize=workspace:64"]):
+        said = world.refused("build", *typed)
+        command = re.search(r"it is trtexec's; trtopt (doctor --migrate '.*?') says", said)
+        assert command, said
+        assert "trtopt build" in world.run(*shlex.split(command[1])).out
+
+
+def test_what_is_no_model_and_no_engine_is_answered_by_what_it_is(world: World) -> None:
+    built = world.output / "m.engine"
+    assert world.run("build", world.model, "--fp16", *FOR, "-o", built).status == 0
+    has(world.refused("profile", world.model), "is an ONNX model", f"trtopt build {world.model}")
+    said = world.refused("build", built, "--fp16", *FOR, "-o", world.output / "n.engine")
+    has(said, "a TensorRT engine: give the ONNX model", f"{built}.json names under source")

@@ -347,7 +347,10 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
         ({"labels": [1, 2], "min_snr": 20}, "`labels=` are for `max_drop=` and `metric=`"),
         ({"labels": [1, 2], "metric": lambda outputs: 1.0, "min": 1}, "`max_drop=` and a `metric=` that takes them"),
         ({"best": True, "min_snr": 20}, "`best=True` is `build`'s"),
-        ({"budget": "10min"}, "`budget=` is the time to look"),
+        (
+            {"budget": "10min"},
+            "`budget=` is the time to look for what stays out of INT8 within a limit: add a limit such as",
+        ),
         ({"labels": ["cat", "dog"], "max_drop": 0.1}, "takes the number of a class for each sample"),
         ({"labels": [1.5, 2.0], "max_drop": 0.1}, "takes the number of a class for each sample"),
         ({"labels": [1, 2], "max_drop": 0.1}, "2 labels were given for 80 samples"),

@@ -481,6 +481,16 @@ def test_a_tree_is_refused_with_what_to_do(tmp_path: Path) -> None:
         trtopt.build(tmp_path / "m.onnx", tmp_path / "m.engine", fp16=True, target="sm89")
 
 
+def test_a_boolean_index_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    nodes = "a = Neg(x) m = Greater(x, a) i = NonZero(m) t = Transpose(i) y = GatherND(x, t)"
+    net = f"g (float[4,8] x) => (float[k] y) {{ {nodes} }}"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {net}'), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedOperator, match=r"NonZero(.|\n)*a boolean mask as an index(.|\n)*torch\.where"):
+        trtopt.build(tmp_path / "m.onnx", tmp_path / "m.engine", fp16=True, target="sm89")
+    report = trtopt.check(tmp_path / "m.onnx", backend="rtx", target="sm89")
+    assert any(finding.op == "NonZero" and "torch.where" in finding.hint for finding in report.findings)
+
+
 def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 

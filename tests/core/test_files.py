@@ -16,6 +16,7 @@ import pytest
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import (
     cache_folder,
+    check_ending,
     check_writable,
     existing_file,
     made_folder,
@@ -199,3 +200,9 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(OutputError, match=r"temporary folder: .*, set TMPDIR"), scratch():
         pass
+
+
+def test_a_name_of_another_kind_is_answered_by_one_of_this_kind() -> None:
+    check_ending("net.engine", (".onnx",), "an engine", "an ONNX model", ".engine")
+    with pytest.raises(UsageError, match=r"out/net\.ONNX is the name of an ONNX model, .*give out/net\.engine"):
+        check_ending("out/net.ONNX", (".onnx",), "an engine", "an ONNX model", ".engine")

@@ -96,6 +96,9 @@ def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPa
     assert failing(UnsupportedOperator("can't take", issues, "do this")) == (
         "error: can't take:\n  n\\nerror: x (Foo): r\n  m (Bar): s\ndo this\n"
     )
+    many = UnsupportedOperator("can't take", [Issue(f"n{index}", "Foo", "r") for index in range(70)], "do this")
+    assert failing(many).splitlines()[6:] == ["  n5 (Foo): r", "  and 64 more of Foo", "do this"]
+    assert len(many.advised("").retold(str).issues) == 70
 
 
 def test_tables_show_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

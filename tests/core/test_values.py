@@ -22,9 +22,12 @@ from trtopt.core.values import (
 def test_targets_are_read_in_order_without_repeats() -> None:
     assert parse_targets("sm89,SM_120, 86,sm89") == (89, 120, 86)
     assert parse_targets(["sm80,sm86", "sm89"]) == (80, 86, 89)
+    assert parse_targets("8.9,12.0,sm_120") == (89, 120)  # as NVIDIA's tables have them
     assert parse_targets(()) == ()
     with pytest.raises(UsageError, match=r"'turing'.*sm89"):
         parse_targets("turing")
+    with pytest.raises(UsageError, match=r"'8\.96'.*sm89"):
+        parse_targets("8.96")
 
 
 @pytest.mark.parametrize(

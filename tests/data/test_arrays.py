@@ -192,6 +192,7 @@ def test_sample_numbers_are_right_past_the_first_block(monkeypatch: pytest.Monke
         ({"image": DIGITS, "more": DIGITS}, r"has more, which is no input; the model's inputs are image"),
         ({"image": DIGITS[:, 0]}, r"image has shape 50x8x8, the model takes nx1x8x8"),
         ({"image": DIGITS[..., :7]}, r"50x1x8x7, the model takes nx1x8x8: dimension 3 must be 8"),
+        ({"image": np.zeros((5, 8, 8, 1), "f")}, r"must be 1; its channels come last: give x\.transpose\(0, 3, 1, 2\)"),
         ({"image": np.float32(1)}, r"shape scalar"),
         ({"image": DIGITS.astype(np.uint8)}, r"dtype uint8, the model takes float32: convert it with astype"),
         ({"image": DIGITS.astype(str)}, r"the model takes float32"),

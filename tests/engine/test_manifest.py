@@ -85,6 +85,13 @@ def test_a_plan_that_is_not_the_manifests_is_refused_with_both_digests(tmp_path:
         inspect(engine)
 
 
+def test_a_table_in_an_engines_place_is_said_to_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "net.calib.json"
+    path.write_text('{"format": "trtopt.calib/1"}')
+    with pytest.raises(EngineError, match=r"is a calibration table, .*`calib='.*net\.calib\.json'`"):
+        inspect(path)
+
+
 def test_a_manifest_of_another_format_or_damaged_is_said_to_be_so(tmp_path: Path) -> None:
     engine = tmp_path / "net.engine"
     engine.write_bytes(b"vtrt" + bytes(200))

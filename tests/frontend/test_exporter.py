@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,34 @@ def test_weights_that_do_not_fit_or_are_not_safe(tmp_path: Path) -> None:
     assert not (tmp_path / "m.onnx").exists()
 
 
+def test_weights_inside_other_things_are_found_or_named(tmp_path: Path) -> None:
+    state, path = Net().state_dict(), tmp_path / "w.pth"
+
+    def taken(content: Any) -> ExportResult:
+        torch.save(content, path)
+        return export(Net(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, weights=path, verify=False)
+
+    assert taken({"params": state, "iter": 7}).weights == str(path)
+    for content, said in (
+        ({"params_ema": state, "params": state}, f"2 state dicts (params_ema, params): .*torch.load({str(path)!r})"),
+        ({"epoch": 3, "loss": 0.5}, "hold no state dict, but epoch, loss; save one"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            taken(content)
+        for part in said.split(".*"):
+            assert part in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_weights_of_torchscript_are_answered_by_how_to_save_them(tmp_path: Path) -> None:
+    path = tmp_path / "script.pt"
+    torch.jit.save(torch.jit.script(Two()), path)
+    with warnings.catch_warnings(), pytest.raises(ModelError, match="are TorchScript: save them alone") as caught:
+        warnings.simplefilter("error")
+        export(Two(), tmp_path / "m.onnx", inputs={"a": (1, 3), "b": (1, 3)}, weights=path)
+    assert "script.state.pth" in str(caught.value) and "my_model" not in str(caught.value)
+
+
 def test_an_unwritable_output_fails_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         export("no.such:thing", tmp_path / "missing" / "m.onnx")
@@ -480,6 +509,13 @@ def test_inputs_as_text() -> None:
     for wrong in ("input", "input:", ":1x3", "input:0x3", "input:1x3:floot", "a:b:c:d"):
         with pytest.raises(UsageError):
             parse_input(wrong)
+
+
+def test_a_shape_as_python_writes_it_is_read_and_minus_one_answered_by_a_name() -> None:
+    assert parse_input("x:[batch, 3, 32, 32]").shape == ("batch", 3, 32, 32)
+    assert parse_input("x:(1,3):int64") == TensorInfo("x", "int64", (1, 3))
+    with pytest.raises(UsageError, match=r"has -1 for a size: .* such as x:batchx3x32x32"):
+        parse_input("x:-1x3x32x32")
 
 
 def test_types_by_the_names_that_pytorch_has() -> None:
@@ -550,6 +586,11 @@ class FromDict(nn.Module):
         return batch["x"] * 2
 
 
+class Rounding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -128, 127).relu()
+
+
 class Modes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mode(1)[0]
@@ -574,6 +615,26 @@ class Packing(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         lengths = torch.full((x.shape[0],), x.shape[1])
         return self.cell(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
+
+
+class Choosing(nn.Module):
+    """The best of scores of which many are equal."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.gather(1, x.round().topk(20).indices)
+
+
+class Scaling(nn.Module):
+    """A factor in BF16, as Gemma's, and noise; or a result in BF16."""
+
+    def __init__(self, noisy: bool) -> None:
+        super().__init__()
+        self.noisy = noisy
+        self.register_buffer("factor", torch.tensor(4.0, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.factor
+        return y + torch.randn_like(y) if self.noisy else y.bfloat16()
 
 
 class Remembering(nn.Module):
@@ -646,6 +707,9 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
         (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
+        (Choosing, {"x": ("n", 999)}, ["chooses by TopK", "Give trained weights by `weights=`", "`verify=False`"]),
+        (lambda: Scaling(noisy=True), IMAGES, ["computes something random"]),
+        (lambda: Scaling(noisy=False), IMAGES, ["output is bfloat16", "return it in float32"]),
         (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
         (Rotating, {"x": ("n", 6, 4)}, ["complex numbers", "cosine and sine"]),
         (Filtering, {"x": ("n", 4)}, ["it leaves PyTorch there", "test_exporter.py, line "]),
@@ -656,11 +720,17 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
             ["keep was made up of both 0 and 1", "give real ones by `sample=`"],
         ),
         (Modes, {"x": ("n", 4)}, ["aten.mode", "no ONNX form"]),
+        (Rounding, {"x": ("n", 4)}, ["rounds as training for INT8 does", "export the float model"]),
         (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
         (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
         (lambda: nn.Linear(4, 4).bfloat16(), {"input": ("n", 4)}, ["weights are bfloat16", "model.float()"]),
         (lambda: nn.Conv2d(3, 4, 3).double(), {"input": TensorInfo("input", "float64", ("n", 3, 8, 8))}, ["float64"]),
         (lambda: torch.jit.script(nn.Linear(4, 4)), {"input": ("n", 4)}, ["TorchScript", "state_dict()"]),
+        (
+            lambda: nn.Sequential(nn.ReLU(), torch.jit.script(nn.Linear(4, 4))),
+            {"input": ("n", 4)},
+            ["holds TorchScript", ": 1; put the Python module there"],
+        ),
         (
             lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
             {"input": (2, 4)},

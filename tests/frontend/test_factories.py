@@ -112,7 +112,12 @@ def test_a_folder_named_like_a_file_is_called_one_and_never_proposed(folder: Pat
         ("trtopt_model.py", {}, UsageError, ["trtopt_model.py:Net"]),
         ("trtopt_model", {}, UsageError, ["trtopt_model.py:Net"]),
         ("trtopt_model:needs", {}, UsageError, ["'width'", "`factory_arg="]),
-        ("trtopt_model:needs", {"wdth": 3}, UsageError, ["no argument 'wdth'", "it takes: width"]),
+        (
+            "trtopt_model:needs",
+            {"wdth": 3},
+            UsageError,
+            ["no argument 'wdth'", "it takes width", "a function of your file"],
+        ),
         ("trtopt_model:ready", {"width": 3}, UsageError, ["no factory arguments"]),
         ("trtopt_model:pair", {}, UsageError, ["a tuple (Net, int)"]),
         ("trtopt_model:__name__", {}, UsageError, ["is a str"]),

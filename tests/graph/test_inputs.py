@@ -126,3 +126,12 @@ def test_a_record_that_cannot_be_right_is_not_believed(text: str) -> None:
     proto = recurrent()
     proto.metadata_props.add(key="trtopt.batch_axes", value=text)
     assert axes(proto) == {"x": 1}
+
+
+def test_one_image_with_any_number_of_boxes_is_one_sample() -> None:
+    boxes = [node("ReduceMax", "image", "top", keepdims=0), node("Add", "rois top", "y")]
+    made = model(boxes, inputs={"image": [1, 3, 8, 8], "rois": ["boxes", 5]})
+    assert axes(made) == {"image": None, "rois": None}
+    named = model(boxes, inputs={"image": [1, 3, 8, 8], "rois": ["batch", 5]})
+    assert axes(named) == {"image": 0, "rois": 0}
+    assert axes(model(boxes, inputs={"image": ["n", 3, 8, 8], "rois": ["boxes", 5]})) == {"image": 0, "rois": 0}

@@ -82,6 +82,10 @@ def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) 
         (b"PK\x03\x04rest", "trtopt export"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (b"\x1f\x8b\x08rest", "gunzip"),
+        (b"ftrt\0\0\0\0", "a TensorRT engine: give the ONNX model that it was built from)"),
+        (b"vtrt\0\0\0\0", "a TensorRT engine: give the ONNX model that it was built from)"),
+        (b'{\n "format": "trtopt.calib/1",', "a calibration table: give the model that it was made for"),
+        (b'{\n "generation": {},\n "format": "trtopt.engine/1",', "an engine's manifest: give the ONNX model"),
         (b"\x89HDF\r\n\x1a\n", "Keras"),
         (b"\x1c\x00\x00\x00TFL3", "tf2onnx"),
         (b"\x30\x00\x00\x00ORTM", "the ONNX file that it was made from"),
@@ -101,6 +105,14 @@ def test_a_text_form_of_onnx_is_no_web_page(tmp_path: Path, suffix: str) -> None
         load_model(tmp_path / f"m{suffix}")
     assert f"onnx.save(onnx.load('m{suffix}'), 'm.onnx')" in str(caught.value)
     assert "web page" not in str(caught.value) and "truncated" not in str(caught.value)
+
+
+def test_an_engine_or_arrays_in_a_models_place_are_answered_by_their_own(tmp_path: Path) -> None:
+    (tmp_path / "m.engine").write_bytes(b"vtrt" + bytes(40))
+    (tmp_path / "m.engine.json").write_text("{}")
+    refused(tmp_path / "m.engine", f"which {tmp_path / 'm.engine.json'} names under source")
+    np.savez(tmp_path / "s.npz", x=np.zeros(3))
+    refused(tmp_path / "s.npz", f"`data={str(tmp_path / 's.npz')!r}`")
 
 
 def test_a_module_is_exported_first(tmp_path: Path) -> None:

@@ -364,6 +364,12 @@ def test_a_configuration_is_not_overwritten_unless_asked_for(tmp_path: Path) -> 
     assert any("replaced" in note for note in model.notes)
 
 
+def test_a_file_in_the_repositorys_place_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "repo").write_text("")
+    with pytest.raises(OutputError, match="repo: a file, pipe or device has that name"):
+        trtopt.deploy_triton(engine(tmp_path), repo=tmp_path / "repo")
+
+
 def test_nothing_is_linked_to_what_lies_outside(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     path = engine(tmp_path / "elsewhere")

@@ -84,9 +84,9 @@ def goal_of(request: BuildRequest) -> Goal | None:
         raise UsageError(f"`labels=` are for `max_drop=` and {by}: add one of them, or drop the labels")
     if limits is None and drop is None and metric is None:
         if request.budget is not None:
+            limit = "a limit such as `min_snr=25`" if request.int8 else "`int8=True` and a limit such as `min_snr=25`"
             raise UsageError(
-                "`budget=` is the time to look for what stays out of INT8 within a limit: add `int8=True` and a limit such as "
-                "`min_snr=25`, or drop it"
+                f"`budget=` is the time to look for what stays out of INT8 within a limit: add {limit}, or drop it"
             )
         if request.trade_profiles:
             raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import UsageError
-from trtopt.core.files import check_writable
+from trtopt.core.files import check_ending, check_writable
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, TensorInfo, parse_size, parse_targets
@@ -108,6 +108,7 @@ def check_outputs(request: BuildRequest) -> None:
         )
     timings = None if is_none(request.timing_cache) else request.timing_cache
     sources = (request.model, request.data, request.calib, request.preprocess, timings)
+    check_ending(request.output, (".onnx",), "an engine", "an ONNX model", ".engine", "; `save_onnx=` keeps its graph")
     check_writable(request.output)  # a folder has no manifest's name
     others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
     files = (request.output, manifest_path(request.output), *others)

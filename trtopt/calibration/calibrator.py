@@ -38,7 +38,7 @@ from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.core.documents import plain
 from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
-from trtopt.core.files import cache_folder, check_writable
+from trtopt.core.files import cache_folder, check_ending, check_writable
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import SILENT, Reporter
@@ -180,6 +180,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'`")
     others = (request.model, request.data, request.preprocess, request.import_cache, request.calib)
     if request.output is not None:
+        check_ending(request.output, (".onnx", ".engine"), "a calibration table", "a model or an engine", ".calib.json")
         check_writable(request.output, *others)
     if request.export_cache is not None:
         check_writable(request.export_cache, *others, request.output)

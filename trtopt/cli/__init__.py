@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import shlex
 import sys
 from typing import NoReturn
 
@@ -19,9 +21,30 @@ from trtopt.core.terminal import escaped, visible
 
 # What other commands call differently.
 _ELSEWHERE = {
-    ("trtopt run", "--data"): ": arrays are given as --input F.npz",
-    ("trtopt build", "--input"): ": arrays to calibrate on are given as --data F.npz",
-    ("trtopt verify", "--input"): ": arrays are given as --data F.npz",
+    ("trtopt run", "--data"): "arrays are given as --input F.npz",
+    ("trtopt build", "--input"): "arrays to calibrate on are given as --data F.npz",
+    ("trtopt calibrate", "--input"): "arrays are given as --data F.npz",
+    ("trtopt verify", "--input"): "arrays are given as --data F.npz",
+    ("trtopt verify", "--tolerance"): "its limits are --min-snr DB and --min-agreement SHARE",
+    ("trtopt check", "-o"): "--fix FILE writes the cleaned model",
+    ("trtopt check", "--output"): "--fix FILE writes the cleaned model",
+    ("trtopt build", "--precision"): "the precision is an option by itself: --fp16, --bf16, --int8 or --fp8",
+    ("trtopt build", "--model"): "the model is given without one: trtopt build MODEL.onnx",
+    ("trtopt build", "-m"): "the model is given without one: trtopt build MODEL.onnx",
+}
+
+# What other tools call a command.
+_COMMANDS = {
+    "quantize": "trtopt build MODEL.onnx --int8 --images DIR --preprocess PRESET -o MODEL.engine quantizes",
+    "convert": "trtopt export makes ONNX from PyTorch, trtopt build an engine from ONNX",
+    "compile": "trtopt build makes an engine from ONNX",
+    "optimize": "trtopt check MODEL.onnx --fix CLEAN.onnx simplifies a model, trtopt build makes an engine from it",
+    "simplify": "trtopt check MODEL.onnx --fix CLEAN.onnx simplifies a model",
+    "benchmark": "trtopt bench ENGINE times an engine",
+    "compare": "trtopt verify MODEL.onnx ENGINE --data F.npz compares",
+    "evaluate": "trtopt verify MODEL.onnx ENGINE --data F.npz compares an engine with its model",
+    "infer": "trtopt run ENGINE --input F.npz runs an engine",
+    "predict": "trtopt run ENGINE --images DIR runs an engine",
 }
 
 
@@ -63,6 +86,28 @@ def _tell_of_native_lines(failed: bool) -> None:
         )
 
 
+def _instead(command: str, option: str, message: str) -> str:
+    """What to type for an option or a command that isn't there; empty: nothing is known."""
+    if option:
+        if known := _ELSEWHERE.get((command, option)):
+            return known
+        from trtopt.diagnosis.trtexec import OPTIONS
+
+        typed = [word for word in sys.argv[2:] if word.startswith("--")]
+        if option.removeprefix("--") in OPTIONS and (own := [word for word in typed if word.split("=")[0] == option]):
+            whole = any(word.startswith(("--onnx=", "--loadEngine=")) for word in typed)
+            line = shlex.quote(" ".join(["trtexec", *(typed if whole else ["--onnx=MODEL.onnx", *own])]))
+            return f"it is trtexec's; trtopt doctor --migrate {line} says what to type"
+        return ""
+    if name := re.match(r"No such command '(.*?)'", message):
+        if command == "trtopt deploy":
+            return f"it is trtopt deploy triton {shlex.quote(name[1])} --repo FOLDER"
+        if command == "trtopt jobs" and name[1].endswith(".toml"):
+            return f"it is trtopt jobs run {shlex.quote(name[1])}"
+        return _COMMANDS.get(name[1], "")
+    return ""
+
+
 def _failure(error: Exception) -> int:
     if wanted():
         import traceback
@@ -79,8 +124,8 @@ def _failure(error: Exception) -> int:
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
-        other = _ELSEWHERE.get((command, str(getattr(error, "option_name", ""))), "")
-        problem = f"{error.format_message().rstrip('.?')}{other}"
+        instead = _instead(command, str(getattr(error, "option_name", "")), error.format_message())
+        problem = f"{error.format_message().rstrip('.?')}{': ' * bool(instead)}{instead}"
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in ("--images", "--data") and not behind.startswith("-"):
                 what = "folder" if flag == "--images" else "file or folder"

@@ -74,19 +74,29 @@ class _Listing(Exception):
         return self._lines
 
 
+_ALIKE = 6  # nodes of an operator that one message lists
+
+
 class UnsupportedOperator(_Listing, ModelError):
     """The parser refuses nodes: `problem`, then `issues` line by line (`trtopt.core.values.Issue`), then `advice`.
 
-    `words` are the issues in other words.
+    `words` are the issues in other words. Of many nodes of one operator the first are shown, and how many more there are.
     """
 
     def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
-        super().__init__(problem, words or [str(issue) for issue in issues], advice)
-        self.issues = tuple(issues)
+        self.issues, self.words = tuple(issues), tuple(words or map(str, issues))
+        alike: dict[Any, list[str]] = {}
+        for issue, text in zip(self.issues, self.words):
+            alike.setdefault(issue.op or issue, []).append(text)
+        shown: list[str] = []
+        for operator, texts in alike.items():
+            more = len(texts) - _ALIKE
+            shown += texts if more < 2 else [*texts[:_ALIKE], f"and {more} more of {operator}"]
+        super().__init__(problem, shown, advice)
 
     def advised(self, advice: str) -> UnsupportedOperator:
         """The same, with an advice where there is none yet."""
-        return UnsupportedOperator(self.problem, self.issues, self.advice or advice, self.parts)
+        return UnsupportedOperator(self.problem, self.issues, self.advice or advice, self.words)
 
     def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
         """The same, its issues in the words that `word` gives them."""

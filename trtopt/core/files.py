@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -98,6 +98,27 @@ def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
             )
     with folder_beside(path):
         pass
+
+
+def check_ending(
+    path: str | os.PathLike[str], others: Sequence[str], what: str, other: str, ending: str, more: str = ""
+) -> None:
+    """Refuse a name that says another kind of file than is written, which would be taken for it, or replace one.
+
+    Args:
+        others: endings of the other kind.
+        what, other: what is written, and what the name says.
+        ending: of what is written.
+        more: ends the message.
+
+    Raises:
+        UsageError: the name has one of these endings.
+    """
+    name = Path(os.fspath(path))
+    if name.suffix.lower() in others:
+        raise UsageError(
+            f"`output=` {name} is the name of {other}, and {what} is written: give {name.with_suffix(ending)}{more}"
+        )
 
 
 def _real(path: str | os.PathLike[str]) -> str | None:

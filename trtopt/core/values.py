@@ -142,20 +142,21 @@ def x(shape: Sequence[int | str]) -> str:
 
 
 def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
-    """Read compute capabilities: "sm89,sm120" → (89, 120); numbers are taken, too.
+    """Read compute capabilities: "sm89,sm120" or "8.9,12.0" → (89, 120); numbers are taken, too.
 
     Raises:
-        UsageError: a part isn't smNN.
+        UsageError: a part is neither smNN nor N.N.
     """
     items = [text] if isinstance(text, (str, int)) else text
     parts = [piece for item in items for piece in str(item).split(",")]
     targets: list[int] = []
     for part in (piece.strip().lower() for piece in parts):
-        match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)
+        match = re.fullmatch(r"(?:sm_?)?(\d{2,3})|(\d{1,2})\.(\d)", part)  # and as NVIDIA's tables have them
         if not match:
             raise UsageError(f"`target=` {part!r} isn't a compute capability; write sm89 or sm89,sm120")
-        if int(match[1]) not in targets:
-            targets.append(int(match[1]))
+        number = int(match[1] or f"{match[2]}{match[3]}")
+        if number not in targets:
+            targets.append(number)
     return tuple(targets)
 
 

@@ -356,6 +356,19 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
     )
 
 
+def _turned(shape: Sequence[int], info: TensorInfo, counted: bool) -> str:
+    """What to do where only the channels are on the other side than the model's, as images come of most libraries."""
+    if len(info.shape) != 4 or info.batch_axis not in (0, None):
+        return ""
+    first = counted + 1
+    for order, where in (((2, 0, 1), "last"), ((1, 2, 0), "first")):
+        sizes = [shape[first + place] for place in order]
+        if all(want == size or not isinstance(want, int) for want, size in zip(info.shape[1:], sizes)):
+            axes = (*range(first), *(first + place for place in order))
+            return f"; its channels come {where}: give x.transpose{axes}"
+    return ""
+
+
 def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredArray:
     try:
         array = stored_array(values) if isinstance(values, Path) else plain(values)
@@ -375,7 +388,7 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
         raise UsageError(shapes)
     for axis, size in enumerate(info.shape, start=counted):
         if axis != info.batch_axis and isinstance(size, int) and size >= 0 and array.shape[axis] != size:
-            raise UsageError(f"{shapes}: dimension {axis} must be {size}")
+            raise UsageError(f"{shapes}: dimension {axis} must be {size}{_turned(array.shape, info, counted)}")
     if info.batch_axis != 0 and not counted:
         array = moved(array.whole() if isinstance(array, StoredArray) else array, info.batch_axis)
     if 0 in array.shape[1:]:

@@ -125,6 +125,10 @@ def profile(request: ProfileRequest) -> EngineProfile:
     if len(set(request.batch)) != len(request.batch):
         raise UsageError("`batch=` names a size twice")
     path = existing_file(request.engine, "the engine")
+    if path.suffix == ".onnx":
+        raise UsageError(
+            f"{path} is an ONNX model; layers are those of an engine: trtopt build {quote(str(path))} … makes one"
+        )
     if request.backend == "onnxruntime" or not (gpus := probe()):
         why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
         raise DeviceError(

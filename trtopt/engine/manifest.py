@@ -399,6 +399,11 @@ def read_manifest(path: Path, accept: Callable[[bytes], None] = lambda _: None) 
     except Damaged as error:
         raise EngineError(f"{path} can't be read ({error}); {again}, or delete it to use the plan alone") from error
     said = content.get("format") if isinstance(content, dict) else None
+    if isinstance(said, str) and said.startswith("trtopt.calib/"):
+        raise EngineError(
+            f"{path} is a calibration table, which an engine is built with: trtopt build MODEL.onnx `int8=True` "
+            f"`calib={str(path)!r}`"
+        )
     if said != FORMAT:
         raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; {again}")
     if "truth" in content:  # its name before

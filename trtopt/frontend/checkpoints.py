@@ -25,7 +25,7 @@ def advice(path: Path) -> str:
             f"{path} is a program of torch.export, whose shapes are fixed: export the module that it was made from, "
             f"trtopt export my_model.py:Net; its weights: torch.save(torch.export.load({str(path)!r}).state_dict, 'state.pth')"
         )
-    if _is_script(path):
+    if is_script(path):
         return (
             f"{path} is TorchScript, which torch's exporter doesn't read: export the Python module that it was made from, "
             f"trtopt export my_model.py:Net; its weights: torch.save(torch.jit.load({str(path)!r}).state_dict(), 'state.pth')"
@@ -66,7 +66,17 @@ def _classes(path: Path) -> list[str]:
     return classes
 
 
-def _is_script(path: Path) -> bool:
+def script_weights(path: Path) -> str:
+    """How TorchScript's weights are given."""
+    state = f"{path.stem}.state.pth"
+    return (
+        f"save them alone, in Python: torch.save(torch.jit.load({str(path)!r}).state_dict(), {state!r}); then: "
+        f"`weights={state!r}`"
+    )
+
+
+def is_script(path: Path) -> bool:
+    """Whether torch.jit wrote it."""
     with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
         return any(name.endswith("constants.pkl") for name in archive.namelist())
     return False

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from trtopt.core.errors import ExportMismatch, ModelError
 from trtopt.core.foreign import essence
 from trtopt.core.temporary import scratch
+from trtopt.core.words import first_of
 from trtopt.data.rebatch import Arrays
 from trtopt.frontend.failures import types_hint
 from trtopt.frontend.forward import INNER
 from trtopt.frontend.samples import Subject, made_up
 from trtopt.graph.io import Model, save_model
+from trtopt.graph.proto import all_nodes
 from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
@@ -73,7 +75,7 @@ def compared(
             comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
             detail(f"batch {size}: {gap}")
             if not gap.within(tolerance):
-                _refuse(subject, size, expected, f"{gap}; allowed: relative {tolerance:g}", sampled)
+                _refuse(subject, model, size, expected, f"{gap}; allowed: relative {tolerance:g}", sampled)
             if not gap.scale:
                 notes.append("every output is zero, so that the comparison says little")
         elsewhere, said = _elsewhere(subject, model, session, comparisons[0].batch, tolerance)
@@ -147,7 +149,13 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
-def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
+def _bits(buffer: Any) -> Any:
+    """A buffer's bytes, as an array: NumPy has no BF16, and NaN is the same as itself in them."""
+    flat = buffer.detach().cpu().flatten()
+    return flat.view(flat[:0].byte().dtype).numpy()
+
+
+def _refuse(subject: Subject, model: Model, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
     held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
     again = dict(zip(expected, subject(subject.batch(size))))
@@ -155,7 +163,7 @@ def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: st
     moved = [
         name.removeprefix(f"{INNER}.")
         for name, buffer in subject.module.named_buffers()
-        if name not in held or not np.array_equal(buffer.cpu().numpy(), held[name].cpu().numpy(), True)
+        if name not in held or not np.array_equal(_bits(buffer), _bits(held[name]))
     ]
     if changed and moved:
         raise ExportMismatch(
@@ -171,10 +179,17 @@ def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: st
             f"an input. If it is meant so: `verify=False` ({gap})"
         )
     masks = [info.name for info in subject.infos if not info.floating]
+    choices = [node.name for node in all_nodes(model.proto.graph) if node.op_type == "TopK"]
     if masks and made_up(sampled):
         hint = (
             f"{', '.join(masks)} {'was' if len(masks) == 1 else 'were'} made up of both 0 and 1: of what a mask leaves nothing "
             "of, PyTorch and ONNX make each something else; give real ones by `sample=`"
+        )
+    elif choices:
+        hint = (
+            f"It chooses by TopK ({first_of(choices)}): where values are nearly equal, as untrained weights make them, PyTorch "
+            "and ONNX Runtime choose differently. Give trained weights by `weights=`, or real inputs by `sample=`; if it is "
+            "meant so: `verify=False`"
         )
     else:
         hint = "If the model computes in lower precision than FP32, give a larger `tolerance=`"

@@ -21,7 +21,7 @@ from trtopt.core.errors import (
     UsageError,
     require,
 )
-from trtopt.core.files import check_writable
+from trtopt.core.files import check_ending, check_writable
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import named, taking
@@ -125,6 +125,14 @@ def export(request: ExportRequest) -> ExportResult:
         OutputError: the file can't be written.
     """
     preprocess, reporter = request.preprocess, request.reporter
+    check_ending(
+        request.output,
+        (".engine", ".plan", ".trt"),
+        "an ONNX model",
+        "an engine",
+        ".onnx",
+        "; trtopt build makes the engine",
+    )
     check_writable(request.output)
     target = _opset(request.opset, request.for_generation)
     if not request.tolerance >= 0:
@@ -302,7 +310,7 @@ def _lowered(proto: ModelProto, target: int) -> ModelProto:
         if parts is None:
             reasons = " ".join(issue.reason for issue in error.issues)
             newest = max(opset_version(proto), *map(int, re.findall(r"came with opset (\d+)", reasons)), 0)
-            raise UnsupportedOperator(error.problem, error.issues, _NEWER.format(newest), error.parts) from error
+            raise UnsupportedOperator(error.problem, error.issues, _NEWER.format(newest), error.words) from error
     return _lowered(parts, target)
 
 

@@ -195,7 +195,7 @@ def _module(name: str) -> ModuleType:
             hint = f"; write {name}.py"
         raise UsageError(
             f"the module {error.name} isn't installed, and the current folder has no {error.name.split('.')[0]}.py{hint}. For "
-            "a file elsewhere: path/to/FILE.py:FACTORY"
+            "a file elsewhere: path/to/FILE.py:FACTORY; a package is installed with pip"
         ) from error
     except (ValueError, TypeError) as error:
         raise UsageError(
@@ -239,9 +239,11 @@ def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mappin
             takes = ", ".join(str(item).partition(":")[0].partition("=")[0] for item in signature.parameters.values())
             unknown = next((name for name in options if name not in signature.parameters), None)
             problem = f"it has no argument {unknown!r}" if unknown else str(error)
-            raise UsageError(
-                f"{text}: {problem}; it takes: {takes or 'nothing'}. Give arguments as `factory_arg={{'NAME': 'VALUE'}}`"
-            ) from error
+            advice = (
+                "Give arguments as `factory_arg={'NAME': 'VALUE'}`; where one is no number or text, such as a configuration, "
+                "name a function of your file that makes the model: FILE.py:FACTORY"
+            )
+            raise UsageError(f"{text}: {problem}; it takes {f'{takes}. {advice}' if takes else 'none'}") from error
     return lambda: factory(*arguments, **options)
 
 

@@ -54,6 +54,11 @@ def why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[s
             ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
             "as it is before prepare and convert, and let trtopt build --int8 quantize it"
         )
+    if "fake_quantize" in told:
+        return (
+            f": {at(error)}it rounds as training for INT8 does (torch.fake_quantize…), for which torch's exporter has no ONNX "
+            "form: export the float model without that, and let trtopt build --int8 quantize it"
+        )
     if "is not supported for tensor subclasses" in told:
         return (
             f": {at(error)}it leaves PyTorch there, for NumPy or another library, which no graph holds: write that part with "

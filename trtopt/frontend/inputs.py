@@ -39,7 +39,13 @@ def parse_input(text: str) -> TensorInfo:
         raise UsageError(
             f"`inputs=` {text!r} can't be read; write NAME:batchx3x224x224, NAME:batch,sequence:int64 or NAME:scalar"
         )
-    pieces = [] if parts[1] == SCALAR else parts[1].split("," if "," in parts[1] else "x")
+    sizes = parts[1].strip("[]()").replace(" ", "")  # as Python writes a shape
+    pieces = [] if sizes == SCALAR else sizes.split("," if "," in sizes else "x")
+    if "-1" in pieces:
+        named = "x".join("batch" if size == "-1" else size for size in pieces)
+        raise UsageError(
+            f"`inputs=` {text!r} has -1 for a size: write a name for what stays open, such as {parts[0]}:{named}"
+        )
     shape = check_shape([int(size) if size.isdecimal() else size for size in pieces], f"`inputs='{parts[0]}'`")
     return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
 

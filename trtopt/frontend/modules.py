@@ -16,6 +16,7 @@ from trtopt.core.files import existing_file
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import importing, quiet
 from trtopt.core.values import TensorInfo
+from trtopt.core.words import first_of
 from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
@@ -108,9 +109,16 @@ def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], fol
 def _without_end(module: Any, text: str) -> Any:
     """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS.
 
-    TorchScript is refused, too.
+    TorchScript is refused, too, as a part of it.
     """
-    if isinstance(module, require("torch", "torch", "export").jit.ScriptModule):
+    script = require("torch", "torch", "export").jit.ScriptModule
+    parts = module.named_modules() if hasattr(module, "named_modules") and not isinstance(module, script) else ()
+    if part := next((name for name, part in parts if isinstance(part, script)), ""):
+        raise UsageError(
+            f"{text} holds TorchScript, which torch's exporter doesn't read: {part}; put the Python module there that it was "
+            "made from, without torch.jit.script or torch.jit.trace"
+        )
+    if isinstance(module, script):
         raise UsageError(
             f"{text} is TorchScript, which torch's exporter doesn't read: give the Python module that it was made from; its "
             "weights: torch.save(scripted.state_dict(), 'state.pth'), then `weights='state.pth'`"
@@ -229,11 +237,19 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     if weights is None:
         return source
     torch = require("torch", "torch", "export")
+
+    def is_state(value: Any) -> bool:
+        return (
+            isinstance(value, dict) and bool(value) and all(isinstance(item, torch.Tensor) for item in value.values())
+        )
+
     path = existing_file(weights, "the weights file")
     try:
         if path.suffix == ".safetensors":
             state = require("safetensors.torch", "torch", "a .safetensors file").load_file(path)
         else:
+            if checkpoints.is_script(path):  # before torch, which warns of it, too
+                raise ModelError(f"the weights {path} are TorchScript: {checkpoints.script_weights(path)}")
             state = torch.load(path, map_location="cpu", weights_only=True)
     except TrtoptError:
         raise
@@ -245,8 +261,20 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ModelError(f"the weights {path} hold no state dict; save one: torch.save(model.state_dict(), path)")
+    if not is_state(state):
+        inside = [key for key, value in state.items() if is_state(value)] if isinstance(state, dict) else []
+        if len(inside) > 1:
+            apart = f"{path.stem}.{inside[0]}.pth"
+            raise ModelError(
+                f"the weights {path} hold {len(inside)} state dicts ({first_of(inside, 8)}): save the one that is meant, in "
+                f"Python: torch.save(torch.load({str(path)!r})[{inside[0]!r}], {apart!r}); then: `weights={apart!r}`"
+            )
+        if not inside:
+            keys = f", but {first_of(map(str, state), 8)}" if isinstance(state, dict) and state else ""
+            raise ModelError(
+                f"the weights {path} hold no state dict{keys}; save one: torch.save(model.state_dict(), path)"
+            )
+        state = state[inside[0]]
     own = source.module.state_dict()
     if not own.keys() & state.keys():  # DataParallel's "module.", a wrapper's "model."
         state = {f"{_beginning(own)}{key.removeprefix(_beginning(state))}": value for key, value in state.items()}

@@ -143,6 +143,47 @@ def without_gaps(torch: Any) -> Iterator[None]:
         whole = functional.conv_transpose2d(blocks, pixels, None, stride, padding, rest, 1, dilation)
         return whole.reshape(-1, channels, *sides)
 
+    def istft(
+        input: Any,
+        n_fft: int,
+        hop_length: int | None = None,
+        win_length: int | None = None,
+        window: Any = None,
+        center: bool = True,
+        normalized: bool = False,
+        onesided: bool | None = None,
+        length: int | None = None,
+        return_complex: bool = False,
+    ) -> Any:
+        if return_complex or onesided is False or input.shape[-2] == n_fft:
+            return originals[torch, "istft"](
+                input, n_fft, hop_length, win_length, window, center, normalized, onesided, length, return_complex
+            )
+        hop, size = hop_length or n_fft // 4, win_length or n_fft
+        window = torch.ones(size, device=input.device) if window is None else window
+        before = (n_fft - size) // 2
+        window = functional.pad(window, (before, n_fft - size - before))
+
+        def added(frames: Any) -> Any:
+            """Frames × n_fft where they overlap, hop apart: samples × signal."""
+            if n_fft % hop:
+                eye = torch.eye(n_fft, dtype=frames.dtype, device=frames.device).unsqueeze(1)
+                return functional.conv_transpose1d(frames.transpose(1, 2), eye, stride=hop).squeeze(1)
+            parts = frames.unflatten(-1, (n_fft // hop, hop)).unbind(2)
+            last = len(parts) - 1
+            return sum(functional.pad(part, (0, 0, place, last - place)) for place, part in enumerate(parts)).flatten(1)
+
+        frames = torch.fft.irfft(input, n=n_fft, dim=-2, norm="ortho" if normalized else "backward").transpose(-1, -2)
+        frames = frames.unsqueeze(0) if input.dim() == 2 else frames
+        weight = added(window.square().expand(1, frames.shape[1], n_fft))
+        signal = added(frames * window)
+        start = n_fft // 2 if center else 0
+        end = n_fft + hop * (frames.shape[1] - 1) - start if length is None else start + length
+        signal = signal[:, start:end] / weight[:, start:end]
+        if length is not None:  # what the frames don't reach is silent
+            signal = functional.pad(signal, (0, length - signal.shape[1]))
+        return signal.squeeze(0) if input.dim() == 2 else signal
+
     def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
         value, place = (found.select(dim, k - 1) for found in input.sort(dim))
         if keepdim:
@@ -169,6 +210,17 @@ def without_gaps(torch: Any) -> Iterator[None]:
     def hypot(input: Any, other: Any) -> Any:
         return (input.square() + other.square()).sqrt()
 
+    def subtracted(place: Any, name: str) -> Any:
+        def rsub(input: Any, other: Any, **options: Any) -> Any:
+            """`1.0 - mask` of an integer mask, whose type the exporter doesn't promote."""
+            if isinstance(other, float) and not (
+                input.is_floating_point() or input.is_complex() or input.dtype == torch.bool
+            ):
+                input = input.to(torch.get_default_dtype())
+            return originals[place, name](input, other, **options)
+
+        return rsub
+
     def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
         if mode != "circular" or any(isinstance(size, int) and size < 0 for size in pad):
             return originals[functional, "pad"](input, pad, mode, value)
@@ -185,8 +237,9 @@ def without_gaps(torch: Any) -> Iterator[None]:
         **{
             (place, name): made
             for place in (torch, torch.Tensor)
-            for name, made in (("median", median), ("kthvalue", kthvalue), ("hypot", hypot))
+            for name, made in (("median", median), ("kthvalue", kthvalue), ("hypot", hypot), ("istft", istft))
         },
+        **{(place, name): subtracted(place, name) for place, name in ((torch, "rsub"), (torch.Tensor, "__rsub__"))},
         (torch, "hamming_window"): hamming,
         (torch, "blackman_window"): cosines(0.42, -0.5, 0.08),
         (functional, "rrelu"): rrelu,

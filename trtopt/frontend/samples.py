@@ -164,4 +164,10 @@ class Subject:
         outputs = self(batch)
         if len(outputs) != len(model.outputs):
             raise ModelError(f"PyTorch gives {len(outputs)} outputs, the exported model {len(model.outputs)}")
+        for info, value in zip(model.outputs, outputs):
+            if value.dtype == self.torch.bfloat16:  # which NumPy has not
+                raise ModelError(
+                    f"{self.text}: the output {info.name} is bfloat16, which nothing here reads: let forward return it in "
+                    "float32 (value.float()); precision is chosen by trtopt build"
+                )
         return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, outputs)}

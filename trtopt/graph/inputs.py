@@ -100,6 +100,8 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
     for name, info in inputs.items():
         if name not in known and (axis := _only(info.shape, sizes)) is not None:
             known[name] = axis
+    if not known and unlike and any(len(info.shape) > 2 and info.shape[0] == 1 for info in inputs.values()):
+        return dict.fromkeys(inputs)  # as of one image with any number of boxes in it
     if all(axis == 0 for axis in known.values()):
         return dict.fromkeys(inputs, 0)
     if all(known.get(name) in info.open_axes for name, info in inputs.items()):

@@ -198,6 +198,17 @@ def _looks_like(content: bytes, path: Path) -> str:
     if form not in (None, "protobuf") and any(word in content[:4096] for word in (b"ir_version", b"irVersion")):
         binary = f"onnx.save(onnx.load({path.name!r}), {path.with_suffix('.onnx').name!r})"
         return f" (it looks like a text form of ONNX: {binary} writes the binary one)"
+    if path.suffix == ".npz":
+        return f" (it looks like NumPy's arrays: they are given as `data={str(path)!r}`)"
+    if content.startswith(b"{") and b'"trtopt.calib/' in content:
+        return (
+            f" (it is a calibration table: give the model that it was made for, and the table as `calib={str(path)!r}`)"
+        )
+    if content.startswith(b"{") and b'"trtopt.engine/' in content:
+        return " (it is an engine's manifest: give the ONNX model that it names under source)"
+    manifest = Path(f"{path}.json")
+    named = f", which {manifest} names under source" if manifest.is_file() else ""
+    engine = f"a TensorRT engine: give the ONNX model that it was built from{named}"
     for place, start, what in (
         (
             0,
@@ -206,7 +217,8 @@ def _looks_like(content: bytes, path: Path) -> str:
         ),
         (0, b"\x80", "a pickle, perhaps an old PyTorch checkpoint: trtopt export makes ONNX from a PyTorch model"),
         (0, b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
-        (0, b"ftrt", "a TensorRT plan: trtopt inspect reads it"),
+        (0, b"ftrt", engine),
+        (0, b"vtrt", engine),
         (0, b"\x1f\x8b", "a gzip archive: gunzip it"),
         (
             0,

@@ -37,6 +37,12 @@ _OWNERS = {  # domain → what to do about its operators
     "com.microsoft": "com.microsoft's operators are ONNX Runtime's own: where its optimizer or quantizer wrote them, give the "
     "model from before",
 }
+_SIZES_BY_VALUES = {  # operators whose results are as large as values say: what models compute the same by
+    "NonZero": "where it comes of a boolean mask as an index (x[mask], x[mask] = y), compute all of x and choose by "
+    "torch.where or a product with the mask; TensorRT itself, on a GPU (`backend='tensorrt'`), has the operator",
+    "NonMaxSuppression": "export what comes before NMS, and do it on the engine's outputs (docs/export.md); TensorRT itself, "
+    "on a GPU (`backend='tensorrt'`), has the operator",
+}
 OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
 
@@ -59,10 +65,13 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
 
 
 def instead(proto: ModelProto, operators: Collection[str]) -> str:
-    """What to do where these operators are refused, by whose they are; empty where they are ONNX's own, or nobody's."""
-    domains = {f"{node.domain}." for node in all_nodes(proto.graph) if node.op_type in operators}
+    """What to do where these operators are refused, by whose they are; of ONNX's own, where there is a way to do without."""
+    refused = [node for node in all_nodes(proto.graph) if node.op_type in operators]
+    domains = {f"{node.domain}." for node in refused}
+    own = {node.op_type for node in refused if node.domain in STANDARD}
     return "; ".join(
-        what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)
+        [what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)]
+        + [what for operator, what in _SIZES_BY_VALUES.items() if operator in own]
     )
 
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -231,6 +232,11 @@ def _place(name: str | os.PathLike[str]) -> Path:
         return path
     if path.parent == Path("models") and path.suffix == ".toml" and path.stem in names:
         return FOLDER / path.name
+    if path.suffix in (".onnx", ".py") or ".py:" in text:
+        recipe = f"{path.name.partition('.')[0]}.toml"
+        raise UsageError(
+            f"{text} is a model, and a recipe is needed: trtopt init {shlex.quote(text)} -o {shlex.quote(recipe)} writes one"
+        )
     raise UsageError(f"there is no model recipe {text!r}; known: {', '.join(names)}, or the path of a .toml file")
 
 

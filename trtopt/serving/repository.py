@@ -288,7 +288,7 @@ class _Model:
             path = repo / self.name / name
             try:
                 there = path.read_bytes()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):  # of the second, what makes the folder says more
                 continue
             except OSError as error:
                 raise UsageError(
