@@ -39,6 +39,8 @@ def test_outputs_that_cannot_be_written(world: World) -> None:
     file.write_text("mine")
     for command in commands(world, folder):
         has(world.refused(*command), f"can't write {folder}", "it is a folder, give a file name")
+    for command in commands(world, world.output / "new"):
+        has(world.refused(*command[:-1], f"{command[-1]}/"), "new/: that is the name of a folder, give a file name")
     for command in commands(world, world.output / "gone" / "m.out"):
         has(world.refused(*command), "can't write", "gone doesn't exist, create it with mkdir -p")
     for command in commands(world, file / "m.out"):

@@ -251,6 +251,8 @@ def _target(path: str | os.PathLike[str]) -> Path:
         mode = _mode(target)
         if mode is not None and not stat.S_ISREG(mode):
             raise OutputError(f"can't write {target}: it is {_kind(mode)}", "give a file name")
+        if mode is None and os.fspath(path).endswith(os.sep):
+            raise OutputError(f"can't write {os.fspath(path)}: that is the name of a folder", "give a file name")
         if mode is None and not target.parent.is_dir():
             problem = f"can't write {target}: the folder {target.parent} doesn't exist"
             raise OutputError(problem, f"create it with mkdir -p {shlex.quote(str(target.parent))}")
