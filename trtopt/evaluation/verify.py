@@ -28,7 +28,7 @@ from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
 from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
-from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.limits import Limits, not_finite
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES
 from trtopt.evaluation.per_layer import (
@@ -48,6 +48,12 @@ from trtopt.trt.plans import plan_header
 
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
+
+
+_FINITE = (
+    "build it with `fp16=True` and these samples (`data=` or `images=`), which keep in FP32 what FP16 can't hold, as a table "
+    "calibrated on them does in INT8, or with `bf16=True`; `per_layer=True` names the first node that gives such values"
+)
 
 
 @dataclass(frozen=True)
@@ -88,17 +94,29 @@ class Agreement:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """What is outside the limits, each with the value and the limit."""
-        return () if self.limits is None else tuple(self.limits.missed(replace(self, limits=None).describe()))
+        """What is outside the limits, each with the value and the limit; without limits, values that aren't finite."""
+        return tuple((not_finite if self.limits is None else self.limits.missed)(self.figures()))
 
     @property
     def ok(self) -> bool:
-        """Nothing that was asked for is missed."""
+        """All values are finite, and nothing that was asked for is missed."""
         return not self.missed
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
-        values = {
+        values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
+        if self.ran:
+            values["ran"] = self.ran
+        if self.layers:
+            values["layers"] = [item.describe() for item in self.layers]
+            values["verdict"] = verdict(self.layers)
+        if self.limits is not None:
+            values["limits"] = plain(self.limits)
+        return values
+
+    def figures(self) -> dict[str, Any]:
+        """What was measured, without a judgement, as `describe`."""
+        return {
             "samples": self.samples,
             "snr_db": plain(self.snr_db),
             "top1_agreement": self.top1,
@@ -106,31 +124,23 @@ class Agreement:
             "candidate_accuracy": plain(self.candidate_accuracy),
             "outputs": {item.name: item.describe() for item in self.outputs},
         }
-        if self.ran:
-            values["ran"] = self.ran
-        if self.layers:
-            values["layers"] = [item.describe() for item in self.layers]
-            values["verdict"] = verdict(self.layers)
-        if self.limits is not None:
-            values |= {"limits": plain(self.limits), "missed": list(self.missed), "ok": self.ok}
-        return values
 
     def __str__(self) -> str:
         lines = [f"ran {self.ran}"] if self.ran else []
-        for name, output in self.describe()["outputs"].items():
+        for name, output in self.figures()["outputs"].items():
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
                 lines.append(f"  {more}")
-            if output["nonfinite"]:
-                lines.append(
-                    "  what FP16 can't hold stays in FP32 if build is given such samples: `fp16=True` with `data=` or `images=`"
-                )
         if self.reference_accuracy and self.candidate_accuracy:
             old, new = self.reference_accuracy, self.candidate_accuracy
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")
         if self.layers:
             lines.append(verdict(self.layers))
-        return "\n".join(lines + [f"outside the limit: {text}" for text in self.missed])
+        what = "outside the limit" if self.limits is not None else "outside any limit"
+        lines += [f"{what}: {text}" for text in self.missed]
+        if any(item.nonfinite for item in self.outputs):
+            lines.append(f"next: {_FINITE}")
+        return "\n".join(lines)
 
 
 @taking(VerifyRequest)
@@ -154,6 +164,7 @@ def verify(request: VerifyRequest) -> Agreement:
         output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
             where it is a function, from type and shape.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
+            Values that are NaN or infinite, where the reference's are finite, are missed without them, too.
         per_layer: compare the tensors that both graphs have by the same name, too, on the first samples
             (`trtopt.evaluation.per_layer`). An engine is built again for that, from the graph that was kept, with its layers'
             tensors as outputs; without a GPU those of its graph are compared.
