@@ -79,7 +79,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
-from trtopt.graph.passes.typed import typed_already
+from trtopt.graph.passes.typed import FP16_MAX, typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
@@ -177,6 +177,7 @@ def _made(work: _Build) -> Manifest:
     if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     work.measure(folded)
+    work.warn_of_inputs(folded)
     lowered, engine, report = work.construct(folded)
     tell_cut_off(request)
     if count := len(lowered.merged):
@@ -326,6 +327,20 @@ class _Build:
             reporter=reporter,
         )
         (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
+
+    def warn_of_inputs(self, folded: onnx.ModelProto) -> None:
+        """Say which inputs of an engine that takes FP16 hold more in the samples than FP16 does."""
+        spec = self.spec
+        if spec.io_fp32 or spec.base is not Precision.FP16 or self.embedded is not None:
+            return
+        largest = {} if self.table is None else self.table.beyond_fp16
+        largest = {**largest, **({} if self.safety is None else self.safety.inputs)}
+        for name, info in network_inputs(folded).items():
+            if info.floating and largest.get(name, 0.0) > FP16_MAX:
+                self.request.reporter.warn(
+                    f"the samples hold {largest[name]:,.0f} in the input {name!r}, which is FP16 with `fp32_io=False` and ends "
+                    f"at {FP16_MAX:,.0f}: the engine refuses such samples; leave `fp32_io=` as it is"
+                )
 
     @property
     def _unsafe(self) -> Mapping[str, str]:

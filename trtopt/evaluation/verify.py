@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
+from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 from trtopt.trt.plans import plan_header
@@ -72,6 +73,7 @@ class Agreement:
         limits: what it was judged by; None: it wasn't.
         ran: what the candidate's results came from, where that was an engine.
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
+        beyond_fp16: inputs that hold numbers beyond FP16's largest, 65,504, with the largest magnitude.
     """
 
     samples: int
@@ -81,6 +83,7 @@ class Agreement:
     limits: Limits | None = None
     ran: str = ""
     layers: tuple[LayerAgreement, ...] = ()
+    beyond_fp16: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def snr_db(self) -> float:
@@ -107,6 +110,8 @@ class Agreement:
         values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
         if self.ran:
             values["ran"] = self.ran
+        if self.beyond_fp16:
+            values["beyond_fp16"] = dict(self.beyond_fp16)
         if self.layers:
             values["layers"] = [item.describe() for item in self.layers]
             values["verdict"] = verdict(self.layers)
@@ -139,6 +144,10 @@ class Agreement:
         what = "outside the limit" if self.limits is not None else "outside any limit"
         lines += [f"{what}: {text}" for text in self.missed]
         if any(item.nonfinite for item in self.outputs):
+            for name, largest in self.beyond_fp16.items():
+                lines.append(
+                    f"the samples hold {largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, in the input {name!r}"
+                )
             lines.append(f"next: {_FINITE}")
         return "\n".join(lines)
 
@@ -210,8 +219,7 @@ def verify(request: VerifyRequest) -> Agreement:
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
     if request.threads is not None and callable(reference) and (callable(graph) or on_gpu):
         raise UsageError("`threads=` are ONNX Runtime's, and neither of the two runs in it: drop it")
-    recorder = _Recorder(request.batches)
-    batches = recorder if request.per_layer else request.batches
+    batches = _Recorder(request.batches, LAYER_SAMPLES if request.per_layer else 0)
     with contextlib.ExitStack() as stack:
         place, new = "", graph
         if engine is not None and on_gpu:
@@ -231,10 +239,10 @@ def verify(request: VerifyRequest) -> Agreement:
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
         if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, joined(recorder.first), request.reporter)
+            layers = _layers_of(engine, *protos, joined(batches.first), request.reporter)
         else:
-            layers = compare_layers(*protos, joined(recorder.first))
-    return replace(agreement, limits=limits, ran=place, layers=layers)
+            layers = compare_layers(*protos, joined(batches.first))
+    return replace(agreement, limits=limits, ran=place, layers=layers, beyond_fp16=batches.beyond_fp16)
 
 
 def _layers_of(
@@ -293,10 +301,11 @@ def _without_embedding(runner: Runner, graph: Any) -> Runner:
 
 
 class _Recorder:
-    """Batches, of which the first samples are kept."""
+    """Batches, of which the first `keep` samples are kept, and which inputs hold numbers that FP16 doesn't."""
 
-    def __init__(self, batches: Iterable[Arrays]) -> None:
-        self.batches, self.first = batches, list[Arrays]()
+    def __init__(self, batches: Iterable[Arrays], keep: int) -> None:
+        self.batches, self.keep, self.first = batches, keep, list[Arrays]()
+        self.beyond_fp16: dict[str, float] = {}
 
     @property
     def names(self) -> Sequence[str]:
@@ -305,8 +314,13 @@ class _Recorder:
     def __iter__(self) -> Iterator[Arrays]:
         count = 0
         for batch in self.batches:
-            if count < LAYER_SAMPLES:
-                self.first.append({name: array[: LAYER_SAMPLES - count] for name, array in batch.items()})
+            for name, array in batch.items():
+                if np.size(array) and np.asarray(array).dtype.kind in "fiu":
+                    largest = max(float(np.max(array)), -float(np.min(array)))
+                    if largest > max(FP16_MAX, self.beyond_fp16.get(name, 0.0)):
+                        self.beyond_fp16[name] = largest
+            if count < self.keep:
+                self.first.append({name: array[: self.keep - count] for name, array in batch.items()})
                 count += len(next(iter(self.first[-1].values())))
             yield batch
 
