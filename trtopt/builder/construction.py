@@ -71,6 +71,7 @@ from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, 
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
+from trtopt.graph.lengths import longest
 from trtopt.graph.limits import instead
 from trtopt.graph.one_sample import held_batch
 from trtopt.graph.origin import Origins
@@ -89,6 +90,7 @@ from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.parsing import refusal
+from trtopt.trt.profiles import validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
@@ -176,6 +178,7 @@ def _made(work: _Build) -> Manifest:
             raise ModelError(f"{work.name} can't be built for several samples: {str(finding).removeprefix('error: ')}")
     if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
+    validate_profiles(work.model.inputs, work.spec.profiles, longest=longest(folded))  # folding may have shown them
     work.measure(folded)
     work.warn_of_inputs(folded)
     lowered, engine, report = work.construct(folded)
@@ -248,7 +251,7 @@ class _Build:
         if not spec.targets and (targets := self.generation.targets(spec)):
             reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
         preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
-        self.spec = spec = with_profiles(spec, model.inputs, preprocess, reporter)
+        self.spec = spec = with_profiles(spec, model, preprocess, reporter)
         if preprocess is not None:
             sized_preprocess = preprocess.at_opt(model.inputs, spec.profiles)
             if sized_preprocess.size is not None and preprocess.size is None:

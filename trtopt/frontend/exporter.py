@@ -45,6 +45,7 @@ from trtopt.frontend.request import ExportRequest
 from trtopt.frontend.rewrites import attention_on_four_axes, without_gaps, without_loops
 from trtopt.frontend.samples import Subject, made_up, on_images, samples_for
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.lengths import longest
 from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
@@ -180,6 +181,9 @@ def export(request: ExportRequest) -> ExportResult:
         else:
             notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, request.output)
+    for text, fits in _ends(model):
+        notes.append(text)
+        (reporter.note if fits else reporter.warn)(text)
     if request.verify and made_up(sampled):
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
@@ -194,6 +198,19 @@ def export(request: ExportRequest) -> ExportResult:
         comparisons=tuple(comparisons),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _ends(model: Model) -> Iterator[tuple[str, bool]]:
+    """What the model's constants, such as position embeddings, suffice for, and whether sizes that are fixed are within."""
+    sizes = {(info.name, axis): size for info in model.inputs for axis, size in enumerate(info.shape)}
+    for (name, axis), end in longest(model.proto).items():
+        size = sizes[name, axis]
+        if not isinstance(size, int):
+            what = "" if size is None else f" ({size})"
+            yield f"axis {axis} of {name}{what} goes up to {end}: the model's position embeddings end there", True
+        elif size > end:
+            text = f"axis {axis} of {name} is {size}, and the model's position embeddings end at {end}: filled, it needs more"
+            yield f"{text}; give at most {end} in `inputs=`", False
 
 
 def _opset(opset: int | None, generation: str | None) -> int:
