@@ -41,6 +41,7 @@ from trtopt.frontend.forward import INNER, called, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import opened
+from trtopt.frontend.quantizers import as_qdq
 from trtopt.frontend.request import ExportRequest
 from trtopt.frontend.rewrites import attention_on_four_axes, without_gaps, without_loops
 from trtopt.frontend.samples import Subject, made_up, on_images, samples_for
@@ -247,7 +248,8 @@ def _first_run(subject: Subject, user: Any, sampled: str) -> list[tuple[str, Any
 
 
 @contextlib.contextmanager
-def _rewritten(torch: Any) -> Iterator[None]:
+def _rewritten(subject: Subject) -> Iterator[None]:
+    torch = subject.torch
     with without_loops(torch), attention_on_four_axes(torch), without_gaps(torch):
         yield
 
@@ -263,7 +265,14 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with rewriting, compiler_folder, quiet(), torch.no_grad(), _rewritten(torch):
+        with (
+            as_qdq(torch, subject.module, subject.text),
+            rewriting,
+            compiler_folder,
+            quiet(),
+            torch.no_grad(),
+            _rewritten(subject),
+        ):
             program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
@@ -276,6 +285,8 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
             )
             rename_values(program.model, {**asked, **given}, f"{INNER}.")
             proto = program.model_proto
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"{subject.text} can't be exported{why(error, infos, operators_of(subject))} (torch: {essence(error, 1)})"
