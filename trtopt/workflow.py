@@ -28,7 +28,7 @@ from trtopt.data.samples import write_crops
 from trtopt.diagnosis import page
 from trtopt.diagnosis.measured import Compared
 from trtopt.engine.manifest import load_manifest
-from trtopt.evaluation.limits import MIN_SNR, Limits
+from trtopt.evaluation.limits import MIN_SNR, Limits, not_finite
 from trtopt.evaluation.verify import verify
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
@@ -50,7 +50,7 @@ class PipelineResult:
         files: what → path.
         sizes: what → bytes.
         build: the engine's result.
-        agreement: the quantized graph against the model (`Agreement.describe()`) on the recipe's labelled images, or, where
+        agreement: the quantized graph against the model (`Agreement.figures()`) on the recipe's labelled images, or, where
             the recipe has limits, on what it was calibrated on (`compared_on`); None: on neither.
         timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
         skipped: stages that were up to date.
@@ -92,8 +92,8 @@ class PipelineResult:
 
     @property
     def ok(self) -> bool:
-        """Nothing is outside the recipe's own limits."""
-        return self.limits is None or not self.missed
+        """Nothing is outside the recipe's own limits, and all values are finite."""
+        return not (self.missed if self.limits is not None else self.agreement and not_finite(self.agreement))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -441,7 +441,7 @@ def _agreement(
             most = None if labelled else COMPARED
             batches = open_data(load_model(clean).inputs, **samples, batch=4, limit=most)
             labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
-            return verify(clean, graph, batches, labels=labels, output_kind=kinds).describe()
+            return verify(clean, graph, batches, labels=labels, output_kind=kinds).figures()
 
     key = {
         "clean": sha256_file(clean),

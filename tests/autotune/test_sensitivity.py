@@ -103,6 +103,7 @@ def test_the_uneven_weight_comes_first_and_the_sum_foretells_the_whole(found: Se
     assert found.sources[0].what == "weights of c1"
     assert found.share(found.sources[0]) > 0.5 and found.weights > 2 / 3
     has(found.summary, "weights make", "weights of c1 make", "calibration isn't to blame")
+    assert found.summary.endswith("another method won't help much; `repair=True` of calibrate, or tune, may")
     assert sum(map(found.share, found.sources)) == pytest.approx(1)
     assert snr_db(found.predicted["y"]) == pytest.approx(snr_db(found.measured["y"]), abs=2)
     assert found.sources[0].nbytes == 4 * 32 * 32 * 9
@@ -121,6 +122,29 @@ def test_neither_threads_nor_batches_change_it(crops: Any, found: Sensitivity, t
     assert {s.what: s.noise["y"] for s in fixed.sources} == pytest.approx(
         {s.what: s.noise["y"] for s in found.sources}, rel=1e-3
     )
+
+
+def test_weights_that_are_computed_are_judged_as_weights(crops: Any, found: Sensitivity) -> None:
+    """As weight normalization has them: a size for each output channel, and a direction."""
+    proto = _net()
+    places = {item.name: place for place, item in enumerate(proto.graph.initializer)}
+    weights = numpy_helper.to_array(proto.graph.initializer[places["w1"]])
+    size = np.sqrt(np.square(weights).sum((1, 2, 3), keepdims=True))
+    proto.graph.initializer[places["w1"]].CopyFrom(numpy_helper.from_array(weights * np.float32(7), "direction"))
+    proto.graph.initializer.append(numpy_helper.from_array(size, "size"))
+    computed = [
+        node("ReduceL2", "direction", "norm", axes=[1, 2, 3]), node("Div", "size norm", "factor"),
+        node("Mul", "direction factor", "w1"),
+    ]  # fmt: skip
+    nodes = [*computed, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    normed = trtopt.sensitivity(proto, data={"x": crops}, method="minmax", samples=8)
+    assert [source.what for source in normed.sources] == [source.what for source in found.sources]
+    assert [source.noise["y"] for source in normed.sources] == pytest.approx(
+        [source.noise["y"] for source in found.sources], rel=0.02
+    )
+    assert normed.summary == found.summary
 
 
 def test_what_is_kept_out_makes_no_noise(crops: Any, found: Sensitivity) -> None:
@@ -173,7 +197,7 @@ def test_values_that_no_scale_fits_want_more_bits() -> None:
     net = model([node("MatMul", "z w", "y", "m")], weights=weights, inputs={"z": ("n", 64)}, outputs={"y": ("n", 32)})
     found = trtopt.sensitivity(net, data={"z": uneven}, method="minmax")
     assert found.weights < 1 / 2 and {source.scale for source in found.sources} == {"right", ""}
-    has(found.summary, "8 bits are too few, whatever the scale: `repair=True` of calibrate, or tune, may help")
+    has(found.summary, "neither half nor twice the scale does better: `repair=True` of calibrate, or tune, may help")
 
 
 def test_shares_of_arithmetic_that_is_not_known_are_not_given() -> None:

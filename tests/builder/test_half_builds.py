@@ -111,6 +111,32 @@ def test_the_command_says_what_stays_and_why(world: World) -> None:
     has(limit, "--min-snr is judged on real samples", "--images DIR")
 
 
+def _deep_images() -> tuple[ModelProto, Arrays]:
+    """Two matrix products behind the factor that makes 16 bits shares of one."""
+    nodes = [
+        node("Mul", "x s", "u", "scaled"), node("MatMul", "u a", "h", "up"), node("Relu", "h", "r", "relu"),
+        node("MatMul", "r b", "y", "down"),
+    ]  # fmt: skip
+    weights = {"s": np.array(1 / 65535, np.float32), "a": values(32, 64, seed=1), "b": values(64, 16, seed=2)}
+    proto = model(nodes, weights=weights, inputs={"x": ["n", 32]}, outputs={"y": ["n", 16]})
+    x = np.random.default_rng(0).uniform(0, 65535, (40, 32)).astype(np.float32)
+    x[3, 5] = 65530
+    return proto, {"x": x}
+
+
+def test_an_input_beyond_fp16_is_named(tmp_path: Path) -> None:
+    maker = Maker(tmp_path, _deep_images())
+    result = maker.build(fp16=True, data=maker.data)
+    assert _kept(result) == {"scaled": "reads 65,530 > 65,504, FP16's largest number, in the input 'x'"}
+    assert maker.verified().ok and not maker.heard.warnings
+    maker.build(fp16=True, fp32_io=False, data=maker.data)
+    (said,) = [text for text in maker.heard.warnings if "engine refuses" in text]
+    has(said, "the samples hold 65,530 in the input 'x'", "ends at 65,504", "leave `fp32_io=` as it is")
+    found = maker.verified()
+    assert not found.ok and dict(found.beyond_fp16) == {"x": 65530.0}
+    has(str(found), "the samples hold 65,530 > 65,504, FP16's largest number, in the input 'x'\nnext: ")
+
+
 def test_a_limit_of_ones_own(tmp_path: Path) -> None:
     maker = Maker(tmp_path, cancelling())
     assert _kept(maker.build(fp16=True, data=maker.data)).keys() == {"shift", "relu", "back"}  # 23.8 dB
@@ -144,6 +170,16 @@ def test_tables_carry_ranges_to_every_generation(tmp_path: Path) -> None:
         assert {kept.node: kept.precision for kept in item.kept} == dict.fromkeys(("up", "relu", "down"), FP32)
         assert dict(item.asked) == {"head": Precision.INT8}
     assert made[1].layer_precision == dict.fromkeys(("up", "relu", "down"), FP32)
+
+
+def test_tables_know_the_sample_that_goes_furthest(tmp_path: Path) -> None:
+    proto, data = overflowing()
+    x = data["x"] * np.float32(1e-3)
+    for last in (7, 20, 39):
+        x[last] *= 1000
+        calibrate(proto, data={"x": x}, output=tmp_path / "t.json", allow_unusual_data=True)
+        assert set(Table.load(tmp_path / "t.json").ranges) == {"h", "r"}
+        x[last] /= 1000
 
 
 def test_int8_keeps_its_floating_part_finite(tmp_path: Path) -> None:

@@ -141,6 +141,19 @@ def test_order_batches_and_shards_change_nothing() -> None:
     assert len(whole.probes) == PROBES
 
 
+def test_ranges_are_measured_on_the_sample_that_goes_furthest() -> None:
+    images = pieces(40)
+    images[33] = images[33] * np.float32(3)
+    forth, back = Survey(), Survey()
+    for number in range(40):
+        forth.add(str(number), {"x": images[number]})
+        back.add(str(39 - number), {"x": images[39 - number]})
+    for survey in (forth, back):
+        assert len(survey.ranged) == 5
+        assert any(np.array_equal(feed["x"][0], images[33]) for feed in survey.ranged)
+    assert all(np.array_equal(one["x"], other["x"]) for one, other in zip(forth.ranged, back.ranged))
+
+
 def test_plain_and_repeated_images_are_counted() -> None:
     survey = Survey()
     colour = np.broadcast_to(np.array([0.1, 0.2, 0.3], np.float32)[:, None, None], (3, 32, 32))

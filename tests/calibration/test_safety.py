@@ -38,9 +38,9 @@ def _found(
 def test_an_overflow_is_found_with_the_value_seen() -> None:
     found = _found(overflowing())
     assert dict(found.in_fp32) == {
-        "up": "gives 576,664 > 65,504, FP16's largest number",
-        "relu": "gives 576,664 > 65,504, FP16's largest number",
-        "down": "reads 576,664 > 65,504, FP16's largest number",
+        "up": "gives 576,664 > 65,504, FP16's largest number, in 'h'",
+        "relu": "gives 576,664 > 65,504, FP16's largest number, in 'r'",
+        "down": "reads 576,664 > 65,504, FP16's largest number, in 'r'",
     }
     assert found.plain_db == -np.inf
     assert found.safe_db is not None and found.safe_db > 60

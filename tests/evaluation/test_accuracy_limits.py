@@ -106,7 +106,9 @@ def test_without_signal_the_difference_decides() -> None:
 def test_values_that_are_not_finite_are_always_outside() -> None:
     new = SCORES.copy()
     new[4, np.argmin(new[4])] = np.nan
-    assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == ["1 values of y aren't finite"]
+    assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == [
+        "of y, 1 value is NaN or infinite, where the reference's are finite"
+    ]
 
 
 @pytest.mark.parametrize("limits", [{"min_agreement": 95}, {"min_agreement": -0.1}, {"min_snr": float("nan")}])

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner, Result
 from world import World, has
 
 import trtopt
+from trtopt.cli import app
 from trtopt.core.errors import DataError, ModelError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data import open_data
@@ -189,10 +191,32 @@ def test_overflow_to_infinity_and_nan_show(digits: Digits) -> None:
     assert result.candidate_accuracy.top1 == 1.0
     plain = json.loads(json.dumps(result.describe(), allow_nan=False))
     assert plain["outputs"]["y"]["snr_db"] == "-inf"
-    assert "2 values not finite" in str(result) and "`fp16=True` with `data=`" in str(result)
+    said = "of y, 2 values are NaN or infinite, where the reference's are finite"
+    assert (result.limits, result.missed, result.ok) == (None, (said,), False)
+    assert (plain["ok"], plain["missed"], "limits" in plain) == (False, [said], False)
+    assert f"\noutside any limit: {said}\nnext: build it with `fp16=True` and these samples" in str(result)
     large = np.full_like(digits.weights, 50000)  # each fits FP16, their sums don't
     overflow = verify(digits.model(weights=large), digits.model("float16", large), digits.batches(), threads=1)
-    assert overflow.snr_db == -math.inf
+    assert overflow.snr_db == -math.inf and not overflow.ok
+
+
+def test_infinity_is_exit_status_1_without_limits(digits: Digits, tmp_path: Path) -> None:
+    large = np.full_like(digits.weights, 50000)  # each fits FP16, their sums don't
+    onnx.save(digits.model(weights=large), tmp_path / "m.onnx")
+    onnx.save(digits.model("float16", large), tmp_path / "half.onnx")
+    (batch, *_) = digits.batches()
+    np.savez(tmp_path / "x.npz", **batch)
+
+    def verified(candidate: str, *more: str) -> Result:
+        files = [str(tmp_path / name) for name in ("m.onnx", candidate)]
+        return CliRunner().invoke(app, ["verify", *files, "--data", str(tmp_path / "x.npz"), "--threads", "1", *more])
+
+    spoiled, plain = verified("half.onnx"), json.loads(verified("half.onnx", "--json").stdout)
+    assert spoiled.exit_code == 1
+    assert "outside any limit: of logits, " in spoiled.stdout and "next: build it with --fp16 and" in spoiled.stdout
+    assert plain["missed"] and not plain["ok"]
+    fine = verified("m.onnx", "--json")
+    assert fine.exit_code == 0 and json.loads(fine.stdout)["ok"]
 
 
 def test_equal_outputs_and_outputs_without_classes() -> None:
@@ -335,7 +359,9 @@ def test_what_is_judged_is_in_the_result(digits: Digits) -> None:
 
 def test_json_keeps_what_it_had_and_gains_the_kind(digits: Digits) -> None:
     plain = verify(digits.model(), digits.model("float16"), digits.batches(), threads=1).describe()
-    assert set(plain) == {"samples", "snr_db", "top1_agreement", "reference_accuracy", "candidate_accuracy", "outputs"}
+    assert set(plain) == {
+        *("samples", "snr_db", "top1_agreement", "reference_accuracy", "candidate_accuracy", "outputs", "missed", "ok")
+    }
     output = plain["outputs"]["logits"]
     assert set(output) >= {"snr_db", "max_abs", "cosine", "nonfinite", "top1_agreement"}
     assert output["kind"] == "classes"

@@ -79,6 +79,6 @@ def test_tensors_near_fp16s_end_are_the_same_without_running_what_cannot_come_ne
     for feed in feeds:
         counted["x"].add(feed["x"])
         counted["e"].add(session.run(["e"], feed)[0])
-    found = half_ranges(proto, feeds, counted)
+    found = half_ranges(proto, feeds[:4], counted)
     assert found == beyond_fp16(measure_ranges(proto, feeds[:4]))
     assert bool(found) is large

@@ -8,7 +8,7 @@ from graphs import conv_relu, model, node, values
 from half_models import half
 from onnx import ModelProto, TensorProto
 
-from trtopt.graph.half import fp32_typed, has_half
+from trtopt.graph.half import fp32_typed, has_half, widen
 from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.view import to_ir
 from trtopt.ort.sessions import OnnxSession
@@ -63,3 +63,15 @@ def test_a_model_is_typed_by_most_of_its_products() -> None:
     )  # fmt: skip
     assert has_half(mixed)
     assert typed_already(to_ir(mixed)) is None
+
+
+def test_inputs_are_rounded_to_their_type_too() -> None:
+    shape: dict[str, list[int | str]] = {"y": ["batch", 3, 8, 8]}
+    weights = {"s": np.array(0.5, np.float16)}
+    proto = model([node("Mul", "x s", "y")], weights=weights, outputs=shape, dtype=TensorProto.FLOAT16)
+    wide = widen(proto)
+    onnx.checker.check_model(wide, full_check=True)
+    x = np.full((1, 3, 8, 8), 2049.0, np.float32)  # FP16 holds 2048 and 2050
+    x[0, 0, 0, :2] = 65504.0, 70000.0
+    (found,) = OnnxSession(wide, threads=1)({"x": x}).values()
+    assert found[0, 0, 0, :3].tolist() == [32752.0, np.inf, 1024.0]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx.parser
 import pytest
 from onnx import ModelProto
+from world import RTX, Heard, World, has
 
 import trtopt
 from trtopt.graph.lengths import longest
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 TABLE = (
-    "float[3,2] table = {1, 2, 3, 4, 5, 6}, int64[1] zero = {0}, int64[1] one = {1}, int64 none = {0}, int64 step = {1}"
+    "float[3,2] table = {1, 2, 3, 4, 5, 6}, int64[1] zero = {0}, int64[1] one = {1}, int64 none = {0}, int64 step = {1}, "
+    "int64 pad = {7}"
 )
 LENGTH = "size = Shape<start = 1, end = 2>(ids)"
 
@@ -44,6 +48,76 @@ def read(nodes: str) -> ModelProto:
 )
 def test_a_table_of_positions_is_found(nodes: str, known: bool) -> None:
     assert longest(read(nodes)) == ({("ids", 1): 3} if known else {})
+
+
+COUNTED = "some = {}(ids, pad) kept = Cast<to = 7>(some) c = CumSum{}(kept, {}) k = Cast<to = 7>(c) m = Mul(k, kept)"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size"),
+    [  # a table of three rows
+        (f"{COUNTED.format('Greater', '', 'step')} y = Gather(table, m)", 2),
+        (f"{COUNTED.format('Greater', '', 'step')} p = Add(m, step) y = Gather(table, p)", 1),
+        (f"{COUNTED.format('Greater', '', 'step')} p = Add(step, m) q = Sub(p, step) y = Gather(table, q)", 2),
+        (f"{COUNTED.format('Greater', '<exclusive = 1>', 'step')} y = Gather(table, m)", 3),
+        (f"{COUNTED.format('Add', '', 'step')} y = Gather(table, m)", None),  # of any numbers
+        (
+            f"{COUNTED.format('Greater', '', 'none')} p = Add(m, pad) y = Gather(table, p)",
+            None,
+        ),  # of samples: 3 - 1 - 7 rows
+        (f"{LENGTH} s = Squeeze(size) r = Range(none, s, step) p = Add(r, step) y = Gather(table, p)", 2),
+    ],
+)
+def test_positions_may_be_counted_and_have_an_offset(nodes: str, size: int | None) -> None:
+    assert longest(read(nodes)) == ({} if size is None else {("ids", 1): size})
+
+
+@pytest.mark.parametrize(("name", "known"), [("mask", True), ("steps", False)])
+def test_an_input_counts_positions_if_it_is_a_mask(name: str, known: bool) -> None:
+    proto = read("c = CumSum(ids, step) y = Gather(table, c)")
+    for node in proto.graph.node:
+        node.input[:] = [name if item == "ids" else item for item in node.input]
+    proto.graph.input[0].name = name
+    assert longest(proto) == ({(name, 1): 2} if known else {})
+
+
+def test_a_length_beyond_the_table_is_refused(world: World, rtx: None) -> None:
+    nodes = f"{COUNTED.format('Greater', '', 'step')} p = Add(m, step) g = Gather(table, p)"
+    nodes += " y = ReduceMax<axes = [2], keepdims = 0>(g)"
+    onnx.save(read(nodes), world.model)
+    said = "ids goes up to 3 on axis 1, and the model's constants (its position embeddings) to 1"
+    refused = world.refused("build", world.model, "--shapes", "ids:1x1,1x1,1x3", "-o", world.output / "m.engine", *RTX)
+    has(refused, said, "Write --shapes ids:1x1")
+    (finding,) = [
+        item for item in trtopt.check(world.model, shapes="ids:1x1,1x1,1x3").findings if item.code == "shapes"
+    ]
+    assert finding.level == "error" and finding.message == said
+    fixed = read(nodes)
+    fixed.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
+    (finding,) = [item for item in trtopt.check(fixed).findings if item.code == "positions"]
+    has(str(finding), "axis 1 is 3, and the model's position embeddings end at 1", "at most 1")
+
+
+@pytest.mark.parametrize(("family", "size"), [("Bert", 34), ("Roberta", 32), ("MPNet", 32)])
+def test_the_lengths_of_transformers(family: str, size: int, tmp_path: Path) -> None:
+    """Of 34 rows two are the padding's and what lies before it, where positions are counted."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=34,
+        pad_token_id=1,
+    )
+    module = getattr(transformers, f"{family}Model")(config)
+    heard = Heard()
+    wanted = ["input_ids:batchxsequence:int64"]
+    made = trtopt.export(module, tmp_path / "m.onnx", inputs=wanted, verify=False, reporter=heard)
+    assert longest(onnx.load(tmp_path / "m.onnx")) == {("input_ids", 1): size}
+    said = f"axis 1 of input_ids (sequence) goes up to {size}: the model's position embeddings end there"
+    assert said in made.notes and said in heard.notes
 
 
 def test_check_proposes_no_length_beyond_the_table() -> None:

@@ -450,7 +450,7 @@ def test_samples_show_what_overflows() -> None:
     assert report.ok
     found = {item.node: item for item in report.findings if item.code == "fp16-overflow"}
     assert {node: item.level for node, item in found.items()} == dict.fromkeys(("up", "relu", "down"), "warning")
-    assert found["up"].message == "gives 576,664 > 65,504, FP16's largest number"
+    assert found["up"].message == "gives 576,664 > 65,504, FP16's largest number, in 'h'"
     assert "keeps it in FP32" in found["up"].hint
     quiet = check(proto, data={"x": data["x"] * np.float32(1e-3)})
     assert not [item for item in quiet.findings if item.code == "fp16-overflow"]

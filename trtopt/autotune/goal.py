@@ -237,13 +237,13 @@ class Judge:
             results_by_run |= zip(part, run(part))
             if goal.limits is not None and end < len(self.order):
                 best = [results_by_run.get(number, arrays) for number, arrays in enumerate(self.expected)]
-                if missed := goal.limits.missed(self._agreement(range(len(best)), best).describe()):
+                if missed := goal.limits.missed(self._agreement(range(len(best)), best).figures()):
                     break
         run_numbers = sorted(results_by_run)
         results, whole = [results_by_run[number] for number in run_numbers], len(results_by_run) == len(self.order)
         labels = goal.labels if goal.max_drop is not None and whole else None
         agreement = self._agreement(run_numbers, results, labels)
-        description = agreement.describe()
+        description = agreement.figures()
         error = self._error(run_numbers, results)
         if goal.limits is not None:
             missed = (self._missed(description, error) if whole else goal.limits.missed(description)) or missed

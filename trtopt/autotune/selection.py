@@ -65,7 +65,7 @@ class Candidate:
 
     Attributes:
         precision_summary: as in `BuildResult`.
-        accuracy: against FP32 (`Agreement.describe()`); None: not judged.
+        accuracy: against FP32 (`Agreement.figures()`); None: not judged.
         failed: why there is no such engine; then the rest is empty.
     """
 
@@ -327,10 +327,10 @@ def time_in_turns(
 def judge(
     reference: Runner, sessions: Mapping[str, Session], batches: Batches, kinds: Mapping[str, Kind] | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """Each engine's results against the reference's on real samples (`Agreement.describe()`); `kinds` of the outputs."""
+    """Each engine's results against the reference's on real samples (`Agreement.figures()`); `kinds` of the outputs."""
     runners = {name: session_runner(session) for name, session in sessions.items()}
     agreements = verify_all(reference, runners, batches, kinds=kinds)
-    return {name: agreement.describe() for name, agreement in agreements.items()}
+    return {name: agreement.figures() for name, agreement in agreements.items()}
 
 
 def at_opt(

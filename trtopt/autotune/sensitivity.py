@@ -124,13 +124,16 @@ class Sensitivity:
         scales = ", ".join(f"the scale of {source.what} {_WRONG[source.scale]}" for source in wrong[:2])
         scales += f", and {len(wrong) - 2} more" * (len(wrong) > 2)
         if self.weights >= MOST:
-            advice = "calibration isn't to blame: other samples or another method won't help much"
+            advice = (
+                "calibration isn't to blame: other samples or another method won't help much; `repair=True` of calibrate, or "
+                "tune, may"
+            )
         elif sum(map(self.share, wrong)) >= (1 - self.weights) / 2:
             advice = f"{scales}: other samples, another method, or `repair=True` of calibrate may help"
         else:
             right = [source for source in self.sources if source.scale == "right"]
             enough = sum(map(self.share, [*right, *wrong])) >= (1 - self.weights) / 2
-            few = "8 bits are too few, whatever the scale" if enough else "many places make a little of it each"
+            few = "neither half nor twice the scale does better" if enough else "many places make a little of it each"
             rest = f"{scales}; for the rest " if scales else ""
             advice = f"{rest}{few}: `repair=True` of calibrate, or tune, may help"
         return f"{parts}; {first} alone; {advice}"

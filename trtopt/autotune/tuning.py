@@ -297,7 +297,7 @@ def _subject(request: BuildRequest) -> _Subject:
     generation = select(request.backend)
     generation.refuse(spec)
     preprocess = preparation(model, request)
-    with_profiles(spec, model.inputs, preprocess, SILENT)
+    with_profiles(spec, model, preprocess, SILENT)
     folded, _ = fold(model.proto, reporter=request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
     return _Subject(model, folded, spec, generation, preprocess)

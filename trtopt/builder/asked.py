@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ from trtopt.core.errors import UsageError
 from trtopt.core.files import check_ending, check_writable
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
-from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, TensorInfo, parse_size, parse_targets
+from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import manifest_path
+from trtopt.graph.io import Model
+from trtopt.graph.lengths import longest
 from trtopt.trt.profiles import validate_profiles
 
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
@@ -65,15 +66,14 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     )
 
 
-def with_profiles(
-    spec: BuildSpec, inputs: Sequence[TensorInfo], preprocess: Preprocess | None, reporter: Reporter
-) -> BuildSpec:
+def with_profiles(spec: BuildSpec, model: Model, preprocess: Preprocess | None, reporter: Reporter) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
     the size of the images, which their preparation says."""
+    inputs, ends = model.inputs, longest(model.proto)
     dynamic = [item for item in inputs if item.open_axes]
     if spec.profiles or not dynamic:
         try:
-            validate_profiles(inputs, spec.profiles)
+            validate_profiles(inputs, spec.profiles, longest=ends)
         except UsageError as error:
             raise UsageError(f"{error}{_OWN_SHAPES if spec.embed_preprocess else ''}") from None
         if preprocess is not None:
@@ -82,7 +82,7 @@ def with_profiles(
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        validate_profiles(inputs, ())  # raises, listing the dynamic inputs
+        validate_profiles(inputs, (), longest=ends)  # raises, listing the dynamic inputs
     profile = {
         item.name: ShapeRange(
             *(

@@ -71,6 +71,7 @@ from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, 
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
+from trtopt.graph.lengths import longest
 from trtopt.graph.limits import instead
 from trtopt.graph.one_sample import held_batch
 from trtopt.graph.origin import Origins
@@ -79,7 +80,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
-from trtopt.graph.passes.typed import typed_already
+from trtopt.graph.passes.typed import FP16_MAX, typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
@@ -89,6 +90,7 @@ from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.parsing import refusal
+from trtopt.trt.profiles import validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
@@ -176,7 +178,9 @@ def _made(work: _Build) -> Manifest:
             raise ModelError(f"{work.name} can't be built for several samples: {str(finding).removeprefix('error: ')}")
     if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
+    validate_profiles(work.model.inputs, work.spec.profiles, longest=longest(folded))  # folding may have shown them
     work.measure(folded)
+    work.warn_of_inputs(folded)
     lowered, engine, report = work.construct(folded)
     tell_cut_off(request)
     if count := len(lowered.merged):
@@ -247,7 +251,7 @@ class _Build:
         if not spec.targets and (targets := self.generation.targets(spec)):
             reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
         preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
-        self.spec = spec = with_profiles(spec, model.inputs, preprocess, reporter)
+        self.spec = spec = with_profiles(spec, model, preprocess, reporter)
         if preprocess is not None:
             sized_preprocess = preprocess.at_opt(model.inputs, spec.profiles)
             if sized_preprocess.size is not None and preprocess.size is None:
@@ -326,6 +330,20 @@ class _Build:
             reporter=reporter,
         )
         (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
+
+    def warn_of_inputs(self, folded: onnx.ModelProto) -> None:
+        """Say which inputs of an engine that takes FP16 hold more in the samples than FP16 does."""
+        spec = self.spec
+        if spec.io_fp32 or spec.base is not Precision.FP16 or self.embedded is not None:
+            return
+        largest = {} if self.table is None else self.table.beyond_fp16
+        largest = {**largest, **({} if self.safety is None else self.safety.inputs)}
+        for name, info in network_inputs(folded).items():
+            if info.floating and largest.get(name, 0.0) > FP16_MAX:
+                self.request.reporter.warn(
+                    f"the samples hold {largest[name]:,.0f} in the input {name!r}, which is FP16 with `fp32_io=False` and ends "
+                    f"at {FP16_MAX:,.0f}: the engine refuses such samples; leave `fp32_io=` as it is"
+                )
 
     @property
     def _unsafe(self) -> Mapping[str, str]:

@@ -62,7 +62,6 @@ from trtopt.ort.ranges import beyond_fp16, measure_ranges
 DEVICES = ("cpu", "cuda")
 BY_OUTPUT = "output"  # the method of a scale that was chosen by what it does to the outputs
 LEAST = 2  # samples: a scale from one is that sample's own
-RANGED = 4  # samples that all tensors' ranges are measured on; those that are counted are on all
 FEW = 32  # samples: below, thresholds still move visibly with each one
 
 
@@ -383,7 +382,7 @@ def _measured(
                 lambda: (
                     {}
                     if first is None
-                    else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
+                    else half_ranges(prepared.proto, survey.ranged, seen.histograms, request.threads, reporter)
                 )
             )
             examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
@@ -413,12 +412,12 @@ def half_ranges(
     threads: int | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, float]:
-    """What comes near FP16's largest number in the samples kept for a look into the model; nothing where it can't be run.
+    """What comes near FP16's largest number in these samples; nothing where the model can't be run.
 
     Args:
         counted: histograms of all samples: what can't come near by these needn't be run.
     """
-    feeds = (run.feed for run in single_runs(network_inputs(proto), probes[:RANGED]))
+    feeds = (run.feed for run in single_runs(network_inputs(proto), probes))
     within = bounds(proto, {name: (item.low, item.high) for name, item in counted.items()})
     small = {name for name, (low, high) in within.items() if not near_fp16_end(max(high, -low))}
     try:

@@ -32,6 +32,7 @@ SMALLEST = 24  # pixels: smaller pieces of a plain surface show nothing but the 
 ALIKE = 0.995  # correlation of two images' 16 x 16 thumbnails that makes them near copies
 FAR = 6.0  # robust standard deviations
 PROBES = 16  # samples kept for the look into the model
+RANGED = 4  # of them, those that all tensors' ranges are measured on; tensors that are counted are on all samples
 PROBE_BYTES = 32 << 20
 COMPARED = 4096  # samples whose thumbnails are compared
 _THUMB = 16
@@ -75,6 +76,8 @@ class Survey:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.probes: dict[str, dict[str, NDArray[Any]]] = {}
+        # Of the sample with the largest magnitude: that, its digest, and its content.
+        self._furthest: tuple[float, str, dict[str, NDArray[Any]]] | None = None
 
     def watch(self, batches: Iterable[Arrays], check: Callable[[], None] = lambda: None) -> Iterator[Arrays]:
         """The same batches, looked at as they are read; `check` is called after each and may raise."""
@@ -122,7 +125,7 @@ class Survey:
             )
         )
         if finite:
-            self._keep(digest, feed)
+            self._keep(digest, max(high, -low), feed)
 
     @property
     def images(self) -> list[dict[str, NDArray[Any]]]:
@@ -134,10 +137,21 @@ class Survey:
         """The probes, in an order of their own."""
         return [feed for _, feed in sorted(self.probes.items())]
 
-    def _keep(self, digest: str, feed: Arrays) -> None:
-        """Keep the samples of the lowest digests: the same ones in any order."""
+    @property
+    def ranged(self) -> list[dict[str, NDArray[Any]]]:
+        """What all tensors' ranges are measured on: the first probes, and the sample that goes furthest in an input."""
+        chosen = dict(sorted(self.probes.items())[:RANGED])
+        if self._furthest is not None:
+            chosen.setdefault(self._furthest[1], self._furthest[2])
+        return list(chosen.values())
+
+    def _keep(self, digest: str, largest: float, feed: Arrays) -> None:
+        """Keep the samples of the lowest digests, and that of the largest magnitude: the same ones in any order."""
         size = sum(array.nbytes for array in feed.values())
         most = max(2, min(PROBES, PROBE_BYTES // max(size, 1)))
+        before = self._furthest
+        if before is None or (largest, before[1]) > (before[0], digest):
+            self._furthest = largest, digest, {name: np.array(array[None]) for name, array in feed.items()}
         if digest in self.probes or (len(self.probes) >= most and digest > max(self.probes)):
             return
         self.probes[digest] = {name: np.array(array[None]) for name, array in feed.items()}

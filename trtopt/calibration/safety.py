@@ -54,6 +54,7 @@ class Safety:
         safe_db: the same with `in_fp32` in FP32 too.
         in_fp32: node → why it stays in FP32, with the value seen.
         unjudged: why the outputs weren't compared, or what they miss wasn't looked for.
+        inputs: those that come near FP16's largest number, or go beyond, with the largest magnitude seen.
     """
 
     base: Precision
@@ -64,6 +65,7 @@ class Safety:
     safe_db: float | None = None
     in_fp32: Mapping[str, str] = field(default_factory=dict)
     unjudged: str = ""
+    inputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def missed(self) -> bool:
@@ -138,9 +140,9 @@ def find_unsafe(
             ranges = measure_ranges(proto, feeds(), threads=threads)
     except ModelError as error:
         return Safety(base, batches.samples, limit_db=limit, unjudged=str(error))
-    measured: dict[str, str] = {}
-    if base is Precision.FP16:
-        measured = overflowing(to_ir(proto), beyond_fp16(ranges))
+    beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
+    measured = overflowing(to_ir(proto), beyond)
+    far = {name: largest for name, largest in beyond.items() if name in inputs}
     search = _Search(proto, base, overrides, io_fp32, ranges, limit)
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
@@ -148,7 +150,7 @@ def find_unsafe(
             before = search.judged({})
             after = search.judged(measured) if measured else before
         except ModelError as error:
-            return Safety(base, batches.samples, limit_db=limit, in_fp32=measured, unjudged=str(error))
+            return Safety(base, batches.samples, limit_db=limit, in_fp32=measured, unjudged=str(error), inputs=far)
     unsearched = ""
     if after < limit:
         with reporter.phase(f"looking for what {str(base).upper()} spoils", None) as phase:
@@ -157,7 +159,7 @@ def find_unsafe(
                 after = search.judged(measured)
             except ModelError as error:
                 unsearched = str(error)
-    return Safety(base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched)
+    return Safety(base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched, far)
 
 
 @dataclass

@@ -277,7 +277,7 @@ def verify(agreement: Any, values: Options) -> Iterator[str]:
     """Compare two ONNX models, or a model and an engine, on the same real inputs, each output by its kind.
 
     With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
-    is missed.
+    is missed, and without limits, too, where the candidate gives NaN or infinity and the reference doesn't.
     """
     if agreement.layers:
         worst = sorted(agreement.layers, key=lambda item: item.felt_snr_db)[:ROWS]

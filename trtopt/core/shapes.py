@@ -212,7 +212,9 @@ def suggested_shapes(
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
             for axis in info.open_axes:
-                ranges[info.dimension(axis)] = (shape.min[axis], shape.opt[axis], shape.max[axis])
+                end = ends.get(info.dimension(axis), shape.max[axis])
+                low, best, high = (min(sizes[axis], end) for sizes in (shape.min, shape.opt, shape.max))
+                ranges[info.dimension(axis)] = (low, best, high)
     guesses: list[str] = []
     alone = batch_alone(needing)
     texts: dict[str, ShapeRange | str] = {}

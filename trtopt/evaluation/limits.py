@@ -28,6 +28,15 @@ def _no_share(value: str | float) -> UsageError:
     return UsageError(f"`min_agreement=` is {text}; a share from 0 to 1 is needed, such as 0.95 or '95%'")
 
 
+def not_finite(accuracy: Mapping[str, Any]) -> list[str]:
+    """What of `Agreement.figures()` no limit allows: values that are NaN or infinite, where the reference's are finite."""
+    return [
+        f"of {name}, {count} value{'s are' if count > 1 else ' is'} NaN or infinite, where the reference's are finite"
+        for name, output in accuracy["outputs"].items()
+        if (count := output["nonfinite"])
+    ]
+
+
 @dataclass(frozen=True)
 class Limits:
     """How far results may be from the reference's.
@@ -65,11 +74,9 @@ class Limits:
         return cls(share, min_snr)
 
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
-        """What of `Agreement.describe()` is outside, each with the value and the limit."""
-        problems = []
+        """What of `Agreement.figures()` is outside, each with the value and the limit."""
+        problems = not_finite(accuracy)
         for name, output in accuracy["outputs"].items():
-            if output["nonfinite"]:
-                problems.append(f"{output['nonfinite']} values of {name} aren't finite")
             problems += [f"{name}: {problem}" for problem in self._of(output, accuracy["samples"])]
         return problems
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
 from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
-from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.limits import Limits, not_finite
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES
 from trtopt.evaluation.per_layer import (
@@ -42,12 +42,19 @@ from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
+from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 from trtopt.trt.plans import plan_header
 
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
+
+
+_FINITE = (
+    "build it with `fp16=True` and these samples (`data=` or `images=`), which keep in FP32 what FP16 can't hold, as a table "
+    "calibrated on them does in INT8, or with `bf16=True`; `per_layer=True` names the first node that gives such values"
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Agreement:
         limits: what it was judged by; None: it wasn't.
         ran: what the candidate's results came from, where that was an engine.
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
+        beyond_fp16: inputs that hold numbers beyond FP16's largest, 65,504, with the largest magnitude.
     """
 
     samples: int
@@ -75,6 +83,7 @@ class Agreement:
     limits: Limits | None = None
     ran: str = ""
     layers: tuple[LayerAgreement, ...] = ()
+    beyond_fp16: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def snr_db(self) -> float:
@@ -88,17 +97,31 @@ class Agreement:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """What is outside the limits, each with the value and the limit."""
-        return () if self.limits is None else tuple(self.limits.missed(replace(self, limits=None).describe()))
+        """What is outside the limits, each with the value and the limit; without limits, values that aren't finite."""
+        return tuple((not_finite if self.limits is None else self.limits.missed)(self.figures()))
 
     @property
     def ok(self) -> bool:
-        """Nothing that was asked for is missed."""
+        """All values are finite, and nothing that was asked for is missed."""
         return not self.missed
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
-        values = {
+        values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
+        if self.ran:
+            values["ran"] = self.ran
+        if self.beyond_fp16:
+            values["beyond_fp16"] = dict(self.beyond_fp16)
+        if self.layers:
+            values["layers"] = [item.describe() for item in self.layers]
+            values["verdict"] = verdict(self.layers)
+        if self.limits is not None:
+            values["limits"] = plain(self.limits)
+        return values
+
+    def figures(self) -> dict[str, Any]:
+        """What was measured, without a judgement, as `describe`."""
+        return {
             "samples": self.samples,
             "snr_db": plain(self.snr_db),
             "top1_agreement": self.top1,
@@ -106,31 +129,27 @@ class Agreement:
             "candidate_accuracy": plain(self.candidate_accuracy),
             "outputs": {item.name: item.describe() for item in self.outputs},
         }
-        if self.ran:
-            values["ran"] = self.ran
-        if self.layers:
-            values["layers"] = [item.describe() for item in self.layers]
-            values["verdict"] = verdict(self.layers)
-        if self.limits is not None:
-            values |= {"limits": plain(self.limits), "missed": list(self.missed), "ok": self.ok}
-        return values
 
     def __str__(self) -> str:
         lines = [f"ran {self.ran}"] if self.ran else []
-        for name, output in self.describe()["outputs"].items():
+        for name, output in self.figures()["outputs"].items():
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
                 lines.append(f"  {more}")
-            if output["nonfinite"]:
-                lines.append(
-                    "  what FP16 can't hold stays in FP32 if build is given such samples: `fp16=True` with `data=` or `images=`"
-                )
         if self.reference_accuracy and self.candidate_accuracy:
             old, new = self.reference_accuracy, self.candidate_accuracy
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")
         if self.layers:
             lines.append(verdict(self.layers))
-        return "\n".join(lines + [f"outside the limit: {text}" for text in self.missed])
+        what = "outside the limit" if self.limits is not None else "outside any limit"
+        lines += [f"{what}: {text}" for text in self.missed]
+        if any(item.nonfinite for item in self.outputs):
+            for name, largest in self.beyond_fp16.items():
+                lines.append(
+                    f"the samples hold {largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, in the input {name!r}"
+                )
+            lines.append(f"next: {_FINITE}")
+        return "\n".join(lines)
 
 
 @taking(VerifyRequest)
@@ -154,6 +173,7 @@ def verify(request: VerifyRequest) -> Agreement:
         output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
             where it is a function, from type and shape.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
+            Values that are NaN or infinite, where the reference's are finite, are missed without them, too.
         per_layer: compare the tensors that both graphs have by the same name, too, on the first samples
             (`trtopt.evaluation.per_layer`). An engine is built again for that, from the graph that was kept, with its layers'
             tensors as outputs; without a GPU those of its graph are compared.
@@ -199,8 +219,7 @@ def verify(request: VerifyRequest) -> Agreement:
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
     if request.threads is not None and callable(reference) and (callable(graph) or on_gpu):
         raise UsageError("`threads=` are ONNX Runtime's, and neither of the two runs in it: drop it")
-    recorder = _Recorder(request.batches)
-    batches = recorder if request.per_layer else request.batches
+    batches = _Recorder(request.batches, LAYER_SAMPLES if request.per_layer else 0)
     with contextlib.ExitStack() as stack:
         place, new = "", graph
         if engine is not None and on_gpu:
@@ -220,10 +239,10 @@ def verify(request: VerifyRequest) -> Agreement:
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
         if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, joined(recorder.first), request.reporter)
+            layers = _layers_of(engine, *protos, joined(batches.first), request.reporter)
         else:
-            layers = compare_layers(*protos, joined(recorder.first))
-    return replace(agreement, limits=limits, ran=place, layers=layers)
+            layers = compare_layers(*protos, joined(batches.first))
+    return replace(agreement, limits=limits, ran=place, layers=layers, beyond_fp16=batches.beyond_fp16)
 
 
 def _layers_of(
@@ -282,10 +301,11 @@ def _without_embedding(runner: Runner, graph: Any) -> Runner:
 
 
 class _Recorder:
-    """Batches, of which the first samples are kept."""
+    """Batches, of which the first `keep` samples are kept, and which inputs hold numbers that FP16 doesn't."""
 
-    def __init__(self, batches: Iterable[Arrays]) -> None:
-        self.batches, self.first = batches, list[Arrays]()
+    def __init__(self, batches: Iterable[Arrays], keep: int) -> None:
+        self.batches, self.keep, self.first = batches, keep, list[Arrays]()
+        self.beyond_fp16: dict[str, float] = {}
 
     @property
     def names(self) -> Sequence[str]:
@@ -294,8 +314,13 @@ class _Recorder:
     def __iter__(self) -> Iterator[Arrays]:
         count = 0
         for batch in self.batches:
-            if count < LAYER_SAMPLES:
-                self.first.append({name: array[: LAYER_SAMPLES - count] for name, array in batch.items()})
+            for name, array in batch.items():
+                if np.size(array) and np.asarray(array).dtype.kind in "fiu":
+                    largest = max(float(np.max(array)), -float(np.min(array)))
+                    if largest > max(FP16_MAX, self.beyond_fp16.get(name, 0.0)):
+                        self.beyond_fp16[name] = largest
+            if count < self.keep:
+                self.first.append({name: array[: self.keep - count] for name, array in batch.items()})
                 count += len(next(iter(self.first[-1].values())))
             yield batch
 

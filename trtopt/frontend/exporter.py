@@ -41,10 +41,12 @@ from trtopt.frontend.forward import INNER, called, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import opened
+from trtopt.frontend.quantizers import as_qdq
 from trtopt.frontend.request import ExportRequest
 from trtopt.frontend.rewrites import attention_on_four_axes, without_gaps, without_loops
 from trtopt.frontend.samples import Subject, made_up, on_images, samples_for
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.lengths import longest
 from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
@@ -188,6 +190,9 @@ def export(request: ExportRequest) -> ExportResult:
         else:
             notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, request.output)
+    for text, fits in _ends(model):
+        notes.append(text)
+        (reporter.note if fits else reporter.warn)(text)
     if request.verify and made_up(sampled):
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
@@ -202,6 +207,19 @@ def export(request: ExportRequest) -> ExportResult:
         comparisons=tuple(comparisons),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _ends(model: Model) -> Iterator[tuple[str, bool]]:
+    """What the model's constants, such as position embeddings, suffice for, and whether sizes that are fixed are within."""
+    sizes = {(info.name, axis): size for info in model.inputs for axis, size in enumerate(info.shape)}
+    for (name, axis), end in longest(model.proto).items():
+        size = sizes[name, axis]
+        if not isinstance(size, int):
+            what = "" if size is None else f" ({size})"
+            yield f"axis {axis} of {name}{what} goes up to {end}: the model's position embeddings end there", True
+        elif size > end:
+            text = f"axis {axis} of {name} is {size}, and the model's position embeddings end at {end}: filled, it needs more"
+            yield f"{text}; give at most {end} in `inputs=`", False
 
 
 def _opset(opset: int | None, generation: str | None) -> int:
@@ -238,7 +256,8 @@ def _first_run(subject: Subject, user: Any, sampled: str) -> list[tuple[str, Any
 
 
 @contextlib.contextmanager
-def _rewritten(torch: Any) -> Iterator[None]:
+def _rewritten(subject: Subject) -> Iterator[None]:
+    torch = subject.torch
     with without_loops(torch), attention_on_four_axes(torch), without_gaps(torch):
         yield
 
@@ -254,7 +273,14 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with rewriting, compiler_folder, quiet(), torch.no_grad(), _rewritten(torch):
+        with (
+            as_qdq(torch, subject.module, subject.text),
+            rewriting,
+            compiler_folder,
+            quiet(),
+            torch.no_grad(),
+            _rewritten(subject),
+        ):
             program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
@@ -267,6 +293,8 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
             )
             rename_values(program.model, {**asked, **given}, f"{INNER}.")
             proto = program.model_proto
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"{subject.text} can't be exported{why(error, infos, operators_of(subject))} (torch: {essence(error, 1)})"

@@ -49,6 +49,11 @@ def why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[s
             f": {at(error)}it packs sequences (pack_padded_sequence), whose steps depend on their lengths' values: give the "
             "padded sequences to the LSTM or GRU, and take each one's result at its own last step, by torch.gather"
         )
+    if "aten._int_mm" in told or "aten._scaled_mm" in told:
+        return (
+            ": it multiplies INT8 or FP8 numbers, as torchao's quantize_ makes modules do, which torch's exporter can't write: "
+            "export the float model, as it is before quantize_, and let trtopt build --int8 (or --fp8) quantize it"
+        )
     if "quantized." in told or "_obs_fq_" in told or "quantized::" in told:
         return (
             ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "

@@ -31,8 +31,8 @@ def _cast_to(node: onnx.NodeProto) -> int | None:
 def widen(proto: ModelProto) -> ModelProto:
     """The same arithmetic in FP32: every FP16 or BF16 tensor is held in FP32, rounded to its type where it is made.
 
-    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32; the model itself
-    where it has no FP16 and BF16.
+    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32, and what is read
+    of an input rounded to its type; the model itself where it has no FP16 and BF16.
 
     Raises:
         ModelError: FP16 or BF16 with control flow, whose types can't be followed here.
@@ -42,10 +42,18 @@ def widen(proto: ModelProto) -> ModelProto:
     types = _types(proto)
     widened = _with_fp32_constants(proto)
     graph = widened.graph
+    nodes: list[onnx.NodeProto] = []
+    held: dict[str, str] = {}  # input → what its type holds of it
+    weights = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        name, target = value.name, value.type.tensor_type.elem_type
+        if target in _HALVES and name not in weights:
+            held[name] = f"{name}/held"
+            nodes.append(helper.make_node("Cast", [name], [f"{name}/rounded"], to=target))
+            nodes.append(helper.make_node("Cast", [f"{name}/rounded"], [held[name]], to=TensorProto.FLOAT))
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if any(subgraphs(node)):
             raise ModelError(
@@ -55,6 +63,8 @@ def widen(proto: ModelProto) -> ModelProto:
         source = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
         cast = _cast_to(node)
         _widen_attributes(node)
+        for index, name in enumerate(node.input):
+            node.input[index] = held.get(name, name)
         nodes.append(node)
         for index, name in enumerate(node.output):
             target = cast or types.get(name, source)  # without an inferred type: what goes in comes out

@@ -1,16 +1,18 @@
 """How long an input may be: as long as the constants that are cut to its length, such as a transformer's positions.
 
-Beyond that a Slice gives less than the length that what it is added to has, and a Gather reads past its table.
+Beyond that a Slice gives less than the length that what it is added to has, and a Gather reads past its table. Positions are
+counted by a Range, or, as RoBERTa's, by adding up what isn't padding, with an offset: of 514 rows 512 are then for tokens.
 """
 
 from __future__ import annotations
 
 import math
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.graph.proto import Links, attribute, to_array
 
+Place = tuple[str, int]  # an input and one of its axes
 _CARRIED = (
     "Cast",
     "Expand",
@@ -19,21 +21,37 @@ _CARRIED = (
     "Squeeze",
     "Unsqueeze",
 )  # what they give has the values of what they read
+_COMPARED = ("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or")  # they give 0 or 1
 
 
-def longest(proto: ModelProto) -> dict[tuple[str, int], int]:
-    """Input and axis → the largest size that the model has constants for, where that is found."""
+def longest(proto: ModelProto) -> dict[Place, int]:
+    """Input and axis → the largest size that the model has constants for, where that is found.
+
+    With padding a longer input may stay within a table; one that is filled doesn't.
+    """
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
-    found: dict[tuple[str, int], int] = {}
+    masks = {
+        value.name
+        for value in proto.graph.input
+        if value.type.tensor_type.elem_type == TensorProto.BOOL or "mask" in value.name.lower()
+    }
+    found: dict[Place, int] = {}
     for node in links.nodes:
         table = links.constants.get(node.input[0]) if node.op_type in ("Slice", "Gather") else None
         if table is None:
             continue
-        axis, size = _cut(links, node) if node.op_type == "Slice" else _looked_up(links, node)
-        place = _place(links, size) if size else None
-        if place is not None and place[0] in inputs and axis is not None and -len(table.dims) <= axis < len(table.dims):
-            found[place] = min(found.get(place, table.dims[axis]), table.dims[axis])
+        if node.op_type == "Slice":
+            axis, size = _cut(links, node)
+            place, offset = _place(links, size) if size else None, -1
+        else:
+            axis = attribute(node, "axis", 0)
+            place, offset = _reached(links, node.input[1], masks) or (None, 0)
+        if place is None or place[0] not in inputs or axis is None or not -len(table.dims) <= axis < len(table.dims):
+            continue
+        most = table.dims[axis] - 1 - offset
+        if most > 0:
+            found[place] = min(found.get(place, most), most)
     return found
 
 
@@ -43,14 +61,52 @@ def _cut(links: Links, node: NodeProto) -> tuple[int | None, str]:
     return _number(links, axes[0]) if axes else 0, end if _number(links, start) == 0 else ""
 
 
-def _looked_up(links: Links, node: NodeProto) -> tuple[int, str]:
-    """The axis that a Gather reads along, and the number up to which it does, from 0 on."""
-    maker = _maker(links, node.input[1])
-    counts = maker is not None and maker.op_type == "Range" and _number(links, maker.input[0]) == 0
-    return attribute(node, "axis", 0), maker.input[1] if maker is not None and counts else ""
+def _reached(links: Links, name: str, masks: set[str]) -> tuple[Place, int] | None:
+    """The largest of these whole numbers where the input is filled: the size of its axis, and what is added to that."""
+    maker = _maker(links, name)
+    if maker is None:
+        return None
+    if maker.op_type == "Range":
+        place = _place(links, maker.input[1]) if _number(links, maker.input[0]) == 0 else None
+        return (place, -1) if place is not None else None
+    if maker.op_type == "CumSum":
+        axis = _number(links, maker.input[1])
+        place = _counted(links, maker.input[0], axis, masks) if axis is not None and axis >= 0 else None
+        return (place, -attribute(maker, "exclusive", 0)) if place is not None else None
+    if maker.op_type == "Mul":  # by a mask
+        one, other = maker.input
+        factor = next((item for item in (one, other) if _is_mask(links, item, masks)), None)
+        return None if factor is None else _reached(links, one if factor == other else other, masks)
+    if maker.op_type in ("Add", "Sub"):
+        sign = 1 if maker.op_type == "Add" else -1
+        pairs = [(maker.input[0], maker.input[1])] + [(maker.input[1], maker.input[0])] * (sign == 1)
+        for varying, fixed in pairs:
+            added, reached = _number(links, fixed), _reached(links, varying, masks)
+            if added is not None and reached is not None:
+                return reached[0], reached[1] + sign * added
+    return None
 
 
-def _place(links: Links, name: str) -> tuple[str, int] | None:
+def _is_mask(links: Links, name: str, masks: set[str]) -> bool:
+    """Whether these are zeros and ones."""
+    while (maker := links.makers.get(name)) is not None and maker.op_type in _CARRIED:
+        name = maker.input[0]
+    return name in masks or (maker is not None and maker.op_type in _COMPARED)
+
+
+def _counted(links: Links, name: str, axis: int, masks: set[str]) -> Place | None:
+    """The input that has a zero or a one for each of its elements here, and the axis."""
+    if not _is_mask(links, name, masks):
+        return None
+    while (maker := links.makers.get(name)) is not None:
+        varying = [item for item in maker.input if _number(links, item) is None]
+        if maker.op_type not in ("Cast", "Identity", *_COMPARED) or len(varying) != 1:
+            return None
+        name = varying[0]
+    return name, axis
+
+
+def _place(links: Links, name: str) -> Place | None:
     """The tensor and axis whose size this number is."""
     shape, axis = _maker(links, name), None
     if shape is not None and shape.op_type == "Gather":

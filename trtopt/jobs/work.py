@@ -231,7 +231,7 @@ def make_tables(
     probes = _probes(model, data, survey.samples)
     examined = examine(load_model(tables[0][0], lazy=True).proto, probes.images)
     quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
-    ranges = half_ranges(prepared.proto, probes.feeds, whole.histograms)
+    ranges = half_ranges(prepared.proto, probes.ranged, whole.histograms)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
         try:
@@ -265,7 +265,8 @@ def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> Surv
     """The samples that a pass over all of them would have kept for a look into the model, read once more."""
     numbers = {item.digest: number for number, item in enumerate(samples)}
     survey = Survey()
-    for digest in sorted(numbers)[:PROBES]:
+    furthest = min(samples, key=lambda item: (-item.absmax, item.digest))
+    for digest in dict.fromkeys([*sorted(numbers)[:PROBES], furthest.digest]):
         source = data.samples.part(numbers[digest], numbers[digest] + 1)
         for _ in survey.watch(_read(model, Shard(source, numbers[digest], 1))):
             pass

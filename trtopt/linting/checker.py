@@ -341,8 +341,14 @@ def _request(
     profiles: Sequence[Profile],
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
-    for problem in profile_problems(model.inputs, profiles) if profiles else ():
-        line = suggested_shapes(model.inputs, profiles[0], longest=longest(folded))
+    ends = longest(folded)
+    for info in model.inputs:
+        for axis, size in enumerate(info.shape):
+            if isinstance(size, int) and size > (end := ends.get((info.name, axis), size)):
+                text = f"axis {axis} is {size}, and the model's position embeddings end at {end}: filled, it reads past them"
+                yield Finding("warning", "positions", info.name, "", text, f"export it with at most {end}")
+    for problem in profile_problems(model.inputs, profiles, longest=ends) if profiles else ():
+        line = suggested_shapes(model.inputs, profiles[0], longest=ends)
         yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
     if targets and generation is not None:
         cautions = _Texts()

@@ -20,13 +20,18 @@ def value_count(info: TensorInfo) -> int:
 
 
 def profile_problems(
-    inputs: Sequence[TensorInfo], profiles: Sequence[Profile], *, shape_inputs: frozenset[str] | None = None
+    inputs: Sequence[TensorInfo],
+    profiles: Sequence[Profile],
+    *,
+    shape_inputs: frozenset[str] | None = None,
+    longest: Mapping[tuple[str, int], int] | None = None,
 ) -> list[str]:
     """Everything wrong with `profiles` for a network with these inputs, one sentence each; empty when they fit.
 
     Args:
         shape_inputs: names of inputs whose values, not shapes, a profile bounds, where the parser has said so;
             None: unknown, so a small static integer input may be given either way.
+        longest: the largest size that an input may have on an axis (`trtopt.graph.lengths`), where that is known.
     """
     by_name = {info.name: info for info in inputs}
     listing = ", ".join(f"{info.name} {info.dims}" for info in inputs) or "none"
@@ -44,7 +49,7 @@ def profile_problems(
                 count, length = value_count(by_name[name]), len(shape.min)
                 own += [f"{name} is a shape input of {count} values, {length} were given"] if length != count else []
             else:
-                own += _against(by_name[name], shape)
+                own += _against(by_name[name], shape) or _too_long(by_name[name], shape, longest or {})
         for info in open_inputs:
             if info.name not in profile:
                 what = "values of the shape input {} are" if info.name in values else "dynamic input {} is"
@@ -55,19 +60,32 @@ def profile_problems(
 
 
 def validate_profiles(
-    inputs: Sequence[TensorInfo], profiles: Sequence[Profile], *, shape_inputs: frozenset[str] | None = None
+    inputs: Sequence[TensorInfo],
+    profiles: Sequence[Profile],
+    *,
+    shape_inputs: frozenset[str] | None = None,
+    longest: Mapping[tuple[str, int], int] | None = None,
 ) -> None:
     """Raise one UsageError that lists every problem of `profile_problems`, with the line to type."""
-    problems = profile_problems(inputs, profiles, shape_inputs=shape_inputs)
+    problems = profile_problems(inputs, profiles, shape_inputs=shape_inputs, longest=longest)
     if not problems:
         return
     values = {info.name: value_count(info) for info in inputs if info.name in (shape_inputs or ())}
-    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values))
+    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values, longest))
     if not profiles:
         raise UsageError(f"{'; '.join(problems)}. Write {line}")
     if not line and not any(map(may_be_values, inputs)):
         line = "no `shapes=`: the model leaves no size open"
     raise UsageError(f"`shapes=` doesn't fit the model: {'; '.join(problems)}. Write {line or 'NAME:MIN,OPT,MAX'}")
+
+
+def _too_long(info: TensorInfo, shape: ShapeRange, longest: Mapping[tuple[str, int], int]) -> list[str]:
+    """Sizes beyond the constants that the model has for them."""
+    return [
+        f"{info.name} goes up to {size} on axis {axis}, and the model's constants (its position embeddings) to {end}"
+        for axis, size in enumerate(shape.max)
+        if (end := longest.get((info.name, axis), size)) < size
+    ]
 
 
 def _uncovered(open_inputs: Sequence[TensorInfo], values: Collection[str]) -> list[str]:

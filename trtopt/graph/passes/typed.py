@@ -99,18 +99,21 @@ def overflowing(model: ir.Model, beyond: Mapping[str, float]) -> dict[str, str]:
         beyond: tensor → the largest magnitude seen, of those that are `near_fp16_end`.
     """
     reasons: dict[str, str] = {}
+    inputs = {str(value.name) for value in model.graph.inputs}
     for node in model.graph:
         for verb, tensors in (("gives", node.outputs), ("reads", node.inputs)):
-            largest = max((beyond.get(str(value.name), 0.0) for value in tensors if value is not None), default=0.0)
-            if largest:
-                reasons.setdefault(str(node.name), f"{verb} {_compared(largest)}")
+            names = [str(value.name) for value in tensors if value is not None and value.name in beyond]
+            if names:
+                name = max(names, key=lambda item: beyond[item])
+                where = f"the input {name!r}" if name in inputs else repr(name)
+                reasons.setdefault(str(node.name), f"{verb} {_compared(beyond[name])}, in {where}")
     return reasons
 
 
 def _compared(largest: float) -> str:
     if largest > FP16_MAX:
         return f"{largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number"
-    return f"{largest:,.0f} > {FP16_MAX / MARGIN:,.0f}, half of FP16's largest number, and other inputs may give more"
+    return f"{largest:,.0f} > {FP16_MAX / MARGIN:,.0f}, half of FP16's largest number, with a margin for other samples"
 
 
 def typed_already(model: ir.Model) -> Precision | None:

@@ -1,0 +1,120 @@
+"""Modules that other toolkits have quantized. ModelOpt's are stand-ins with its names and attributes; 0.47 was tried."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch  # noqa: TID251
+from torch import nn  # noqa: TID251
+
+import trtopt
+from trtopt.core.errors import ModelError
+from trtopt.graph.passes.quantize import is_quantized
+
+
+class TensorQuantizer(nn.Module):
+    """Rounds as ModelOpt's does, looking at its amax's value, which torch's exporter can't follow."""
+
+    def __init__(self, amax: Any = None, axis: int | None = None, num_bits: Any = 8, is_enabled: bool = True) -> None:
+        super().__init__()
+        self.axis, self.num_bits, self.is_enabled = axis, num_bits, is_enabled
+        self.amax: Any
+        self.register_buffer("amax", None if amax is None else torch.as_tensor(amax, dtype=torch.float32))
+
+    def forward(self, values: Any) -> Any:
+        if not self.is_enabled or self.amax is None:
+            return values
+        if self.amax.min() < 0:
+            raise ValueError("negative")
+        return torch.clamp(torch.round(values * (127 / self.amax)), -128, 127) / (127 / self.amax)
+
+
+class QuantConv2d(nn.Conv2d):
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(3, 8, 3)
+        torch.nn.init.normal_(self.weight, std=0.2, generator=torch.Generator().manual_seed(0))
+        self.input_quantizer = TensorQuantizer(**{"amax": 3.0, **changes})
+        self.weight_quantizer = TensorQuantizer(self.weight.detach().abs().amax((1, 2, 3), keepdim=True), axis=0)
+        self.output_quantizer = TensorQuantizer(is_enabled=False)
+
+    def forward(self, values: Any) -> Any:
+        weight = self.weight_quantizer(self.weight)
+        return self.output_quantizer(self._conv_forward(self.input_quantizer(values), weight, self.bias))
+
+
+def exported(module: nn.Module, folder: Path) -> onnx.ModelProto:
+    wanted = ["x:batchx3x16x16"]
+    trtopt.export(module.eval(), folder / "m.onnx", inputs=wanted, tolerance=0.05)  # a tie moves a code
+    return onnx.load(folder / "m.onnx")
+
+
+def test_modelopts_quantizers_become_pairs(tmp_path: Path, rtx: None) -> None:
+    module = nn.Sequential(QuantConv2d(), nn.ReLU())
+    proto = exported(module, tmp_path)
+    assert Counter(node.op_type for node in proto.graph.node) == {
+        "QuantizeLinear": 2, "DequantizeLinear": 2, "Conv": 1, "Relu": 1,
+    }  # fmt: skip
+    assert is_quantized(proto)
+    content = {item.name: onnx.numpy_helper.to_array(item) for item in proto.graph.initializer}
+    scales = [content[node.input[1]] for node in proto.graph.node if node.op_type == "QuantizeLinear"]
+    assert sorted(scale.size for scale in scales) == [1, 8]
+    assert any(np.allclose(scale, 3 / 127) for scale in scales)
+    result = trtopt.build(tmp_path / "m.onnx", tmp_path / "m.engine", int8=True, target="sm89")
+    assert "1 of 1 convolutions INT8" in result.precision_summary
+    assert "forward" not in vars(module[0].input_quantizer)  # the module is the user's again
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_bits": (4, 3)}, "quantizes to num_bits=(4, 3)"),
+        ({"amax": None}, "has no amax: it was never calibrated"),
+        ({"amax": 0.0}, "has an amax of 0, which is no scale"),
+    ],
+)
+def test_what_no_pair_says_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        exported(nn.Sequential(QuantConv2d(**changes)), tmp_path)
+    for words in ("0.input_quantizer is a TensorQuantizer of NVIDIA ModelOpt", said, "as it is before mtq.quantize"):
+        assert words in str(caught.value)
+
+
+def _trained(*, symmetric: bool) -> nn.Module:
+    from torch.ao import quantization  # noqa: TID251
+
+    module = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 8, 3), nn.ReLU()).train()
+    scheme = torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
+    rounding = quantization.FakeQuantize.with_args(
+        observer=quantization.MovingAverageMinMaxObserver,
+        quant_min=-128 if symmetric else 0,
+        quant_max=127 if symmetric else 255,
+        dtype=torch.qint8 if symmetric else torch.quint8,
+        qscheme=scheme,
+    )
+    weight = quantization.default_per_channel_weight_fake_quant
+    torch.nn.init.normal_(module[1].weight, std=0.2, generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.qconfig = quantization.QConfig(activation=rounding, weight=weight)  # type: ignore[assignment]
+        prepared: nn.Module = quantization.prepare_qat(module)
+        prepared(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+        prepared.apply(quantization.disable_observer)
+    return prepared
+
+
+def test_training_with_torch_ao_becomes_pairs(tmp_path: Path) -> None:
+    counts = Counter(node.op_type for node in exported(_trained(symmetric=True), tmp_path).graph.node)
+    assert counts["QuantizeLinear"] == counts["DequantizeLinear"] == 3
+    assert counts.keys() == {"QuantizeLinear", "DequantizeLinear", "Conv", "Relu"}
+
+
+def test_zero_points_are_refused(tmp_path: Path) -> None:
+    said = r"torch.ao's FakeQuantize of 0 to 255 with the zero point \d+; .*as it is before prepare"
+    with pytest.raises(ModelError, match=said):
+        exported(_trained(symmetric=False), tmp_path)
