@@ -108,13 +108,13 @@ def check_outputs(request: BuildRequest) -> None:
         )
     timings = None if is_none(request.timing_cache) else request.timing_cache
     sources = (request.model, request.data, request.calib, request.preprocess, timings)
-    check_ending(request.output, (".onnx",), "an engine", "an ONNX model", ".engine", "; `save_onnx=` keeps its graph")
     check_writable(request.output)  # a folder has no manifest's name
     others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
     files = (request.output, manifest_path(request.output), *others)
     for index, path in enumerate(files):
         if path is not None:
             check_writable(path, *sources, *files[:index])
+    check_ending(request.output, (".onnx",), "an engine", "an ONNX model", ".engine", "; `save_onnx=` keeps its graph")
 
 
 def is_none(value: Any) -> bool:

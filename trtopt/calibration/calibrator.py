@@ -179,8 +179,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'`")
     others = (request.model, request.data, request.preprocess, request.import_cache, request.calib)
     if request.output is not None:
-        check_ending(request.output, (".onnx", ".engine"), "a calibration table", "a model or an engine", ".calib.json")
         check_writable(request.output, *others)
+        check_ending(request.output, (".onnx", ".engine"), "a calibration table", "a model or an engine", ".calib.json")
     if request.export_cache is not None:
         check_writable(request.export_cache, *others, request.output)
     loaded = load_model(request.model, lazy=True)
