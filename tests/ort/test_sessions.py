@@ -75,7 +75,8 @@ def test_no_row_of_made_up_masks_is_masked_as_a_whole() -> None:
     made = synthetic_inputs(infos, {})
     for name in ("mask", "ids"):
         assert (made[name].min(-1) == 0).all() and (made[name].max(-1) == 1).all(), name
-    assert made["mask"].dtype == bool and len(set(made["ids"][:, 0])) == 2
+    assert made["mask"].dtype == bool and len(set(made["mask"][:, 0])) == 2
+    assert (made["ids"][:, 0] == 1).all(), "all that the first place of a causal model sees"
 
 
 def test_a_failing_session_is_a_model_error() -> None:

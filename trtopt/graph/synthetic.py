@@ -19,7 +19,8 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int]) -> 
     """Inputs that exercise a graph.
 
     Floats are normal; integers and booleans are 0 or 1 (a valid index or mask everywhere), and both along the last axis: of a
-    row that is masked as a whole, exporters and runtimes make each something else.
+    row that is masked as a whole, exporters and runtimes make each something else. Rows of integers begin with 1, as the first
+    place of a causal model sees nothing else: in masks of integers 1 is what counts, of booleans it may be either.
 
     Args:
         sizes: what a dynamic dimension becomes, by its name, else by "INPUT:AXIS".
@@ -45,6 +46,8 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int]) -> 
         else:
             numbers = generator.integers(0, 2, shape)
             if shape and shape[-1] > 1:
+                if info.dtype != "bool":
+                    numbers[..., 0] = 1
                 alike = numbers.min(-1) == numbers.max(-1)
                 numbers[..., -1] = np.where(alike, 1 - numbers[..., -1], numbers[..., -1])
         arrays[info.name] = np.asarray(numbers, info.dtype)  # without dimensions it is no array
