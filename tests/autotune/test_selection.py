@@ -64,7 +64,7 @@ def test_fp16_is_kept_where_it_is_as_fast(int8: float, said: str) -> None:
         (Limits(), _candidate("int8", 0.5, agreement=0.94), "y: same class for 94.0% of 64 samples, at least 95.0%"),
         (Limits(min_snr=25), _candidate("int8", 0.5, snr=19.2), "y: 19.2 dB, at least 25 is asked for"),
         (Limits(), _candidate("int8", 0.5, agreement=None, snr=19.2), "y: 19.2 dB, at least 20 is asked for"),
-        (Limits(0), _candidate("int8", 0.5, nonfinite=3), "3 values of y aren't finite"),
+        (Limits(0), _candidate("int8", 0.5, nonfinite=3), "of y, 3 values are NaN or infinite"),
     ],
 )
 def test_what_is_fast_but_inaccurate_is_not_kept(limits: Limits, bad: Candidate, said: str) -> None:
