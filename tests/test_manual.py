@@ -139,7 +139,7 @@ TYPED_PAGES = [  # what they make, and what they then have said
     ("manual/from-torch2trt.md", "model.engine", ""),  # which makes the model that the others start from
     ("manual/from-trtexec.md", "", "$ trtopt build model.onnx --fp16"),
     ("manual/from-polygraphy.md", "", "$ trtopt build model.onnx --fp16"),
-    ("manual/from-calibrators.md", "model.calib.json", "XXX"),
+    ("manual/from-calibrators.md", "model.calib.json", "from old.cache"),
     ("manual/from-modelopt.md", "built.onnx", ""),
     ("store.md", "b.engine", "store: 1 engine, "),
     ("preprocessing.md", "detector.engine", ""),
@@ -229,6 +229,7 @@ def test_the_site_builds_and_is_complete(tmp_path: Path) -> None:
     assert "allow_precision_fallback" in pages["docs/manual/functions.html"]  # of a request
     assert all(f"trtopt {name}" in pages["docs/manual/cli.html"] for name in ("build", "jobs run", "store prune"))
     assert all(f"<code>{status}</code>" in pages["docs/manual/errors.html"] for status in EXIT_STATUSES)
+    assert [name for name, text in pages.items() if "```" in text] == []  # a block that became running text
     fetched = [
         found for text in pages.values() for found in re.findall(r"<(?:script|link|img)[^>]+https?://[^>]+>", text)
     ]
