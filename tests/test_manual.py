@@ -135,14 +135,14 @@ def Net():
     return torch.nn.Sequential(*conv(3, 32), *conv(32, 64), *head)
 """
 CALIBRATOR = "import tensorrt as trt\n\nclass Calibrator(trt.IInt8EntropyCalibrator2):\n    pass\n"
-TYPED_PAGES = [  # and what they make
-    ("manual/from-torch2trt.md", "model.engine"),  # which makes the model that the others start from
-    ("manual/from-trtexec.md", ""),
-    ("manual/from-polygraphy.md", ""),
-    ("manual/from-calibrators.md", ""),
-    ("manual/from-modelopt.md", "built.onnx"),
-    ("store.md", "b.engine"),
-    ("preprocessing.md", "detector.engine"),
+TYPED_PAGES = [  # what they make, and what they then have said
+    ("manual/from-torch2trt.md", "model.engine", []),  # which makes the model that the others start from
+    ("manual/from-trtexec.md", "", ["$ trtopt build model.onnx --fp16"]),
+    ("manual/from-polygraphy.md", "", ["$ trtopt build model.onnx --fp16"]),
+    ("manual/from-calibrators.md", "model.calib.json", ["from old.cache"]),
+    ("manual/from-modelopt.md", "built.onnx", []),
+    ("store.md", "b.engine", ["up to date; manifest b.engine.json", "store: 1 engine, "]),
+    ("preprocessing.md", "detector.engine", []),
 ]
 
 
@@ -159,20 +159,26 @@ def typed(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("page", "makes"), TYPED_PAGES)
-def test_what_a_page_types_runs(typed: Path, page: str, makes: str) -> None:
+@pytest.mark.parametrize(("page", "makes", "says"), TYPED_PAGES)
+def test_what_a_page_types_runs(typed: Path, page: str, makes: str, says: list[str]) -> None:
     if page != TYPED_PAGES[0][0] and not (typed / "samples.npz").exists():
         _on_the_model(typed)
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)```", text, re.S | re.M)
     assert blocks
-    for block in blocks:
-        _ran(typed, "bash", "-ec", block.replace("640x640", "224x224"))
+    said = [_ran(typed, "bash", "-ec", block.replace("640x640", "224x224")) for block in blocks]
     assert not makes or (typed / makes).is_file()
+    assert [line for line in says if line not in "".join(said)] == []
+
+
+def test_the_engine_that_the_store_gives_is_the_one_that_was_built(typed: Path) -> None:
+    if not (typed / "b.engine").exists():
+        pytest.skip("needs what store.md types, which comes first")
+    assert (typed / "a.engine").read_bytes() == (typed / "b.engine").read_bytes()
 
 
 def _on_the_model(typed: Path) -> None:
-    """The model of from-torch2trt.md, quantized as another tool leaves it; samples; a detector that is the same."""
+    """The model of from-torch2trt.md, quantized as another tool leaves it; samples; a cache; a detector that is the same."""
     model = typed / "model.onnx"
     if not model.exists():
         _ran(typed, "trtopt", "export", "my_model.py:Net", "--inputs", "x:batchx3x224x224", "-o", str(model))
@@ -182,6 +188,8 @@ def _on_the_model(typed: Path) -> None:
     points = points_of(proto, Precision.INT8)
     onnx.save(quantized(proto, points, dict.fromkeys(points.activations, 4.0)), typed / "model.quant.onnx")
     shutil.copy(model, typed / "detector.onnx")
+    words = ["--data", typed / "samples.npz", "--export-cache", typed / "old.cache", "-o", typed / "model.calib.json"]
+    _ran(typed, "trtopt", "calibrate", str(model), *map(str, words))
 
 
 # Commands ----------------------------------------------------------------------------------------------------------------
@@ -227,6 +235,7 @@ def test_the_site_builds_and_is_complete(tmp_path: Path) -> None:
     assert "allow_precision_fallback" in pages["docs/manual/functions.html"]  # of a request
     assert all(f"trtopt {name}" in pages["docs/manual/cli.html"] for name in ("build", "jobs run", "store prune"))
     assert all(f"<code>{status}</code>" in pages["docs/manual/errors.html"] for status in EXIT_STATUSES)
+    assert [name for name, text in pages.items() if "```" in text] == []  # a block that became running text
     fetched = [
         found for text in pages.values() for found in re.findall(r"<(?:script|link|img)[^>]+https?://[^>]+>", text)
     ]

@@ -1,4 +1,4 @@
-"""The README's walkthrough, run as it stands by trtopt installed from a wheel, outside the checkout."""
+"""README's walkthrough and what goes on from it, run as printed by trtopt installed from a wheel, outside the checkout."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ import pytest
 from wheel_environment import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "trtopt").rglob("*.md")]
 
 
-def _blocks(heading: str, language: str) -> list[str]:
-    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return re.findall(rf"```{language}\n(.*?)```", section, re.S)
+def _section(page: str, heading: str = "") -> str:
+    """What stands under a heading of a page; without one, what stands before the first."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return (text.split(f"\n## {heading}\n")[1] if heading else text).split("\n## ")[0]
+
+
+def _blocks(language: str, page: str, heading: str = "") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", _section(page, heading), re.S | re.M)
+
+
+def _said(script: str) -> list[str]:
+    """What the comments of a script say that it prints."""
+    return re.findall(r"^ *print\(.*\)  # (.*)$", script, re.M)
 
 
 @pytest.fixture(scope="module")
@@ -57,85 +66,89 @@ def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
 
 
 def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> None:
-    (commands,) = _blocks("Walkthrough", "bash")
-    assert commands.count("trtopt ") == 6
+    (commands,), (script,) = (_blocks(language, "README.md", "Walkthrough") for language in ("bash", "python"))
+    assert commands.count("trtopt ") == 7
     done = _run(folder, "bash", "-ec", commands)
     assert "49 of 49 convolutions INT8; 1 of 1 matrix products INT8" in done.stdout
+    assert "logits (classes): same class for 95.3% of 64 samples, 16.3 dB" in done.stdout
     assert "Traceback" not in done.stderr
     made = {path.name for path in folder.iterdir()}
     assert {"lite0.onnx", "lite0.clean.onnx", "lite0.calib.json", "lite0.engine", "lite0.engine.json"} <= made
-    (script,) = _blocks("Walkthrough", "python")
-    done = _run(folder, "python", "-c", script)
-    for line, said in zip(done.stdout.splitlines(), re.findall(r"print\(.*?\)\s+# (.*)", script)):
-        assert line == said
+    called = re.findall(r"^trtopt (\w+)", commands, re.M)
+    assert re.findall(r"trtopt\.(\w+)\(", script) == called
+    assert _run(folder, "python", "-c", script).stdout.splitlines() == _said(script)
 
 
 def test_engines_that_take_pixels(folder: Path) -> None:
     _after_the_walkthrough(folder, "lite0.calib.json")
-    (commands,), (script,) = _blocks("Pixels in", "bash"), _blocks("Pixels in", "python")
-    done = [_run(folder, *words) for words in (["bash", "-ec", commands], ["python", "-c", script])]
-    assert "49 of 49 convolutions INT8" in done[0].stdout
-    assert "same class for 95.3% of 64 samples, 16.3 dB" in done[0].stdout
-    assert done[1].stdout.splitlines() == re.findall(r"print\(.*?\)\s+# (.*)", script)
+    page = ("docs/preprocessing.md", "In the engine")
+    (commands,), (script,) = _blocks("bash walkthrough", *page), _blocks("python", *page)
+    done = _run(folder, "bash", "-ec", commands)
+    assert "49 of 49 convolutions INT8" in done.stdout
+    assert "same class for 95.3% of 64 samples, 16.3 dB" in done.stdout
+    assert _run(folder, "python", "-c", script).stdout.splitlines() == _said(script)
 
 
 def test_the_report_on_the_engine_of_the_walkthrough(folder: Path) -> None:
     _after_the_walkthrough(folder, "lite0.engine")
-    (command,) = _blocks("See inside", "bash")
+    (command,) = _blocks("bash", "docs/report.md")
     done = _run(folder, "bash", "-ec", command)
     assert "49 of 49 convolutions INT8" in done.stdout and "not known: how long each layer takes" in done.stdout
     assert (folder / "report.html").read_bytes().startswith(b"<!DOCTYPE html>")
 
 
-def test_an_engine_is_built_once(folder: Path) -> None:
-    _after_the_walkthrough(folder, "lite0.clean.onnx")
-    (commands,) = _blocks("Build once", "bash")
-    done = _run(folder, "bash", "-ec", commands)
-    assert done.stderr.count("building with TensorRT-RTX") == 1
-    assert (folder / "first.engine").read_bytes() == (folder / "second.engine").read_bytes()
-    assert "store: 1 engine, " in done.stdout
-
-
 def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     _after_the_walkthrough(folder, "lite0.engine")
-    (commands,), scripts = _blocks("Run it", "bash"), _blocks("Run it", "python")
+    (commands,) = _blocks("bash", "docs/running.md", "In a shell")
     assert commands.count("trtopt run ") == 2
     _run(folder, "bash", "-ec", commands)
-    assert [_run(folder, "python", "-c", script).stdout for script in scripts] == [
-        "3 classes\n",
-        "(1, 1000)\n",
-        "(1, 1000)\n",
-    ]
     found = json.loads((folder / "results/predictions.json").read_bytes())
     assert len(found) == len(list((folder / "quickstart-out" / "calibration").glob("*.png")))
     assert all(item["predictions"][0]["name"] for item in found)
 
 
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        ("README.md", "Run it in a service"),
+        ("docs/running.md", "In a service"),
+        ("docs/running.md", "Many requests of one image"),
+        ("docs/running.md", "The same arrays again and again"),
+    ],
+)
+def test_a_service_runs_the_engine_of_the_walkthrough(folder: Path, page: str, heading: str) -> None:
+    _after_the_walkthrough(folder, "lite0.engine")
+    (script,) = _blocks("python", page, heading)
+    assert _run(folder, "python", "-c", script).stdout.splitlines() == _said(script) != []
+
+
 def test_the_engine_of_the_walkthrough_is_deployed(folder: Path) -> None:
     _after_the_walkthrough(folder, "lite0.engine")
-    (command,) = _blocks("Serve it", "bash")
-    done = _run(folder, "bash", "-ec", command)
-    assert "python backend, version 1; batches of up to 32" in done.stdout
-    assert {path.name for path in (folder / "models" / "lite0").iterdir()} == {
-        "1",
-        "config.pbtxt",
-        "labels.txt",
-        "warmup",
-    }
+    (arrays,), (images,) = _blocks("bash", "docs/serving.md"), _blocks("bash", "docs/serving.md", "Requests")
+    assert "--from-images" in images
+    for command, repository, more in ((arrays, "models", set()), (images, "photo-models", {"warmup"})):
+        done = _run(folder, "bash", "-ec", command)
+        assert "python backend, version 1; batches of up to 32" in done.stdout
+        made = {path.name for path in (folder / repository / "lite0").iterdir()}
+        assert made == {"1", "config.pbtxt", "labels.txt", *more}
+    (script,) = _blocks("python", "docs/serving.md")
+    assert _run(folder, "python", "-c", script).stdout.splitlines() == _said(script) != []
 
 
 def test_the_place_that_loses_most_is_named(folder: Path) -> None:
     _after_the_walkthrough(folder, "lite0.calib.json")
-    command, repair = _blocks("Where accuracy is lost", "bash")
+    page = ("docs/accuracy.md", "Where accuracy is lost")
+    command, repair, layers = _blocks("bash", *page)
     assert repair.startswith("trtopt calibrate lite0.clean.onnx ") and " --repair " in repair
+    assert layers.startswith("trtopt verify lite0.clean.onnx ") and " --per-layer" in layers
     done = _run(folder, "bash", "-ec", command)
     for said in ("weights of node_Conv_882", "98 more: --top 0 prints all", "calibration isn't to blame"):
-        assert said in README and said in done.stdout
+        assert said in _section(*page) and said in done.stdout
 
 
 def test_what_is_wrong_is_said(folder: Path) -> None:
     _after_the_walkthrough(folder, "lite0.engine")
-    host, old = _blocks("Something is wrong", "bash")
+    (host,), (old,) = _blocks("bash", "docs/doctor.md"), _blocks("bash", "README.md", "From trtexec")
     assert host.count("trtopt doctor") == 3
     for commands, told in ((host, ("built for       sm89", "opset ")), (old, ("$ trtopt build model.onnx --fp16",))):
         done = subprocess.run(
@@ -150,12 +163,12 @@ def test_the_options_of_the_comparison_exist() -> None:
 
     from trtopt.cli import app
 
-    section = README.split("\n## Never slower than FP16\n")[1].split("\n## ")[0]
-    options = set(re.findall(r"--[a-z][a-z0-9-]*", section))
+    page = ("docs/accuracy.md", "Never slower than FP16")
+    options = set(re.findall(r"--[a-z][a-z0-9-]*", _section(*page)))
     assert {"--best", "--no-compare", "--min-agreement", "--min-snr"} <= options
     told = CliRunner().invoke(app, ["build", "--help"], terminal_width=200).output
     assert [option for option in options if option not in told] == []
-    (command,) = _blocks("Never slower than FP16", "bash")
+    (command,) = _blocks("bash", *page)
     assert command.startswith("trtopt build ")
 
 
@@ -164,7 +177,7 @@ def test_what_replaces_the_flags_of_trtexec_exists() -> None:
 
     from trtopt.cli import app
 
-    rows = re.findall(r"^\| `--.*? \| (.*) \|$", README.split("\n## From trtexec\n")[1].split("\n## ")[0], re.M)
+    rows = re.findall(r"^\| `--.*? \| (.*) \|$", _section("docs/manual/from-trtexec.md", "The usual options"), re.M)
     assert len(rows) >= 12
     for row in rows:
         command = (re.findall(r"trtopt (\w+)", row) or ["build"])[0]
@@ -175,8 +188,7 @@ def test_what_replaces_the_flags_of_trtexec_exists() -> None:
 def test_every_extra_is_in_the_table() -> None:
     options = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     extras = re.findall(r"^([a-z0-9-]+) = \[", options, re.M)
-    table = README.split("\n## Install\n")[1].split("\n## ")[0]
-    named = " ".join(re.findall(r"^\| (`.*?) \|", table, re.M))
+    named = " ".join(re.findall(r"^\| (`.*?) \|", _section("README.md", "Install"), re.M))
     assert {*extras} == {*re.findall(r"`([\w-]+)`", named), "dev"}
 
 
@@ -184,18 +196,34 @@ def test_every_command_is_in_the_table() -> None:
     from trtopt.cli import app
 
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert names == set(re.findall(r"^\| `(\w+)` \| [a-zA-Z]", README.split("## Install")[0], re.M))
+    assert names == set(re.findall(r"^\| `(\w+)` \| ", _section("README.md", "Commands"), re.M))
 
 
 def test_the_two_commands_exist() -> None:
-    (commands,) = _blocks("Two commands", "bash")
+    (commands,) = _blocks("bash", "README.md", "Two commands")
     scripts = re.findall(r"^(scripts/\w+)", commands, re.M)
     assert scripts == ["scripts/quickstart", "scripts/test"]
     assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
 
 
+def test_every_page_is_in_the_readme_and_in_the_navigation() -> None:
+    listed = re.findall(r"\]\(([^)#]+)", _section("README.md", "Pages"))
+    pages = {path.relative_to(ROOT).as_posix() for path in PAGES} - {"README.md"}
+    assert {page for page in pages if not page.startswith("docs/results/")} <= {*listed}
+    navigation = (ROOT / "docs" / "manual" / "zensical.toml").read_text(encoding="utf-8")
+    assert [page for page in sorted(pages) if f'"{page}"' not in navigation] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", text).lower()).replace(" ", "-") for text in headings}
+
+
 @pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in PAGES))
 def test_links_lead_somewhere(page: str) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
-    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+    links = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", (ROOT / page).read_text(encoding="utf-8"))
+    places = [((ROOT / page).parent / link if link else ROOT / page, anchor) for link, anchor in links]
+    assert [path for path, _ in places if not path.exists()] == []
+    assert [anchor for path, anchor in places if anchor and anchor not in _anchors(path)] == []
     assert page != "README.md" or len(links) >= 5

@@ -271,16 +271,13 @@ def test_the_command_line_says_what_became_of_each_engine(world: World) -> None:
     has(shown.out, "model.int8.sm120", "2 of 2 convolutions INT8")
 
 
-def test_the_list_of_engines_in_the_documentation_runs(world: World, second: Path) -> None:
-    text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    _, example = re.findall(r"```toml\n(.*?)```", text, re.S)
-    _, commands = re.findall(r"```bash\n(.*?)```", text, re.S)
+def _typed(world: World, second: Path, name: str, text: str, commands: str) -> list[dict[str, Any]]:
+    """What became of the jobs of a printed list, of two models in `zoo`, by what was printed last."""
     zoo = world.folder / "zoo"
     zoo.mkdir()
     second.rename(zoo / "pairs.onnx")
     world.model.rename(zoo / "small.onnx")
-    (world.folder / "fleet.toml").write_text(example, encoding="utf-8")
-    assert commands.count("trtopt jobs run fleet.toml") == 2
+    (world.folder / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
         ["bash", "-ec", commands.replace("trtopt jobs", f"{shlex.quote(sys.executable)} -m trtopt jobs")],
         cwd=world.folder,
@@ -291,13 +288,30 @@ def test_the_list_of_engines_in_the_documentation_runs(world: World, second: Pat
     )
     assert done.returncode == 0, done.stderr + done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    jobs = json.loads(line)["jobs"]
+    jobs: list[dict[str, Any]] = json.loads(line)["jobs"]
     built = [job for job in jobs if job["kind"] == "build"]
-    assert [job["name"] for job in built] == [
+    assert all((world.folder / "engines" / f"{job['name']}.engine").is_file() for job in built)
+    return jobs
+
+
+def test_the_list_of_engines_in_the_documentation_runs(world: World, second: Path) -> None:
+    text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    _, example = re.findall(r"```toml\n(.*?)```", text, re.S)
+    _, commands = re.findall(r"```bash\n(.*?)```", text, re.S)
+    assert commands.count("trtopt jobs run fleet.toml") == 2
+    jobs = _typed(world, second, "fleet.toml", example, commands)
+    assert [job["name"] for job in jobs if job["kind"] == "build"] == [
         f"{model}.{precision}.{target}"
         for model in ("pairs", "small")
         for precision in ("fp16", "int8")
         for target in ("sm89", "sm120")
     ] + ["small-tuned.int8.sm89"]
     assert all(job["cached"] for job in jobs)
-    assert all((world.folder / "engines" / f"{job['name']}.engine").is_file() for job in built)
+
+
+def test_the_list_in_the_readme_runs(world: World, second: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Many models\n")[1]
+    example, command = (re.findall(rf"```{language}\n(.*?)```", text, re.S)[0] for language in ("toml", "bash"))
+    jobs = _typed(world, second, "jobs.toml", example, command.replace("jobs.toml", "jobs.toml --json", 1))
+    names = [job["name"] for job in jobs if job["kind"] == "build"]
+    assert names == ["pairs.fp16", "pairs.int8", "small.fp16", "small.int8"]

@@ -339,7 +339,7 @@ def _refused(engine: Path, reference: Any, candidate: Any, why: str = "here") ->
     graph = kept_graph(engine)
     first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
     if graph is None:
-        graph = engine.with_suffix(".onnx")
+        graph = engine.with_suffix(".kept.onnx")  # the model itself is often called as the engine is
         build = f"trtopt build … --save-onnx {graph} -o {engine}"
         first = f"build keeps the engine's graph with `save_onnx=`: {build}, then"
     paths = (
