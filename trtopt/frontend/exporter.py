@@ -37,8 +37,7 @@ from trtopt.frontend.failures import (
     unknown_operator,
     why,
 )
-from trtopt.frontend.forward import INNER, called, leaves
-from trtopt.frontend.forward import output_names as named_outputs
+from trtopt.frontend.forward import INNER, called, leaves, output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import opened
 from trtopt.frontend.quantizers import as_qdq
