@@ -28,7 +28,7 @@ from trtopt.data import open_data
 from trtopt.data.images import images_in
 from trtopt.frontend.factories import SEED
 from trtopt.frontend.forward import Arguments, example, leaves
-from trtopt.frontend.inputs import described_inputs
+from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import InitRequest
 from trtopt.frontend.samples import PHOTOS
@@ -299,7 +299,7 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
     with opened(text, None, request.factory_arg) as source:
         notes = {"source": " ".join(note if note.endswith(".") else f"{note}." for note in source.notes)}
         if request.inputs:
-            inputs = described_inputs(source, request.inputs)
+            inputs, _ = stated_inputs(source, request.inputs)
         elif source.inputs:
             inputs = source.inputs
         else:
