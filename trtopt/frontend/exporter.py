@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
 from trtopt.calibration.expected import Expected, producer_of, record
+from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, require
 from trtopt.core.files import check_ending, check_writable
 from trtopt.core.foreign import essence
@@ -49,7 +50,7 @@ _NEWER = "give `opset={}` (TensorRT 8.6 reads 17 and older)"
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class ExportResult(Plain):
     """What `export` made.
 
     Attributes:
@@ -73,9 +74,6 @@ class ExportResult:
     sample: str
     comparisons: tuple[ExportComparison, ...]
     notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path)}
 
 
 @taking(ExportRequest)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.calibration.expected import examine, first_layers, statistics
+from trtopt.core.documents import Plain
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, write_bytes
 from trtopt.core.library_output import quiet
@@ -54,7 +55,7 @@ _PREPARED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @dataclass(frozen=True)
-class InitResult:
+class InitResult(Plain):
     """What `init` wrote.
 
     Attributes:
@@ -69,15 +70,6 @@ class InitResult:
     text: str
     guesses: tuple[str, ...]
     commands: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "recipe": str(self.recipe),
-            "source": self.source,
-            "text": self.text,
-            "guesses": list(self.guesses),
-            "commands": list(self.commands),
-        }
 
 
 @dataclass(frozen=True)
