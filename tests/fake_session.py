@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import FakeContext as FakeContext
-from fake_cuda import FakeCuda, FakeEngine
+from fake_cuda import FakeContext as FakeContext, FakeCuda, FakeEngine
 from numpy.typing import NDArray
 
 from trtopt.cuda.device import Device, DeviceInfo, Probe

@@ -16,122 +16,56 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtopt.autotune.building import build as build
-    from trtopt.autotune.building import tune as tune
+    from trtopt.autotune.building import build as build, tune as tune
     from trtopt.autotune.goal import TunedFigures as TunedFigures
     from trtopt.autotune.search import TunedChoice as TunedChoice
     from trtopt.autotune.sensitivity import (
         NoiseSource as NoiseSource,
-    )
-    from trtopt.autotune.sensitivity import (
         Sensitivity as Sensitivity,
-    )
-    from trtopt.autotune.sensitivity import (
         sensitivity as sensitivity,
     )
     from trtopt.autotune.tuning import Tuning as Tuning
     from trtopt.builder.construction import BuildResult as BuildResult
-    from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult
-    from trtopt.calibration.calibrator import calibrate as calibrate
+    from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
     from trtopt.calibration.exporting import ExportedCache as ExportedCache
     from trtopt.calibration.histogram import Histogram as Histogram
     from trtopt.calibration.importing import Coverage as Coverage
-    from trtopt.calibration.repairing import NoiseByPlace as NoiseByPlace
-    from trtopt.calibration.repairing import Repairs as Repairs
-    from trtopt.calibration.table import Table as Table
-    from trtopt.calibration.table import TableEntry as TableEntry
+    from trtopt.calibration.repairing import NoiseByPlace as NoiseByPlace, Repairs as Repairs
+    from trtopt.calibration.table import Table as Table, TableEntry as TableEntry
     from trtopt.core.errors import (
         AccuracyLost as AccuracyLost,
-    )
-    from trtopt.core.errors import (
         BackendError as BackendError,
-    )
-    from trtopt.core.errors import (
         BuildCancelled as BuildCancelled,
-    )
-    from trtopt.core.errors import (
         BuildFailed as BuildFailed,
-    )
-    from trtopt.core.errors import (
         BundleFailed as BundleFailed,
-    )
-    from trtopt.core.errors import (
         Busy as Busy,
-    )
-    from trtopt.core.errors import (
         CalibrationError as CalibrationError,
-    )
-    from trtopt.core.errors import (
         DataError as DataError,
-    )
-    from trtopt.core.errors import (
         DeviceError as DeviceError,
-    )
-    from trtopt.core.errors import (
         EngineError as EngineError,
-    )
-    from trtopt.core.errors import (
         EngineMismatch as EngineMismatch,
-    )
-    from trtopt.core.errors import (
         ExportMismatch as ExportMismatch,
-    )
-    from trtopt.core.errors import (
         InvalidModel as InvalidModel,
-    )
-    from trtopt.core.errors import (
         MissingDependency as MissingDependency,
-    )
-    from trtopt.core.errors import (
         ModelError as ModelError,
-    )
-    from trtopt.core.errors import (
         NoBackend as NoBackend,
-    )
-    from trtopt.core.errors import (
         NoServer as NoServer,
-    )
-    from trtopt.core.errors import (
         OutputError as OutputError,
-    )
-    from trtopt.core.errors import (
         PrecisionLost as PrecisionLost,
-    )
-    from trtopt.core.errors import (
         ServerFailed as ServerFailed,
-    )
-    from trtopt.core.errors import (
         SignatureRefused as SignatureRefused,
-    )
-    from trtopt.core.errors import (
         TrtoptError as TrtoptError,
-    )
-    from trtopt.core.errors import (
         UnsupportedOperator as UnsupportedOperator,
-    )
-    from trtopt.core.errors import (
         UnsupportedRequest as UnsupportedRequest,
-    )
-    from trtopt.core.errors import (
         UsageError as UsageError,
-    )
-    from trtopt.core.errors import (
         WorkerDied as WorkerDied,
     )
-    from trtopt.core.progress import Duration as Duration
-    from trtopt.core.progress import Phase as Phase
-    from trtopt.core.progress import Reporter as Reporter
+    from trtopt.core.progress import Duration as Duration, Phase as Phase, Reporter as Reporter
     from trtopt.core.shapes import Suggestion as Suggestion
     from trtopt.core.values import (
         Kept as Kept,
-    )
-    from trtopt.core.values import (
         Precision as Precision,
-    )
-    from trtopt.core.values import (
         ShapeRange as ShapeRange,
-    )
-    from trtopt.core.values import (
         TensorInfo as TensorInfo,
     )
     from trtopt.core.version import __version__ as __version__
@@ -140,130 +74,72 @@ if TYPE_CHECKING:
     from trtopt.data.preprocess import Preprocess as Preprocess
     from trtopt.diagnosis.benching import bench as bench
     from trtopt.diagnosis.findings import HostFinding as HostFinding
-    from trtopt.diagnosis.migration import Migration as Migration
-    from trtopt.diagnosis.migration import Replacement as Replacement
-    from trtopt.diagnosis.page import Report as Report
-    from trtopt.diagnosis.page import report as report
-    from trtopt.diagnosis.profiling import EngineProfile as EngineProfile
-    from trtopt.diagnosis.profiling import profile as profile
-    from trtopt.diagnosis.report import DoctorReport as DoctorReport
-    from trtopt.diagnosis.report import doctor as doctor
-    from trtopt.engine.difference import Differing as Differing
-    from trtopt.engine.difference import EngineDifference as EngineDifference
+    from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
+    from trtopt.diagnosis.page import Report as Report, report as report
+    from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
+    from trtopt.diagnosis.report import DoctorReport as DoctorReport, doctor as doctor
+    from trtopt.engine.difference import Differing as Differing, EngineDifference as EngineDifference
     from trtopt.engine.inspection import (
         EngineReport as EngineReport,
-    )
-    from trtopt.engine.inspection import (
         ModelReport as ModelReport,
-    )
-    from trtopt.engine.inspection import (
         VersionReport as VersionReport,
-    )
-    from trtopt.engine.inspection import (
         inspect as inspect,
-    )
-    from trtopt.engine.inspection import (
         version as version,
     )
-    from trtopt.engine.manifest import Manifest as Manifest
-    from trtopt.engine.manifest import load_manifest as load_manifest
-    from trtopt.engine.signing import Signature as Signature
-    from trtopt.engine.signing import sign as sign
+    from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
+    from trtopt.engine.signing import Signature as Signature, sign as sign
     from trtopt.engine.store import StoredEngine as StoredEngine
     from trtopt.engine.storekeeping import (
         StoreListing as StoreListing,
-    )
-    from trtopt.engine.storekeeping import (
         StorePruning as StorePruning,
-    )
-    from trtopt.engine.storekeeping import (
         StoreVerification as StoreVerification,
-    )
-    from trtopt.engine.storekeeping import (
         list_store as list_store,
-    )
-    from trtopt.engine.storekeeping import (
         prune_store as prune_store,
-    )
-    from trtopt.engine.storekeeping import (
         verify_store as verify_store,
     )
-    from trtopt.evaluation.benchmark import BenchReport as BenchReport
-    from trtopt.evaluation.benchmark import BenchRow as BenchRow
+    from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow
     from trtopt.evaluation.limits import Limits as Limits
     from trtopt.evaluation.outputs import (
         Channels as Channels,
-    )
-    from trtopt.evaluation.outputs import (
         OutputAgreement as OutputAgreement,
-    )
-    from trtopt.evaluation.outputs import (
         SampleAgreement as SampleAgreement,
-    )
-    from trtopt.evaluation.outputs import (
         SampleSpread as SampleSpread,
     )
     from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
-    from trtopt.evaluation.verify import Accuracy as Accuracy
-    from trtopt.evaluation.verify import Agreement as Agreement
-    from trtopt.evaluation.verify import verify as verify
+    from trtopt.evaluation.verify import Accuracy as Accuracy, Agreement as Agreement, verify as verify
     from trtopt.frontend.comparison import ExportComparison as ExportComparison
-    from trtopt.frontend.exporter import ExportResult as ExportResult
-    from trtopt.frontend.exporter import export as export
-    from trtopt.frontend.proposal import InitResult as InitResult
-    from trtopt.frontend.proposal import init as init
+    from trtopt.frontend.exporter import ExportResult as ExportResult, export as export
+    from trtopt.frontend.proposal import InitResult as InitResult, init as init
     from trtopt.graph.output_kinds import Kind as Kind
     from trtopt.graph.passes.fold import FoldReport as FoldReport
     from trtopt.graph.passes.listing import ListedNode as ListedNode
     from trtopt.graph.passes.repair import Repair as Repair
-    from trtopt.jobs.results import JobResult as JobResult
-    from trtopt.jobs.results import JobsResult as JobsResult
-    from trtopt.jobs.runner import run_jobs as run_jobs
-    from trtopt.jobs.runner import show_jobs as show_jobs
-    from trtopt.linting.checker import CheckReport as CheckReport
-    from trtopt.linting.checker import check as check
+    from trtopt.jobs.results import JobResult as JobResult, JobsResult as JobsResult
+    from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
+    from trtopt.linting.checker import CheckReport as CheckReport, check as check
     from trtopt.linting.rules import Finding as Finding
     from trtopt.runtime.batch_queue import BatcherStats as BatcherStats
     from trtopt.runtime.batcher import Batcher as Batcher
     from trtopt.runtime.bound_call import BoundCall as BoundCall
     from trtopt.runtime.inference import (
         OutputSummary as OutputSummary,
-    )
-    from trtopt.runtime.inference import (
         Ranked as Ranked,
-    )
-    from trtopt.runtime.inference import (
         RunResult as RunResult,
-    )
-    from trtopt.runtime.inference import (
         run as run,
     )
     from trtopt.runtime.predictions import Prediction as Prediction
-    from trtopt.runtime.profiling import LayerTime as LayerTime
-    from trtopt.runtime.profiling import LayerTimes as LayerTimes
-    from trtopt.runtime.session import MemoryReport as MemoryReport
-    from trtopt.runtime.session import Session as Session
-    from trtopt.runtime.session import SessionStats as SessionStats
-    from trtopt.runtime.timing import Spread as Spread
-    from trtopt.runtime.timing import Timing as Timing
-    from trtopt.serving.bundle import Bundle as Bundle
-    from trtopt.serving.bundle import BundledFile as BundledFile
-    from trtopt.serving.bundle import bundle as bundle
+    from trtopt.runtime.profiling import LayerTime as LayerTime, LayerTimes as LayerTimes
+    from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
+    from trtopt.runtime.timing import Spread as Spread, Timing as Timing
+    from trtopt.serving.bundle import Bundle as Bundle, BundledFile as BundledFile, bundle as bundle
     from trtopt.serving.repository import (
         DeployedModel as DeployedModel,
-    )
-    from trtopt.serving.repository import (
         Deployment as Deployment,
-    )
-    from trtopt.serving.repository import (
         deploy_triton as deploy_triton,
     )
-    from trtopt.serving.server import Server as Server
-    from trtopt.serving.server import ServerEnd as ServerEnd
-    from trtopt.serving.server import serve as serve
+    from trtopt.serving.server import Server as Server, ServerEnd as ServerEnd, serve as serve
     from trtopt.trt.compatibility import PlanOrigin as PlanOrigin
-    from trtopt.workflow import PipelineResult as PipelineResult
-    from trtopt.workflow import pipeline as pipeline
+    from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
 
 _HOMES = {
     "autotune.building": ("build", "tune"),

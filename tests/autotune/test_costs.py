@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import model, node, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured

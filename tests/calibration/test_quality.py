@@ -8,8 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import skimage
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from sklearn.datasets import load_sample_images
 

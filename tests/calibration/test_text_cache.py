@@ -5,8 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trtopt.calibration.text_cache import is_cache, read_cache, write_cache
 from trtopt.core.errors import CalibrationError, UsageError

@@ -6,8 +6,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import spoken

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch  # noqa: TID251
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset  # noqa: TID251

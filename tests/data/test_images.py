@@ -16,8 +16,7 @@ from skimage import data
 
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.data import ImageBatches, open_data
-from trtopt.data import images as module
+from trtopt.data import ImageBatches, images as module, open_data
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 

@@ -12,8 +12,7 @@ import pytest
 from seeding import ROOT, commands, diagnose, library, module, nvidia_driver, package
 
 import trtopt
-from trtopt.diagnosis import checks
-from trtopt.diagnosis import host as hosts
+from trtopt.diagnosis import checks, host as hosts
 from trtopt.diagnosis.host import Host, examine
 from trtopt.diagnosis.probes import ask
 

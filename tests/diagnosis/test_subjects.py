@@ -18,8 +18,7 @@ from seeding import commands, diagnose
 
 import trtopt
 from trtopt.core.errors import UsageError
-from trtopt.diagnosis import report as reports
-from trtopt.diagnosis import subjects
+from trtopt.diagnosis import report as reports, subjects
 from trtopt.diagnosis.host import Host, examine
 from trtopt.diagnosis.probes import Answer
 from trtopt.engine.manifest import Manifest

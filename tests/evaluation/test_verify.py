@@ -13,8 +13,7 @@ import pytest
 import torch  # noqa: TID251
 from compared import compare
 from graphs import model, node, photos, rapidocr, rendered_text, typed, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits

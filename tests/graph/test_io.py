@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import conv_relu, model, node, rapidocr, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel, OutputError, TrtoptError, UsageError

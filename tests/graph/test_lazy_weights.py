@@ -13,8 +13,7 @@ import onnx
 import pytest
 from google.protobuf.message import DecodeError
 from graphs import model, node, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from trtopt.calibration.calibrator import calibrate

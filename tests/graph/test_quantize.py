@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import conv_relu, model, node, photos, points_of, quantized, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx import numpy_helper

@@ -11,8 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from graphs import decibels, model, node, points_of, values
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from trtopt.graph.passes.placement import Points, Weight

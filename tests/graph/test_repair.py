@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import model, node, points_of, values
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import numpy_helper
 
 from trtopt.core.errors import CalibrationError

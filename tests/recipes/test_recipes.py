@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from trtopt.core.errors import MissingDependency, UsageError
-from trtopt.data import open_data
-from trtopt.data import samples as crops
+from trtopt.data import open_data, samples as crops
 from trtopt.frontend.exporter import export
 from trtopt.recipes.classnames import load_classes
 from trtopt.recipes.loader import FOLDER, known_recipes, load_recipe, package_file

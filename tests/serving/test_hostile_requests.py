@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx.helper as helper
 import pytest
-from graphs import model as graph
-from graphs import node, values
+from graphs import model as graph, node, values
 from hostile_data import PHOTO, bad_images, large_png, saved
 from PIL import Image
 from tritons import ON_CPU, command, network, ports, started, why_not

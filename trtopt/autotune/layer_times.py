@@ -12,7 +12,7 @@ from typing import TypeVar
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.selection import EQUAL, at_opt, measured
-from trtopt.autotune.tuning import Tuning, Work
+from trtopt.autotune.tuning import Tuning, Work, kept_file
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.kernels import REGION
@@ -20,8 +20,9 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import BuildCancelled, BuildFailed, OutputError, PrecisionLost, TrtoptError, UsageError
-from trtopt.core.files import cache_folder, sha256_json, write_json
+from trtopt.core.errors import BuildCancelled, BuildFailed, PrecisionLost, TrtoptError, UsageError
+from trtopt.core.files import write_json
+from trtopt.core.progress import SILENT
 from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
@@ -63,7 +64,7 @@ class Engines:
 
     def times(self, table: Table, work: Work) -> Measured | None:
         """Of the layers, in an engine with this table and in a floating one; as an earlier call measured them."""
-        file, reporter = self._kept("times", table.digest), self.request.reporter
+        file, reporter = kept_file([*self.key, table.digest], "times", SILENT), self.request.reporter
         if file is not None and (earlier := _stored(file, Measured)) is not None:
             return earlier
         others = " and FP8" if self.request.fp8 else ""
@@ -102,7 +103,8 @@ class Engines:
         first = next(iter(choices))
         if len(choices) == 1:
             return first
-        file = self._kept("traded" if self.request.trade_profiles else "fastest", *choices)
+        what = "traded" if self.request.trade_profiles else "fastest"
+        file = kept_file([*self.key, *choices], what, SILENT)
         fastest = None if file is None else _stored(file, _Fastest)
         if fastest is None and (fastest := self._timed(choices)) is not None and file is not None:
             write_json(file, plain(fastest))
@@ -138,12 +140,6 @@ class Engines:
         """The engine with this table, and the floating one; neither is built twice."""
         quantized = self._quantized(table)
         return quantized, self._floating(quantized)
-
-    def _kept(self, what: str, *digests: str) -> Path | None:
-        try:
-            return cache_folder("tuning") / f"{sha256_json([*self.key, *digests])}.{what}"
-        except OutputError:
-            return None
 
     def _quantized(self, table: Table) -> BuildResult:
         if table.digest not in self._built:

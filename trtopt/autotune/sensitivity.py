@@ -8,7 +8,7 @@ correlates, so that the powers add up to what the whole Q/DQ graph loses; that i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -139,10 +139,7 @@ class Sensitivity:
         return f"{parts}; {first} alone; {advice}"
 
     def to_json(self) -> dict[str, Any]:
-        rows = [
-            {**asdict(source), "noise": None, "snr_db": _decibels(source.noise), "share": self.share(source)}
-            for source in self.sources
-        ]
+        rows = [{**vars(item), "snr_db": _decibels(item.noise), "share": self.share(item)} for item in self.sources]
         for row in rows:
             del row["noise"]
         return {

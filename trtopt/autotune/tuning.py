@@ -204,7 +204,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     key = _key(request, subject, scales)
     file = None
     if goal.metric is None:  # else the user's own code, of which no key tells whether it changed
-        file = _kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
+        file = kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
     judging = Judging(judge, file)
     table = _first_scales(request, subject, scales)
     check_scales(whole, table.amax)
@@ -355,7 +355,7 @@ def _judged_by(
     }
 
 
-def _kept_file(key: Mapping[str, Any], what: str, reporter: Reporter) -> Path | None:
+def kept_file(key: Any, what: str, reporter: Reporter) -> Path | None:
     """Where a later call of this key finds what this one measured; None: that can't be kept."""
     try:
         return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
@@ -387,7 +387,7 @@ def _repaired(
 ) -> tuple[Table, NoiseByPlace]:
     """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
     reporter = request.reporter
-    path = _kept_file(key, "calib.json", reporter)
+    path = kept_file(key, "calib.json", reporter)
     try:
         if path is not None and path.is_file():
             noise = converted(read_json(path.with_suffix(".noise")), NoiseByPlace)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -159,38 +159,9 @@ def construct(request: BuildRequest) -> BuildResult:
     if where is not None and request.save_cache:
         reporter.note("`save_cache=` needs TensorRT's own calibration, so the store isn't asked")
     elif where is not None:
-        manifest, cached = work.through(Store(where), lambda: _made(work))
+        manifest, cached = work.through(Store(where))
         return work.result(manifest, time.monotonic() - start, cached=cached)
-    return work.result(_made(work), time.monotonic() - start, cached=False)
-
-
-def _made(work: _Build) -> Manifest:
-    """Build the engine and write it."""
-    request, reporter, start = work.request, work.request.reporter, time.monotonic()
-    folded, folding = fold(work.model.proto, reporter=reporter)
-    if folding.problem:
-        reporter.warn(folding.warning)
-    for finding in damaged(folded):
-        if finding.level == "error":
-            raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
-    for finding in one_sample(held_batch(folded), work.model.inputs, work.spec.profiles):
-        if finding.level == "error":
-            raise ModelError(f"{work.name} can't be built for several samples: {str(finding).removeprefix('error: ')}")
-    if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
-        reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    validate_profiles(work.model.inputs, work.spec.profiles, longest=longest(folded))  # folding may have shown them
-    work.measure(folded)
-    work.warn_of_inputs(folded)
-    lowered, engine, report = work.construct(folded)
-    tell_cut_off(request)
-    if count := len(lowered.merged):
-        reporter.note(
-            f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, which "
-            "is faster on this GPU"
-        )
-    for warning in [*engine.warnings, *_hazards(folded, work.spec, lowered)]:
-        reporter.warn(warning)
-    return work.write(lowered, engine, report, time.monotonic() - start)
+    return work.result(work.made(), time.monotonic() - start, cached=False)
 
 
 build = taking(BuildRequest)(construct)  # by keywords
@@ -201,7 +172,7 @@ def stored_engine(request: BuildRequest, store: Store) -> Entry:
     with scratch() as folder:
         graph = folder / GRAPH if request.save_onnx else None
         work = _Build(replace(request, output=folder / PLAN, save_onnx=graph))
-        entry, _ = work.obtained(store, lambda: _made(work), must_store=True)
+        entry, _ = work.obtained(store, must_store=True)
         assert entry is not None
         return entry
 
@@ -295,13 +266,11 @@ class _Build:
     def _engine(self) -> tuple[tuple[TensorInfo, ...], tuple[Profile, ...]]:
         """The engine's inputs and profiles, which are the model's unless preprocessing is embedded."""
         inputs, profiles = self.model.inputs, self.spec.profiles
-        return (
-            (inputs, profiles)
-            if self.embedded is None
-            else (self.embedded.inputs(inputs), self.embedded.profiles(profiles))
-        )
+        if self.embedded is None:
+            return inputs, profiles
+        return self.embedded.inputs(inputs), self.embedded.profiles(profiles)
 
-    def measure(self, folded: onnx.ModelProto) -> None:
+    def _measure(self, folded: onnx.ModelProto) -> None:
         """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized.
 
         Of a model that is FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it.
@@ -331,7 +300,7 @@ class _Build:
         )
         (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
 
-    def warn_of_inputs(self, folded: onnx.ModelProto) -> None:
+    def _warn_of_inputs(self, folded: onnx.ModelProto) -> None:
         """Say which inputs of an engine that takes FP16 hold more in the samples than FP16 does."""
         spec = self.spec
         if spec.io_fp32 or spec.base is not Precision.FP16 or self.embedded is not None:
@@ -351,7 +320,38 @@ class _Build:
 
     # Building
 
-    def construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
+    def made(self) -> Manifest:
+        """Build the engine and write it."""
+        request, spec, inputs, start = self.request, self.spec, self.model.inputs, time.monotonic()
+        reporter = request.reporter
+        folded, folding = fold(self.model.proto, reporter=reporter)
+        if folding.problem:
+            reporter.warn(folding.warning)
+        for finding in damaged(folded):
+            if finding.level == "error":
+                raise InvalidModel(f"{self.name}: {str(finding).removeprefix('error: ')}")
+        for finding in one_sample(held_batch(folded), inputs, spec.profiles):
+            if finding.level == "error":
+                raise ModelError(
+                    f"{self.name} can't be built for several samples: {str(finding).removeprefix('error: ')}"
+                )
+        if self.table is not None and self.table.model["fingerprint"] != fingerprint(folded):
+            reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
+        validate_profiles(inputs, spec.profiles, longest=longest(folded))  # folding may have shown them
+        self._measure(folded)
+        self._warn_of_inputs(folded)
+        lowered, engine, report = self._construct(folded)
+        tell_cut_off(request)
+        if count := len(lowered.merged):
+            reporter.note(
+                f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, "
+                "which is faster on this GPU"
+            )
+        for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
+            reporter.warn(warning)
+        return self._write(lowered, engine, report, time.monotonic() - start)
+
+    def _construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
         """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
 
         Raises:
@@ -525,10 +525,8 @@ class _Build:
     def _key(self) -> str:
         return sha256_json(self._parts)
 
-    def obtained(
-        self, store: Store, make: Callable[[], Manifest], *, must_store: bool = False
-    ) -> tuple[Entry | None, Manifest | None]:
-        """The entry of the store, and the manifest where it had to be built by `make`; of those that ask at once, one builds.
+    def obtained(self, store: Store, *, must_store: bool = False) -> tuple[Entry | None, Manifest | None]:
+        """The entry of the store, and the manifest where it had to be built; of those that ask at once, one builds.
 
         Args:
             must_store: that it can't be stored is an error; else there is no entry then.
@@ -546,12 +544,12 @@ class _Build:
                     raise
                 reporter.note(store.explained(parts))
                 reporter.warn(f"the engine will not be in the store: {error.problem}")
-                return None, make()
+                return None, self.made()
             if not request.force:
                 if entry := store.find(parts) or store.pulled(parts, reporter):
                     return entry, None
                 reporter.note(store.explained(parts))
-            manifest = make()
+            manifest = self.made()
             try:
                 return store.add(parts, self._to_store(manifest), reporter), manifest
             except OutputError as error:
@@ -560,11 +558,11 @@ class _Build:
                 reporter.warn(f"the engine isn't in the store: {error}")
                 return None, manifest
 
-    def through(self, store: Store, make: Callable[[], Manifest]) -> tuple[Manifest, bool]:
+    def through(self, store: Store) -> tuple[Manifest, bool]:
         """The manifest of the engine that now is at `output`, and whether it came from the store."""
         reporter = self.request.reporter
         for _ in range(2):
-            entry, manifest = self.obtained(store, make)
+            entry, manifest = self.obtained(store)
             if manifest is not None:
                 if entry is not None:
                     entry.close()
@@ -583,7 +581,7 @@ class _Build:
             except OutputError as error:
                 reporter.warn(error.problem)
                 break
-        return make(), False
+        return self.made(), False
 
     def _to_store(self, manifest: Manifest) -> dict[str, Path | bytes]:
         """Name in an entry → what is to be in it, of the engine at `output`."""
@@ -654,7 +652,7 @@ class _Build:
         kinds = resolve(self.model.proto, self.model.outputs, self.stated, classes)
         return {name: str(kind) for name, kind in kinds.items()}
 
-    def write(self, lowered: Lowered, engine: BuiltPlan, report: PrecisionReport, seconds: float) -> Manifest:
+    def _write(self, lowered: Lowered, engine: BuiltPlan, report: PrecisionReport, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         graph, cache = self.request.save_onnx, self.request.save_cache
         kept_nodes = [replace(item, reason=MEASURED) if item.node in self._unsafe else item for item in lowered.kept]

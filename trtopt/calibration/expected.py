@@ -24,7 +24,7 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.errors import TrtoptError
 from trtopt.data.rebatch import Arrays
-from trtopt.graph.proto import Links, attribute, empty_as, in_memory, to_array
+from trtopt.graph.proto import Links, attribute, empty_as, in_memory, refill, to_array
 from trtopt.ort.sessions import OnnxSession
 
 KEY = "trtopt.trained"  # in a model's metadata: what `record` wrote
@@ -65,9 +65,7 @@ def statistics(proto: ModelProto) -> Expected | None:
 
 def record(proto: ModelProto, expected: Expected) -> None:
     """Write it into the model's metadata, which folding keeps."""
-    others = [item for item in proto.metadata_props if item.key != KEY]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(others)
+    refill(proto.metadata_props, [item for item in proto.metadata_props if item.key != KEY])
     text = json.dumps(
         {
             "tensor": expected.tensor,

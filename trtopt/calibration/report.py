@@ -145,11 +145,8 @@ def forecast(table: Table) -> str:
 
 def _moving(table: Table, quality: Facts) -> str:
     text = forecast(table)
-    return (
-        f"{text}: {quality['samples']} are too few, give more"
-        if text and quality["convergence"]["mean"] > MOVES
-        else ""
-    )
+    too_few = text and quality["convergence"]["mean"] > MOVES
+    return f"{text}: {quality['samples']} are too few, give more" if too_few else ""
 
 
 def costly_entropy(table: Table) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from onnx import ModelProto
 
 from trtopt.calibration.noise import Parts, opened, snr_db
-from trtopt.core.documents import plain
+from trtopt.core.documents import Described
 from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Phase, Reporter
@@ -42,7 +42,7 @@ MOSTLY = 0.5  # of a tensor's values: so many tiny ones are worth a word
 
 
 @dataclass(frozen=True)
-class Safety:
+class Safety(Described):
     """What samples say of a model in FP16 or BF16.
 
     Attributes:
@@ -71,10 +71,6 @@ class Safety:
     def missed(self) -> bool:
         """The outputs aren't within the limit, or nobody knows."""
         return self.safe_db is None or self.safe_db < self.limit_db
-
-    def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return dict(plain(self))
 
     def __str__(self) -> str:
         name, count = str(self.base).upper(), len(self.in_fp32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import os
 import zlib
@@ -36,6 +35,7 @@ from trtopt.core.files import existing_file, sha256_json, write_json
 from trtopt.core.options import typed
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
+from trtopt.data.batches import Skipped
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.passes.repair import Repair
 from trtopt.graph.passes.typed import near_fp16_end
@@ -88,7 +88,7 @@ class Table:
     samples: Count
     seconds: Duration = 0.0
     preprocess: Annotated[Mapping[str, Any], read_by(Preprocess.load)] | None = None
-    skipped: Annotated[tuple[Mapping[str, str], ...], tuple[_Skipped, ...]] = ()
+    skipped: Annotated[tuple[Mapping[str, str], ...], tuple[Skipped, ...]] = ()
     version: Name = __version__
     quality: Annotated[Mapping[str, Any], _Quality] | None = None
     repairs: Mapping[str, Repair] = field(default_factory=dict)
@@ -243,7 +243,7 @@ def packed_counts(seen: Histogram) -> str:
     if total != seen.total:
         counts = np.trim_zeros(seen.counts, "b").astype("<i8")
         planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
-        text = base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
+        text = _text(planes, 9)
         seen.packed = seen.total, text
     return text
 
@@ -283,7 +283,7 @@ def _factors(found: _Factors, name: str) -> NDArray[np.float32]:
     where, size = f"the smoothing of {name!r}", found["size"]
     try:
         factors = np.frombuffer(_bytes(found["factors"], 4 * size), "<f4")
-    except (binascii.Error, zlib.error, ValueError) as error:
+    except (zlib.error, ValueError) as error:
         raise Damaged(f"{where} is damaged ({error})") from None
     if len(factors) != size or not (np.isfinite(factors) & (factors > 0)).all():
         raise Damaged(f"{where} isn't {size} positive numbers")
@@ -302,8 +302,8 @@ def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
     }
 
 
-def _text(array: NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), 6)).decode("ascii")
+def _text(array: NDArray[Any], level: int = 6) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), level)).decode("ascii")
 
 
 def _repair(found: _Repair, name: str) -> Repair:
@@ -314,7 +314,7 @@ def _repair(found: _Repair, name: str) -> Repair:
             raise ValueError(f"shape {shape}")
         offsets = np.frombuffer(_bytes(found["offsets"], size), np.int8).reshape(shape)
         bias = None if found["bias"] is None else np.frombuffer(_bytes(found["bias"], 4 * max(shape)), "<f4")
-    except (binascii.Error, zlib.error, ValueError) as error:
+    except (zlib.error, ValueError) as error:
         raise Damaged(f"{where} is damaged ({error})") from None
     if bias is not None and not np.isfinite(bias).all():
         raise Damaged(f"{where} has a bias that isn't finite")
@@ -340,16 +340,14 @@ def unpacked(value: Any, where: str) -> Histogram:
     content = found["histogram"]
     counts = np.zeros(BINS, np.int64)
     try:
-        stream = zlib.decompressobj()
-        unzipped = stream.decompress(base64.b64decode(content["counts"], validate=True), 8 * BINS)
-        planes = np.frombuffer(unzipped, np.uint8).reshape(8, -1)
+        planes = np.frombuffer(_bytes(content["counts"], 8 * BINS), np.uint8).reshape(8, -1)
         some = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
-    except (binascii.Error, zlib.error, ValueError) as error:
+    except (zlib.error, ValueError) as error:
         raise Damaged(f"{where} has a damaged histogram ({error})") from None
     counts[: some.size] = some
     total, low, high, exponent = found["count"], float(found["low"]), float(found["high"]), content["exponent"]
     added = int(some.sum(dtype=np.float64))  # exact below 2**53, which nobody counts to
-    if not stream.eof or not 0 < total < 2**53 or added != total or some.min(initial=0) < 0:
+    if not 0 < total < 2**53 or added != total or some.min(initial=0) < 0:
         raise Damaged(f"{where} has a damaged histogram (the counts add up to {added}, not {total})")
     largest = max(high, -low)
     needed = max(math.frexp(largest)[1], LOWEST_EXPONENT) if largest else None
@@ -384,11 +382,6 @@ class _Tensor(TypedDict):
 
 class _Model(TypedDict):
     fingerprint: AnyText  # only compared
-
-
-class _Skipped(TypedDict):
-    name: Name
-    reason: Name
 
 
 class _Repair(TypedDict):

@@ -21,7 +21,7 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import Engine, Feed, open_session
 from trtopt.core.errors import CalibrationError, DeviceError, require
 from trtopt.core.library_output import Shared, quiet
-from trtopt.graph.proto import whole_copy
+from trtopt.graph.proto import refill, whole_copy
 
 TOGETHER = 32  # samples in one run
 # Of a tensor's largest magnitude: FP32 kernels differ by 1e-6 to 1e-4, a wrong conversion by 1e-2 or more.
@@ -56,8 +56,7 @@ class TorchEngine(Engine):
         if not outputs:
             return
         model = whole_copy(proto)
-        del model.graph.output[:]
-        model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
+        refill(model.graph.output, [ValueInfoProto(name=name) for name in outputs])
         try:
             with quiet():
                 module = converter.ConvertModel(model, experimental=True)

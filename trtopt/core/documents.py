@@ -188,6 +188,14 @@ class Plain:
         return dict(plain(self))
 
 
+class Described:
+    """The same of what is a part of results."""
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return dict(plain(self))
+
+
 def path_in(folder: Path, text: str) -> Path:
     """A path that a document in `folder` names, there or not.
 

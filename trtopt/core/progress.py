@@ -243,12 +243,7 @@ class RichReporter(PlainReporter):
 class QuietReporter(PlainReporter):
     """Warnings alone."""
 
-    def note(self, text: str) -> None:
-        pass
-
-    @contextlib.contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        yield Phase(name, total)
+    note, phase = Reporter.note, Reporter.phase
 
 
 def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None, quiet: bool = False) -> Reporter:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import AnyText, Name, plain
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 
@@ -295,10 +295,10 @@ class BuildSpec:
 class Kept:
     """A node that doesn't run in the precision asked for, and why."""
 
-    node: str
-    op: str
+    node: Name
+    op: AnyText
     precision: Precision
-    reason: str
+    reason: Name
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Signature:
         candidates = [
             index
             for index, profile in enumerate(self.profiles)
-            if all(_inside(shape, profile[name]) for name, shape in shapes_by_name.items())
+            if all(inside(shape, profile[name]) for name, shape in shapes_by_name.items())
         ]
         if not candidates:
             ranges = " or ".join(
@@ -207,7 +207,7 @@ def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:
     return ShapeRange(*(tuple(int(size) for size in shape) for shape in (low, best, high)))
 
 
-def _inside(shape: Shape, bounds: ShapeRange) -> bool:
+def inside(shape: Shape, bounds: ShapeRange) -> bool:
     return len(shape) == len(bounds.min) and all(
         low <= size <= high for low, size, high in zip(bounds.min, shape, bounds.max)
     )

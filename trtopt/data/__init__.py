@@ -52,13 +52,10 @@ def open_data(
         UsageError: neither or both are given, they don't fit the model, or an input is no tensor of numbers.
         DataError: nothing usable in them.
     """
-    if (images is None) == (data is None):
-        problem = (
-            "both `images=` and `data=` are given: choose one"
-            if data is not None
-            else "no data: give `images=DIR` or `data='F.npz'`"
-        )
-        raise UsageError(problem)
+    if images is None and data is None:
+        raise UsageError("no data: give `images=DIR` or `data='F.npz'`")
+    if images is not None and data is not None:
+        raise UsageError("both `images=` and `data=` are given: choose one")
     if odd := next((info for info in inputs if not info.numeric), None):
         raise UsageError(
             f"the input {odd.name} is of type {odd.dtype}, which samples can't be given for and TensorRT hasn't; convert it "

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from trtopt.core.documents import Name
 from trtopt.data.preprocess import Preprocess
 
 
@@ -15,8 +16,8 @@ from trtopt.data.preprocess import Preprocess
 class Skipped:
     """A file that was left out, and why."""
 
-    name: str
-    reason: str
+    name: Name
+    reason: Name
 
 
 class Batches(Protocol):

@@ -95,11 +95,10 @@ class ImageBatches:
 
     def _settle(self) -> None:
         """Draw the public attributes from what is chosen now."""
-        if not self._chosen:
-            bad = [item for _, item in sorted(self._bad.items())]
-            some = "; ".join(f"{item.name}: {item.reason}" for item in bad[:3])
-            raise DataError(f"none of the {self._image_count} images can be used ({some}): give real photos")
         self.skipped = tuple(item for _, item in sorted(self._bad.items()))
+        if not self._chosen:
+            some = "; ".join(f"{item.name}: {item.reason}" for item in self.skipped[:3])
+            raise DataError(f"none of the {self._image_count} images can be used ({some}): give real photos")
         self.digests = tuple(item.digest for item in self._chosen)
         self.paths = tuple(item.path for item in self._chosen)
         inside = self._folder

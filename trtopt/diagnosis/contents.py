@@ -24,6 +24,7 @@ from trtopt.diagnosis import roofline
 from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
 from trtopt.engine.difference import CONVERTING, built_for, differing, facts, precisions
 from trtopt.engine.manifest import HEAVY, Manifest, embedded_by
+from trtopt.evaluation.outputs import decibels
 
 FORMAT = "trtopt.report/1"
 LEVELS = 127  # of INT8, on either side of 0
@@ -404,13 +405,13 @@ def _accuracy(subject: Subject) -> list[str]:
             if _choice(subject)["kept"] in (None, *_QUANTIZED)
             else "the tuned graph, which isn't what was kept,"
         )
-        sentences.append(f"{which} on {measurements.tuning['samples']} samples: {_db(choice['snr_db'])}{figure}")
+        sentences.append(f"{which} on {measurements.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}")
     if measurements.sensitivity is not None:
         output = measurements.sensitivity["output"]
         whole = measurements.sensitivity["measured_snr_db"].get(output)
         if whole is not None:
             samples = measurements.sensitivity["samples"]
-            sentences.append(f"all of it in INT8, before any repair: {output} {_db(whole)} on {samples} samples")
+            sentences.append(f"all of it in INT8, before any repair: {output} {decibels(whole)} on {samples} samples")
     kept_candidate = next((item for item in _candidates(subject) if item["kept"]), None)
     if measurements.accuracy is None and kept_candidate is not None and kept_candidate["accuracy"] is not None:
         sentences += _compared(kept_candidate["accuracy"])
@@ -447,21 +448,17 @@ def _choice(subject: Subject) -> dict[str, Any]:
 def _compared(comparison: Compared) -> list[str]:
     sentences = []
     for name, output in comparison["outputs"].items():
-        figures = [_db(output["snr_db"])]
+        figures = [decibels(output["snr_db"])]
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
         channels = output.get("channels")
         if channels and (lowest := channels["lowest"]) is not None:  # None: none of them carries signal
-            figures[-1] += f" ({_db(channels['snr_db'][lowest])} in channel {lowest}, the lowest)"
+            figures[-1] += f" ({decibels(channels['snr_db'][lowest])} in channel {lowest}, the lowest)"
         sentences.append(f"{name} ({output['kind']}): {', '.join(figures)} on {comparison['samples']} samples")
     old, new = comparison["reference_accuracy"], comparison["candidate_accuracy"]
     if old and new:
         sentences.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
     return sentences
-
-
-def _db(value: Any) -> str:
-    return f"{float(value):.1f} dB"
 
 
 def _speed(subject: Subject) -> list[str]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from trtopt.core import host as limits
-from trtopt.core import native
+from trtopt.core import host as limits, native
 from trtopt.core.files import cache_path
 from trtopt.diagnosis.packages import Package, installed, module_file
 from trtopt.diagnosis.probes import Answer, ask

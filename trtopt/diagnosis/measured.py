@@ -6,20 +6,18 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
+from trtopt.core.progress import Duration
+from trtopt.runtime import timing
+from trtopt.runtime.session import MemoryReport
 
 Figure = float | Literal["inf", "-inf", "nan"]
-
-
-class Spread(TypedDict):
-    median: float
-    p90: float
-    p99: float
-    minimum: float
+Spread = Annotated[Mapping[str, float], timing.Spread]
+Stage = Annotated[Mapping[str, Any], Duration]
 
 
 class TimedLayer(TypedDict):
@@ -73,20 +71,12 @@ class BenchedRow(TypedDict):
     note: str
 
 
-class Held(TypedDict):
-    gpu: int
-    pinned: int
-    plan: int
-    limit: int | None
-    slots: int
-
-
 class Benched(TypedDict):
     engine: str
     gpu: str
     inputs: str
     rows: Sequence[BenchedRow]
-    memory: Held
+    memory: Annotated[Mapping[str, Any], MemoryReport]
     notes: Sequence[str]
 
 
@@ -112,11 +102,6 @@ class Tuned(TypedDict):
     cost: str
     seconds: float
     left_out: dict[str, str]
-
-
-class Stage(TypedDict):
-    what: str
-    seconds: float
 
 
 class _Staged(TypedDict, total=False):

@@ -204,14 +204,6 @@ class _Layer(_Computing, _Kernel):
     nodes: Sequence[Name]
 
 
-class _Kept(_Computing):
-    """`Kept`."""
-
-    node: Name
-    op: AnyText
-    reason: Name
-
-
 class _Batched(TypedDict, total=False):
     batch_axis: Count | None
 
@@ -300,7 +292,7 @@ class Manifest:
     precision: Mapping[_Counted, Count]
     precision_summary: Name
     layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
-    kept: Annotated[Sequence[Mapping[str, Any]], Sequence[_Kept]]
+    kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
     inputs: Annotated[Sequence[Mapping[str, Any]], _Tensors]
     outputs: Annotated[Sequence[Mapping[str, Any]], _Tensors]
     profiles: Sequence[_Shapes]

@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import Described
 from trtopt.core.errors import DataError, UsageError
 from trtopt.data.rebatch import Arrays, alone, chunks, laid_out
 from trtopt.evaluation.outputs import decibels, in_db
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in
-from trtopt.graph.proto import infer_shapes, whole_copy
+from trtopt.graph.proto import infer_shapes, refill, whole_copy
 from trtopt.ort.sessions import as_taken, open_session
 
 SAMPLES = 8
@@ -46,7 +46,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class LayerAgreement:
+class LayerAgreement(Described):
     """One tensor that both graphs have.
 
     Attributes:
@@ -72,10 +72,6 @@ class LayerAgreement:
         if self.tensor.endswith(_BEHIND):
             return f"the scale of {self.tensor.removesuffix(_BEHIND)}"
         return f"{self.node} ({self.op})"
-
-    def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return dict(plain(self))
 
 
 def verdict(layers: Sequence[LayerAgreement]) -> str:
@@ -275,8 +271,7 @@ def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, in
     for name in sorted(inputs):
         model.graph.input.append(helper.make_tensor_value_info(f"{name}{_STAND_IN}", kinds[pairs[name]], None))
     del model.graph.value_info[:]
-    del model.graph.output[:]
-    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in pairs)
+    refill(model.graph.output, [helper.make_empty_tensor_value_info(name) for name in pairs])
     return model
 
 

@@ -30,8 +30,8 @@ from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, samples
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits, not_finite
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
-from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES
 from trtopt.evaluation.per_layer import (
+    SAMPLES as LAYER_SAMPLES,
     LayerAgreement,
     compare_engine_layers,
     compare_layers,

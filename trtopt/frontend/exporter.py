@@ -8,19 +8,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
 from trtopt.calibration.expected import Expected, producer_of, record
-from trtopt.core.errors import (
-    ModelError,
-    UnsupportedOperator,
-    UsageError,
-    require,
-)
+from trtopt.core.documents import Plain
+from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, require
 from trtopt.core.files import check_ending, check_writable
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
@@ -28,17 +24,8 @@ from trtopt.core.options import named, taking
 from trtopt.core.values import TensorInfo, choice
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
-from trtopt.frontend.failures import (
-    at,
-    autocast_hint,
-    input_hint,
-    operators_of,
-    types_hint,
-    unknown_operator,
-    why,
-)
-from trtopt.frontend.forward import INNER, called, leaves
-from trtopt.frontend.forward import output_names as named_outputs
+from trtopt.frontend.failures import at, autocast_hint, input_hint, operators_of, types_hint, unknown_operator, why
+from trtopt.frontend.forward import INNER, called, leaves, output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import opened
 from trtopt.frontend.quantizers import as_qdq
@@ -63,7 +50,7 @@ _NEWER = "give `opset={}` (TensorRT 8.6 reads 17 and older)"
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class ExportResult(Plain):
     """What `export` made.
 
     Attributes:
@@ -87,9 +74,6 @@ class ExportResult:
     sample: str
     comparisons: tuple[ExportComparison, ...]
     notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path)}
 
 
 @taking(ExportRequest)
@@ -127,14 +111,8 @@ def export(request: ExportRequest) -> ExportResult:
         OutputError: the file can't be written.
     """
     preprocess, reporter = request.preprocess, request.reporter
-    check_ending(
-        request.output,
-        (".engine", ".plan", ".trt"),
-        "an ONNX model",
-        "an engine",
-        ".onnx",
-        "; trtopt build makes the engine",
-    )
+    engines = (".engine", ".plan", ".trt")
+    check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
     check_writable(request.output)
     target = _opset(request.opset, request.for_generation)
     if not request.tolerance >= 0:
@@ -255,13 +233,6 @@ def _first_run(subject: Subject, user: Any, sampled: str) -> list[tuple[str, Any
     return values
 
 
-@contextlib.contextmanager
-def _rewritten(subject: Subject) -> Iterator[None]:
-    torch = subject.torch
-    with without_loops(torch), attention_on_four_axes(torch), without_gaps(torch):
-        yield
-
-
 def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     torch, infos, first = subject.torch, subject.infos, subject.first
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
@@ -279,7 +250,9 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
             compiler_folder,
             quiet(),
             torch.no_grad(),
-            _rewritten(subject),
+            without_loops(torch),
+            attention_on_four_axes(torch),
+            without_gaps(torch),
         ):
             program = torch.onnx.export(
                 subject.module,

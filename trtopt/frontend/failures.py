@@ -13,8 +13,31 @@ from trtopt.core.foreign import chain, place
 from trtopt.core.values import TensorInfo
 from trtopt.frontend.samples import Subject, made_up, sizes_for
 
-_LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
+# What is wrong with a module, by a part of the name of an operator that it runs, else by what its error says; {at}: where.
+_OPERATORS = {
+    "nms": "{at}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what comes before "
+    "NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do NMS after the engine",
+    "_pack_padded_sequence": "{at}it packs sequences (pack_padded_sequence), whose steps depend on their lengths' values: "
+    "give the padded sequences to the LSTM or GRU, and take each one's result at its own last step, by torch.gather",
+}
+_SIGNS = {
+    r"aten\._int_mm|aten\._scaled_mm": "it multiplies INT8 or FP8 numbers, as torchao's quantize_ makes modules do, which "
+    "torch's exporter can't write: export the float model, as it is before quantize_, and let trtopt build --int8 (or --fp8) "
+    "quantize it",
+    r"quantized\.|_obs_fq_|quantized::": "it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX "
+    "lacks: export the float model, as it is before prepare and convert, and let trtopt build --int8 quantize it",
+    "fake_quantize": "{at}it rounds as training for INT8 does (torch.fake_quantize…), for which torch's exporter has no ONNX "
+    "form: export the float model without that, and let trtopt build --int8 quantize it",
+    "is not supported for tensor subclasses": "{at}it leaves PyTorch there, for NumPy or another library, which no graph "
+    "holds: write that part with PyTorch's operators, or leave it out of the exported model",
+    "complex-valued input": "{at}it computes with complex numbers, of which torch's exporter knows few operations: write "
+    "that part with two real tensors, the real and the imaginary one (a rotation by torch.polar: cosine and sine)",
+    r"No ONNX function found for <OpOverload\(op='([\w.]+)'": "{at}it uses PyTorch's {found[1]}, for which torch's exporter "
+    "has no ONNX form: write that part with other operators, or leave it out of the exported model",
+    "data-dependent|GuardOnDataDependent": "{at}its control flow depends on values: rewrite that part without Python's if, "
+    "while, int() or bool() on tensors (torch.where chooses by value), or leave it out of the exported model",
+}
 
 
 def why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[str]) -> str:
@@ -38,53 +61,13 @@ def why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[s
     signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
     if any(sign in told for sign in signs):
         return f": {at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in `inputs=`"
-    if any("nms" in name for name in operators):
-        return (
-            f": {at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
-            "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do "
-            "NMS after the engine"
-        )
-    if any("_pack_padded_sequence" in name for name in operators):
-        return (
-            f": {at(error)}it packs sequences (pack_padded_sequence), whose steps depend on their lengths' values: give the "
-            "padded sequences to the LSTM or GRU, and take each one's result at its own last step, by torch.gather"
-        )
-    if "aten._int_mm" in told or "aten._scaled_mm" in told:
-        return (
-            ": it multiplies INT8 or FP8 numbers, as torchao's quantize_ makes modules do, which torch's exporter can't write: "
-            "export the float model, as it is before quantize_, and let trtopt build --int8 (or --fp8) quantize it"
-        )
-    if "quantized." in told or "_obs_fq_" in told or "quantized::" in told:
-        return (
-            ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
-            "as it is before prepare and convert, and let trtopt build --int8 quantize it"
-        )
-    if "fake_quantize" in told:
-        return (
-            f": {at(error)}it rounds as training for INT8 does (torch.fake_quantize…), for which torch's exporter has no ONNX "
-            "form: export the float model without that, and let trtopt build --int8 quantize it"
-        )
-    if "is not supported for tensor subclasses" in told:
-        return (
-            f": {at(error)}it leaves PyTorch there, for NumPy or another library, which no graph holds: write that part with "
-            "PyTorch's operators, or leave it out of the exported model"
-        )
-    if "complex-valued input" in told:
-        return (
-            f": {at(error)}it computes with complex numbers, of which torch's exporter knows few operations: write that part "
-            "with two real tensors, the real and the imaginary one (a rotation by torch.polar: cosine and sine)"
-        )
-    if lacking := _LACKING.search(told):
-        return (
-            f": {at(error)}it uses PyTorch's {lacking[1]}, for which torch's exporter has no ONNX form: write that part with "
-            "other operators, or leave it out of the exported model"
-        )
-    if "data-dependent" in told or "GuardOnDataDependent" in told:
-        return (
-            f": {at(error)}its control flow depends on values: rewrite that part without Python's if, while, int() or bool() "
-            "on tensors (torch.where chooses by value), or leave it out of the exported model"
-        )
-    where = f": {found}" if (found := at(error).removesuffix(": ")) else ""
+    for sign, reason in _OPERATORS.items():
+        if any(sign in name for name in operators):
+            return f": {reason.format(at=at(error))}"
+    for sign, reason in _SIGNS.items():
+        if found := re.search(sign, told):
+            return f": {reason.format(at=at(error), found=found)}"
+    where = f": {at(error)}".removesuffix(": ")
     tries = []
     for info in infos:
         if any(isinstance(size, str) for size in info.shape):

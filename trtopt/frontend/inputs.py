@@ -53,8 +53,8 @@ def parse_input(text: str) -> TensorInfo:
 def stated_inputs(
     source: Source,
     inputs: InputSpec | None,
-    dynamic: Mapping[str, Mapping[int, str]] | None,
-    names: Sequence[str] | None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    names: Sequence[str] | None = None,
 ) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
     """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
     takes = Arguments(source.module)
@@ -90,11 +90,6 @@ def stated_inputs(
             shape[axis] = dimension
         infos[index] = replace(infos[index], shape=tuple(shape))
     return tuple(map(_info, infos)), keywords
-
-
-def described_inputs(source: Source, inputs: InputSpec) -> tuple[TensorInfo, ...]:
-    """Inputs as they are given, checked against forward's arguments."""
-    return stated_inputs(source, inputs, None, None)[0]
 
 
 def _stated(name: str, shape: Any) -> TensorInfo:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.calibration.expected import examine, first_layers, statistics
+from trtopt.core.documents import Plain
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, write_bytes
 from trtopt.core.library_output import quiet
@@ -28,7 +29,7 @@ from trtopt.data import open_data
 from trtopt.data.images import images_in
 from trtopt.frontend.factories import SEED
 from trtopt.frontend.forward import Arguments, example, leaves
-from trtopt.frontend.inputs import described_inputs
+from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import InitRequest
 from trtopt.frontend.samples import PHOTOS
@@ -54,7 +55,7 @@ _PREPARED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @dataclass(frozen=True)
-class InitResult:
+class InitResult(Plain):
     """What `init` wrote.
 
     Attributes:
@@ -69,15 +70,6 @@ class InitResult:
     text: str
     guesses: tuple[str, ...]
     commands: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "recipe": str(self.recipe),
-            "source": self.source,
-            "text": self.text,
-            "guesses": list(self.guesses),
-            "commands": list(self.commands),
-        }
 
 
 @dataclass(frozen=True)
@@ -299,7 +291,7 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
     with opened(text, None, request.factory_arg) as source:
         notes = {"source": " ".join(note if note.endswith(".") else f"{note}." for note in source.notes)}
         if request.inputs:
-            inputs = described_inputs(source, request.inputs)
+            inputs, _ = stated_inputs(source, request.inputs)
         elif source.inputs:
             inputs = source.inputs
         else:

@@ -19,7 +19,7 @@ from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import Links, all_nodes, tensor_info, to_array, whole_copy
+from trtopt.graph.proto import Links, all_nodes, refill, tensor_info, to_array, whole_copy
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
@@ -59,8 +59,8 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
     if not result.changed:
         return before
     after = to_proto(result.model)
-    del after.graph.value_info[:], after.graph.output[:]
-    after.graph.output.extend(before.graph.output)
+    del after.graph.value_info[:]
+    refill(after.graph.output, before.graph.output)
     if problem := fault(before, after):
         raise ModelError(f"{what} ({problem}); {instead}")
     return after

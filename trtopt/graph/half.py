@@ -7,7 +7,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.proto import infer_shapes, subgraphs, to_array
+from trtopt.graph.proto import infer_shapes, refill, subgraphs, to_array
 
 EXACT = "/exact"  # behind the name of a tensor in a widened model: before it is rounded to its half type
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -74,8 +74,7 @@ def widen(proto: ModelProto) -> ModelProto:
                 node.output[index] = exact
                 nodes.append(helper.make_node("Cast", [exact], [short], to=target))
                 nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
     del graph.value_info[:]
     return widened
 
@@ -116,8 +115,8 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
         for name, kind in ends.items()
         if kind in _HALVES and name in renamed
     ]
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
+    del graph.value_info[:]
     return typed, islands
 
 

@@ -19,7 +19,7 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
 from trtopt.graph.mixed import kept_apart
-from trtopt.graph.proto import LARGE, RECURRENT, STANDARD, attribute, infer_shapes, skeleton, tensor_info
+from trtopt.graph.proto import LARGE, RECURRENT, STANDARD, attribute, infer_shapes, refill, skeleton, tensor_info
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
 _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
@@ -56,9 +56,7 @@ def record_batch_axes(proto: ModelProto, original: ModelProto) -> None:
 
 def forget_batch_axes(proto: ModelProto) -> None:
     """Take out of a model's metadata what `record_batch_axes` wrote."""
-    kept = [item for item in proto.metadata_props if item.key != _KEY]
-    del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
+    refill(proto.metadata_props, [item for item in proto.metadata_props if item.key != _KEY])
 
 
 def _recorded(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str, int | None] | None:

@@ -22,6 +22,7 @@ from trtopt.graph.proto import (
     infer_shapes,
     node_label,
     opset_version,
+    refill,
     schema_of,
     unique,
 )
@@ -103,8 +104,7 @@ def _to_seven(proto: ModelProto, opset: int, what: str) -> None:
             now = schema_of(node.op_type, _BROADCASTING) if node.domain in STANDARD else None
             kept = [item for item in node.attribute if now is None or item.name in now.attributes]
             if len(kept) < len(node.attribute):
-                del node.attribute[:]
-                node.attribute.extend(kept)
+                refill(node.attribute, kept)
     _set_opset(proto, _BROADCASTING)
     proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
 
@@ -187,8 +187,7 @@ def _put_in(graph: GraphProto, before: Mapping[int, Sequence[int]], opset: int) 
             nodes.append(made)
             copy.input[1] = name
         nodes.append(copy)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
 
 
 def _constants(proto: ModelProto) -> bool:
@@ -245,6 +244,5 @@ def _pad(node: NodeProto, shapes: Mapping[str, Shape]) -> bool:
     if len(begins) != len(dilations):
         return False
     kept = [item for item in node.attribute if item.name not in ("auto_pad", "pads")]
-    del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("pads", [*begins, *ends])])
+    refill(node.attribute, [*kept, helper.make_attribute("pads", [*begins, *ends])])
     return True

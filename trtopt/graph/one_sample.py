@@ -25,6 +25,7 @@ from trtopt.graph.proto import (
     Links,
     attribute,
     opset_version,
+    refill,
     skeleton,
     tensor_info,
     to_array,
@@ -122,8 +123,7 @@ class _Trace:
         if not issues:
             return HeldBatch()
         whole = whole_copy(proto)
-        del whole.graph.node[:]
-        whole.graph.node.extend(self.nodes)
+        refill(whole.graph.node, self.nodes)
         there = {tensor.name for tensor in proto.graph.initializer}
         whole.graph.initializer.extend(item for item in self.light.graph.initializer if item.name not in there)
         whole.ir_version = max(whole.ir_version, 4)  # since when initializers needn't be inputs
@@ -297,9 +297,7 @@ class _Trace:
             made.append(helper.make_node("Expand", [node.input[slot], shape], [repeated], name=label))
             node.input[slot] = repeated
         nodes = [item for other in self.nodes for item in ((*made, other) if other is node else (other,))]
-        copies = [NodeProto.FromString(item.SerializeToString()) for item in nodes]
-        del self.nodes[:]
-        self.nodes.extend(copies)
+        refill(self.nodes, [NodeProto.FromString(item.SerializeToString()) for item in nodes])
         return opset_version(self.light) >= _EXPAND
 
     def _open_sizes(self, node: NodeProto, source: Sequence[int], shape: Sequence[int]) -> bool:

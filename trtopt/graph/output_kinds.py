@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from onnx import ModelProto, NodeProto
 
 from trtopt.core.errors import UsageError
-from trtopt.core.values import Kind as Kind
-from trtopt.core.values import TensorInfo, x
+from trtopt.core.values import Kind as Kind, TensorInfo, x
 from trtopt.graph.proto import Links, attribute, infer_shapes, opset_version, tensor_info
 
 Given = Mapping[str, str] | Sequence[str]

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -289,6 +289,13 @@ def to_array(tensor: TensorProto) -> NDArray[Any]:
         return content.view(dtype).reshape(tuple(tensor.dims))
     held.raw_data = content.tobytes()
     return numpy_helper.to_array(held)
+
+
+def refill(field: Any, items: Iterable[Any]) -> None:
+    """Put these in place of all that a message's repeated field holds; they may be some of that."""
+    content = list(items)
+    del field[:]
+    field.extend(content)
 
 
 def name_nodes(proto: ModelProto) -> None:

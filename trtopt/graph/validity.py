@@ -26,6 +26,7 @@ from trtopt.graph.proto import (
     infer_shapes,
     node_label,
     node_reads,
+    refill,
     skeleton,
     subgraphs,
     tensor_size,
@@ -208,9 +209,7 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
         cycle = [node_label(graph.node[index]) for index in error.args[1]]  # with the data, the first node also last
         raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
     if order != list(range(len(order))):
-        nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order])
     _check_projections(graph, what)
     for node in graph.node:
         for body in subgraphs(node):

@@ -30,10 +30,11 @@ as these are given. Paths are relative to the file.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -148,11 +149,9 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
             isn't there or that no job names, options that don't go together or have no effect, or two jobs with one name.
     """
     file = existing_file(path, "the job list")
-    try:
-        content = read_toml(file)
-    except Damaged as error:
-        raise UsageError(f"{file}: {error}") from None
     where, root = str(file), file.parent
+    with _saying(where):
+        content = read_toml(file)
     _table(content, where, _TOP)
     folder = _path(content.get("output", "calibrated"), root, f"{where}: output")
     engines = _path(content.get("engines", "engines"), root, f"{where}: engines")
@@ -242,10 +241,8 @@ def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, dev
     for method in methods:
         choice(method, METHODS, f"{where}: method")
     overrides = tuple(_texts(entry, "precision_override", where)) if "precision_override" in entry else ()
-    try:
+    with _saying(where):
         _ = [Override.parse(text) for text in overrides]
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
     jobs = []
     for model in models:
         for source_name in _texts(entry, "data", where):
@@ -297,10 +294,8 @@ def _builds(
                 raise UsageError(f"{where}: {name} is one file, and here are {count} engines: give each its [[job]]")
     builds, unused = [], dict.fromkeys(defaults, "")
     for model, precision, target, resource in product(models, precisions, targets, resources):
-        try:
+        with _saying(where):
             compiled = "-".join(f"sm{number}" for number in parse_targets(target)) if target else ""
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from None
         kind = re.sub(r"[^\w.+-]", "_", resource.rpartition(":")[2])
         name = ".".join(filter(None, [base_name or model.stem, precision, compiled, kind]))
         arguments = {**defaults, **dict.fromkeys(PRECISIONS.get(precision, ()), True)}
@@ -379,20 +374,14 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
             continue
         field, about = there[name]
         at, typed = f"{where}: {name}", about.typed or type(field.default)
-        if name in ("preprocess", "classes"):
-            _kind(
-                value,
-                (str, dict) if name == "preprocess" else (str, list),
-                "a text or a table" if name == "preprocess" else "a text or a list",
-                at,
-            )
-            if isinstance(value, str):
-                special = value in PRESETS if name == "preprocess" else value.startswith(("imagenet", "package:"))
-                value = value if special else _path(value, root, at)
-            try:
-                values[name] = Preprocess.load(value) if name == "preprocess" else load_classes(value)
-            except UsageError as error:
-                raise UsageError(f"{at}: {error}") from None
+        if name == "preprocess":
+            values[name] = _preprocess(_kind(value, (str, dict), "a text or a table", at), root, at)
+        elif name == "classes":
+            classes = _kind(value, (str, list), "a text or a list", at)
+            if isinstance(classes, str) and not classes.startswith(("imagenet", "package:")):
+                classes = _path(classes, root, at)
+            with _saying(at):
+                values[name] = load_classes(classes)
         elif field.default == ():
             values[name] = value if isinstance(value, dict) and name == "output_kind" else _texts(entry, name, where)
         elif typed is Path:
@@ -453,16 +442,26 @@ def _data_set(name: str, value: Any, root: Path, where: str) -> DataSet:
         )
     if images is None and prepared is not None:
         raise UsageError(f"{where}: preprocess is for images: arrays are used as they are; drop it")
-    if isinstance(prepared, str) and prepared not in PRESETS:
-        prepared = _path(prepared, root, f"{where}: preprocess")
-    try:
-        preprocess = None if prepared is None else Preprocess.load(prepared)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
-    unusual = table.get("allow_unusual_data", False)
-    if not isinstance(unusual, bool):
-        raise UsageError(f"{where}: allow_unusual_data is {unusual!r}; true or false is needed")
+    preprocess = None if prepared is None else _preprocess(prepared, root, f"{where}: preprocess")
+    unusual = _kind(table.get("allow_unusual_data", False), (bool,), "true or false", f"{where}: allow_unusual_data")
     return DataSet(name, images, data, preprocess, limit, unusual)
+
+
+def _preprocess(value: Any, root: Path, where: str) -> Preprocess:
+    """A preset's, a file's, or what a table says."""
+    if isinstance(value, str) and value not in PRESETS:
+        value = _path(value, root, where)
+    with _saying(where):
+        return Preprocess.load(value)
+
+
+@contextlib.contextmanager
+def _saying(where: str) -> Iterator[None]:
+    """Say of what is wrong where in the list it stands."""
+    try:
+        yield
+    except (Damaged, UsageError) as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _table(value: Any, where: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -481,10 +480,9 @@ def _text(value: Any, where: str) -> str:
 
 
 def _path(value: Any, folder: Path, where: str) -> Path:
-    try:
-        return path_in(folder, _text(value, where))
-    except Damaged as error:
-        raise UsageError(f"{where}: {error}") from None
+    text = _text(value, where)
+    with _saying(where):
+        return path_in(folder, text)
 
 
 def _texts(entry: Mapping[str, Any], key: str, where: str) -> list[str]:

@@ -14,7 +14,6 @@ from trtopt.jobs.joblist import BuildJob, Job
 STATES = ("pending", "running", "done", "failed")
 _OF_CALIBRATIONS = ("method", "digest", "samples", "tensors", "shards")
 _OF_BUILDS = ("precision", "precision_summary", "targets", "resource")
-_UP_TO_DATE = "up to date"
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,9 @@ class JobResult:
     @property
     def status(self) -> str:
         """The state, and whether there was anything to do."""
-        return (
-            f"{self.state} before"
-            if self.cached and self.kind == "calibrate"
-            else _UP_TO_DATE
-            if self.cached
-            else self.state
-        )
+        if not self.cached:
+            return self.state
+        return f"{self.state} before" if self.kind == "calibrate" else "up to date"
 
     @property
     def outcome(self) -> str:

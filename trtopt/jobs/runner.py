@@ -458,17 +458,9 @@ class _Run:
                 if isinstance(error, OutputError) and error.advice:
                     folder = "engines" if isinstance(job, BuildJob) else "output"
                     error = OutputError(error.problem, f"make room, change {folder} in the list, or give `state=`")
+                kind = "InternalError" if internal else type(error).__name__
                 text = f"internal error: {type(error).__name__}: {error}" if internal else str(error)
-                self._record(
-                    job,
-                    "failed",
-                    {
-                        "error": {
-                            "type": "InternalError" if internal else type(error).__name__,
-                            "message": in_list(text),
-                        }
-                    },
-                )
+                self._record(job, "failed", {"error": {"type": kind, "message": in_list(text)}})
 
     def _record(self, job: Job | BuildJob, state: str, content: dict[str, Any]) -> None:
         seconds = time.monotonic() - self._running.pop(job.name, time.monotonic())

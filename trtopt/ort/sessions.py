@@ -20,7 +20,7 @@ from trtopt.core.library_output import quiet
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.opset import at_opset
-from trtopt.graph.proto import Links, attribute, opset_version, whole_copy
+from trtopt.graph.proto import Links, attribute, opset_version, refill, whole_copy
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
 # Bytes: the weights of larger models reach ONNX Runtime in a file, which it maps: no copies, loaded sooner.
@@ -104,8 +104,7 @@ def open_session(
             if outputs is not None:
                 light = ModelProto()
                 light.ParseFromString(path.read_bytes())
-                del light.graph.output[:]
-                light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
+                refill(light.graph.output, [ValueInfoProto(name=name) for name in outputs])
                 write_bytes(path, light.SerializeToString())
             try:
                 source = os.fspath(path if isinstance(model, ModelProto) else model)

@@ -11,12 +11,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.documents import Described
 from trtopt.core.errors import Busy, DeviceError
 from trtopt.cuda.arrays import like_host
 from trtopt.cuda.tensors import Shape
@@ -31,7 +32,7 @@ CLOSED = "this batcher is closed; make another one"
 
 
 @dataclass(frozen=True)
-class BatcherStats:
+class BatcherStats(Described):
     """What a batcher did since it was made.
 
     Attributes:
@@ -54,9 +55,6 @@ class BatcherStats:
     mean_wait: float
     longest_wait: float
 
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Group:
@@ -73,6 +71,7 @@ class Group:
     sizes: tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`.
 
@@ -84,31 +83,19 @@ class Request:
         outputs: of the whole batch; `alone`: it holds nobody else's samples.
     """
 
-    __slots__ = (
-        "accepted",
-        "alone",
-        "arrays",
-        "batch",
-        "done",
-        "error",
-        "example",
-        "first",
-        "future",
-        "group",
-        "outputs",
-        "samples",
-        "task",
-    )
-
-    def __init__(self, group: Group, samples: int, arrays: list[Array], example: Any = None) -> None:
-        self.group, self.samples, self.arrays, self.example = group, samples, arrays, example
-        self.done = threading.Lock()
-        self.task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
-        self.future: Future[dict[str, Any]] | None = None
-        self.batch: Batch | None = None
-        self.error: BaseException | None = None
-        self.outputs: Mapping[str, Array] = {}
-        self.first, self.accepted, self.alone = 0, 0.0, False
+    group: Group
+    samples: int
+    arrays: list[Array]
+    example: Any = None
+    done: threading.Lock = field(default_factory=threading.Lock)
+    task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+    future: Future[dict[str, Any]] | None = None
+    batch: Batch | None = None
+    error: BaseException | None = None
+    outputs: Mapping[str, Array] = field(default_factory=dict)
+    first: int = 0
+    accepted: float = 0.0
+    alone: bool = False
 
     @property
     def part(self) -> slice:

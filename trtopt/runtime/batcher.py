@@ -21,7 +21,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import ShapeRange, parse_seconds, x
 from trtopt.cuda.arrays import View, view
-from trtopt.cuda.tensors import Shape, Tensor, check_array
+from trtopt.cuda.tensors import Tensor, check_array, inside
 from trtopt.runtime.batch_queue import Array, BatcherStats, Group, Queue, Request, Shapes
 from trtopt.runtime.batch_threads import serve
 from trtopt.runtime.session import Session
@@ -248,7 +248,8 @@ class Batcher:
             signature = self._session._signature
             ranges: list[Range] = []
             for profile in signature.profiles:
-                if all(_inside(shape, profile[tensor.name]) for shape, tensor in zip(shapes, self._inputs)):
+                bounds = [profile[tensor.name] for tensor in self._inputs]
+                if all(inside((item.min[0], *shape), item) for shape, item in zip(shapes, bounds)):
                     ranges += _batches(profile, self._inputs)
             if not signature.profiles:
                 batch = self._inputs[0].shape[0]
@@ -276,12 +277,6 @@ def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor], elsewhere: 
                     f"{role} {tensor.name!r} has shape {x(tensor.shape)}, and its first axis isn't a batch of "
                     f"{'any size' if batch == -1 else batch}: requests can't be put together; call Session.run"
                 )
-
-
-def _inside(shape: Shape, bounds: ShapeRange) -> bool:
-    """Whether one sample's shape is in a profile's range."""
-    low, high = bounds.min[1:], bounds.max[1:]
-    return len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high))
 
 
 def _batches(profile: Mapping[str, ShapeRange], inputs: Sequence[Tensor]) -> list[Range]:

@@ -330,9 +330,6 @@ class ContextCache:
 
     # Buffers -------------------------------------------------------------------------------------------------------
 
-    def _mapped(self, tensor: Tensor, nbytes: int) -> bool:
-        return tensor.on_host or nbytes <= MAPPED
-
     def buffer(self, tensor: Tensor) -> DeviceBuffer | HostBuffer:
         return self.host[tensor.name] if tensor.on_host else self.gpu[tensor.name]
 
@@ -448,7 +445,7 @@ class ContextCache:
             size = tensor.nbytes(shape)
             if location:
                 self._address(bound_context, tensor.name, location)
-            elif self._mapped(tensor, size):
+            elif tensor.on_host or size <= MAPPED:
                 self._address(bound_context, tensor.name, self.host[tensor.name].handle)
             else:
                 self._address(bound_context, tensor.name, self.gpu[tensor.name].handle)

@@ -15,14 +15,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.documents import converted
+from trtopt.core.documents import Described, converted
 from trtopt.core.errors import DeviceError, SignatureRefused, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
@@ -57,7 +57,7 @@ BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Described):
     """Bytes that a session holds.
 
     Attributes:
@@ -73,9 +73,6 @@ class MemoryReport:
     plan: int
     limit: int | None
     slots: int
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

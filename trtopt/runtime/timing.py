@@ -7,11 +7,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from trtopt.core.documents import Described
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, Locations, Source
@@ -37,7 +38,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Described):
     """How long one inference takes, without copies to and from the host.
 
     Attributes:
@@ -51,10 +52,6 @@ class Timing:
     iterations: int
     cuda_graph: bool
     note: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
 
 
 def time_slot(

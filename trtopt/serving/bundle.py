@@ -22,14 +22,14 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 from zipfile import BadZipFile, ZipFile
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from trtopt.calibration.table import Table
-from trtopt.core.documents import plain, read_toml
+from trtopt.core.documents import Plain, read_toml
 from trtopt.core.errors import BundleFailed, EngineError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, json_bytes, sha256_file, writing
 from trtopt.core.options import taking
@@ -64,7 +64,7 @@ class BundledFile:
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Bundle(Plain):
     """What `bundle` wrote.
 
     Attributes:
@@ -85,9 +85,6 @@ class Bundle:
     files: tuple[BundledFile, ...]
     next: str
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
 
 @taking(BundleRequest)

@@ -19,8 +19,7 @@ from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
-from trtopt.runtime.session import BACKENDS as RUNTIMES
-from trtopt.runtime.session import Session
+from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
 from trtopt.serving.config import IMAGE, LABELS, python_config, tensorrt_config, text
 from trtopt.serving.containers import Container, container_for
 from trtopt.serving.interface import Batching, Interface, find_batching, read_interface

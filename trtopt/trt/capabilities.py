@@ -25,7 +25,7 @@ _SWITCHES = {  # options that are also capabilities: why not, what to do instead
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What this generation honours.
 
@@ -58,8 +58,8 @@ class Capabilities:
     layer_precision: bool
     precisions: frozenset[Precision]
     compute_targets: frozenset[int] | None
-    builds_without_gpu: bool
-    layers_without_gpu: bool
+    builds_without_gpu: bool = False
+    layers_without_gpu: bool = False
     timing_cache: bool
     hardware_levels: frozenset[str]
     strip: bool
@@ -70,7 +70,7 @@ class Capabilities:
     optimization_level: bool
     progress_monitor: bool
     parser_names_nodes: bool
-    max_opset: int | None
+    max_opset: int | None = None
     float_only: Mapping[str, str] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -111,8 +111,6 @@ def read(trt: Any) -> Capabilities:
         layer_precision=hasattr(trt.ILayer, "precision"),
         precisions=frozenset(precisions),
         compute_targets=targets,
-        builds_without_gpu=False,
-        layers_without_gpu=False,
         timing_cache=hasattr(config, "set_timing_cache"),
         hardware_levels=frozenset(
             level for level in HARDWARE_LEVELS if hasattr(trt.HardwareCompatibilityLevel, level.upper())
@@ -125,7 +123,6 @@ def read(trt: Any) -> Capabilities:
         optimization_level=hasattr(config, "builder_optimization_level"),
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         parser_names_nodes=hasattr(trt.ParserError, "node_name"),
-        max_opset=None,
         types=frozenset(
             {"float32", "float64", "float16", "int8", "int32", "int64", "bool"}
             | {name for member, name in _TYPES.items() if hasattr(types, member) and (typed_graph or member != "FP8")}

@@ -50,6 +50,7 @@ from trtopt.graph.proto import (
     infer_shapes,
     opset_version,
     put_back,
+    refill,
     skeleton,
     tensor_chunks,
     tensor_size,
@@ -514,8 +515,7 @@ def _fuse(proto: ModelProto) -> ModelProto:
     inferred = infer_shapes(proto)
     if carries_little(inferred):  # then with shapes as expressions of the dynamic dimensions, where it can
         inferred = _slim(inferred, skip_optimizations=[*_SLIMMING, "constant_folding"])
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(inferred.graph.value_info)
+    refill(proto.graph.value_info, inferred.graph.value_info)
     return _slim(proto, skip_optimizations=["constant_folding"], no_shape_infer=True)
 
 
@@ -542,14 +542,11 @@ def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
     used = {node.domain for node in all_nodes(graph)}
     for field in ("metadata_props", "opset_import"):
         content = [item for item in getattr(original, field) if field != "opset_import" or item.domain in {"", *used}]
-        del getattr(proto, field)[:]
-        getattr(proto, field).extend(content)
+        refill(getattr(proto, field), content)
     initializers = {tensor.name for tensor in original.graph.initializer}
-    inputs = [value for value in original.graph.input if value.name not in initializers]
-    outputs = list(original.graph.output)
-    del graph.input[:], graph.output[:], graph.value_info[:], graph.metadata_props[:]
-    graph.input.extend(inputs)
-    graph.output.extend(outputs)
+    refill(graph.input, [value for value in original.graph.input if value.name not in initializers])
+    refill(graph.output, original.graph.output)
+    del graph.value_info[:], graph.metadata_props[:]
     graph.initializer.sort(key=lambda item: item.name)  # in place: a message's memory grows with what is put in anew
     for item in (*graph.initializer, *all_nodes(graph)):
         item.ClearField("metadata_props")  # the exporter's stack traces: paths of one machine

@@ -16,6 +16,7 @@ from onnx import ModelProto
 
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.opset import lower_opset
+from trtopt.graph.passes.quantize import along
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
 from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import (
@@ -85,8 +86,7 @@ def with_float_weights(model: ir.Model) -> PassResult:
         if key not in dequantized:
             content = np.asarray(constant(codes), np.float32)
             if scale.size > 1:
-                axis = attribute(node, "axis", 1) % content.ndim
-                scale = scale.reshape([-1 if index == axis else 1 for index in range(content.ndim)])
+                scale = along(attribute(node, "axis", 1) % content.ndim, scale, content.ndim)
             floats = editor.constant(f"{codes.name}_float", content * scale, np.float32)
             again = f"{codes.name}_again", ir.DataType.INT8, codes.shape
             name = editor.fresh(f"{codes.name}/QuantizeLinear")
