@@ -46,6 +46,7 @@ class OnnxSlot:
             tuple(Tensor(item.name, numpy_dtype(item.dtype), item.sizes, batch_axis=item.batch_axis) for item in items)
             for items in (graph.inputs, graph.outputs)
         )
+        self.declared = {item.name: item.shape for item in graph.inputs}
         self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in ranges))
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
