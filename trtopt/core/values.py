@@ -136,6 +136,9 @@ class Kind(str, enum.Enum):
 Profile = Mapping[str, ShapeRange]
 """One optimization profile: input name → shape range."""
 
+GivenProfile = Mapping[str, ShapeRange | str | Sequence[int] | Sequence[Sequence[int]]]
+"""A profile as it may be given: a range may also be its text, one shape, or three (min, opt, max)."""
+
 
 def x(shape: Sequence[int | str]) -> str:
     """A shape as people write it: 1x3x224x224; "scalar" without any size."""
