@@ -247,9 +247,8 @@ def _content(path: Path, request: BundleRequest) -> tuple[dict[str, Path], Manif
     files = {f"model/{path.name}": path, f"model/{manifest_path(path).name}": manifest_path(path)}
     graph = kept_graph(path)
     if graph is not None and graph.is_relative_to(path.parent):
-        manifest.check_graph(
-            graph, load_model(graph, lazy=True).fingerprint
-        )  # else that host is the first to find it out
+        fingerprint = load_model(graph, lazy=True).fingerprint
+        manifest.check_graph(graph, fingerprint)  # else that host is the first to find it out
         place = Path("model", graph.relative_to(path.parent))
         files |= {place.as_posix(): graph, **_weights(graph, place.parent.as_posix())}
     return files, manifest
