@@ -105,6 +105,7 @@ def quantized(path: str) -> list[str]:
     except (trtopt.PrecisionLost, trtopt.UnsupportedOperator) as error:
         return error.lines
     reveal_type(entry.amax)
+    trtopt.build("model.onnx", "model.engine", shapes={"x": ((1, 3), (8, 3), (8, 3)), "y": "1x3,8x3,8x3", "z": (1, 3)})
     return [f"{item.node}: {item.precision}" for item in result.kept]
 """
 

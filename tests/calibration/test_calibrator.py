@@ -12,14 +12,14 @@ from graphs import points_of, quantized
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 from sklearn.datasets import load_digits
-from world import Heard
+from world import Heard, net, samples
 
 from trtopt.calibration import calibrator as module
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.observe import observe
 from trtopt.calibration.table import Table, choose_all
 from trtopt.calibration.text_cache import write_cache
-from trtopt.core.errors import CalibrationError, DataError, OutputError, UsageError
+from trtopt.core.errors import CalibrationError, DataError, InvalidModel, OutputError, UsageError
 from trtopt.core.values import METHODS
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
@@ -433,3 +433,15 @@ def test_measuring_squeeze_and_excite_where_there_is_none_says_so(digits: NDArra
     result = calibrate(digits_model(), data=digits, gates=True, reporter=heard)
     assert result.table.digest == plain.table.digest
     assert any("no squeeze-and-excite" in text and "`gates=True`" in text for text in heard.notes)
+
+
+def test_a_model_with_damaged_weights_is_refused_as_by_build(tmp_path: Path) -> None:
+    model = net()
+    weights = model.graph.initializer[0]
+    values = numpy_helper.to_array(weights).copy()
+    values[0] = np.nan
+    weights.CopyFrom(numpy_helper.from_array(values, weights.name))
+    save_model(model, tmp_path / "m.onnx")
+    data = {"x": samples(16)}
+    with pytest.raises(InvalidModel, match=r"m.onnx: .* holds NaN or infinity; the weights are damaged"):
+        calibrate(tmp_path / "m.onnx", data=data)

@@ -22,7 +22,7 @@ from trtopt.core.options import about, idle, keyed, named, option, options, spok
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from trtopt.core.values import Profile
+    from trtopt.core.values import GivenProfile
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Plain:
     sizes: Sequence[int] = option((1,), least=1)
     threads: int | None = option(None, least=1)
     kinds: Mapping[str, str] | Sequence[str] = option(())
-    shapes: Sequence[str] | str | Profile | Sequence[Profile] = option(())  # noqa: RUF009
+    shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = option(())  # noqa: RUF009
     reporter: Reporter = SILENT
 
 

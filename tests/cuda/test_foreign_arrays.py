@@ -226,6 +226,8 @@ def test_what_numpy_makes_an_array_of_is_taken() -> None:
         (_Capsules(np.ones(2), (10, 0)), "_Capsules lies in the memory of ROCm"),
         (_Capsules(np.ones(2), (99, 0)), "device type 99"),
         (torch.zeros(2, requires_grad=True), r"requires grad.*\.detach\(\)"),
+        (torch.tensor([1 + 2j]).conj().imag, r"view of negated values.*\.resolve_neg\(\)"),  # DLPack gives 2.0 for -2.0
+        (torch._efficientzerotensor(2), "Tensor of shape 2 has no memory with values in it"),
         (torch.zeros(2, dtype=torch.complex64), "Tensor has DLPack's type 5 of 64 bits"),
         (torch.zeros(2, 2).to_sparse(), "Tensor can't be read in place"),
         (torch.zeros(2, device="meta"), "Tensor can't be read in place"),

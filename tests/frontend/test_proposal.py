@@ -135,6 +135,52 @@ def test_what_is_given_is_taken(here: Path) -> None:
     assert made.commands == ("trtopt pipeline new.toml -o new-out",)
 
 
+@pytest.mark.parametrize(
+    ("source", "arrays", "inputs"),
+    [
+        (  # other lengths will do, too; no engine takes more than the samples show
+            "Sentences",
+            {"mask": np.ones((4, 40), np.int64), "ids": np.ones((4, 40), np.int64)},
+            {
+                "ids": ("int64", ("batch", "sequence"), "1x8,8x40,32x40"),
+                "mask": ("int64", ("batch", "sequence"), "1x8,8x40,32x40"),
+            },
+        ),
+        ("Waves", {"wave": np.ones((4, 1, 800))}, {"wave": ("float32", ("batch", 1, 800), "1x1x800,8x1x800,32x1x800")}),
+        (
+            "Shop",
+            {"user": np.ones(4, np.int64), "items": np.ones((4, 20), np.int64)},
+            {"user": ("int64", ("batch",), "1,8,32"), "items": ("int64", ("batch", 20), "1x20,8x20,32x20")},
+        ),
+    ],
+)
+def test_inputs_are_as_the_samples_show_them(
+    here: Path, source: str, arrays: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    (here / "own.py").write_text(
+        OWN
+        + textwrap.dedent("""
+            class Waves(nn.Module):  # whose kernel is longer than the lengths that are tried
+                def __init__(self):
+                    super().__init__()
+                    self.conv, self.out = nn.Conv1d(1, 4, 400, 100), nn.Linear(4, 3)
+                def forward(self, wave):
+                    return self.out(self.conv(wave).mean(2))
+
+            class Shop(nn.Module):  # whose layers don't tell its inputs
+                def __init__(self):
+                    super().__init__()
+                    self.users, self.all = nn.Embedding(8, 4), nn.Embedding(8, 4)
+                def forward(self, user, items):
+                    return (self.users(user).unsqueeze(1).expand(-1, 20, -1) * self.all(items)).sum(2)
+        """)
+    )
+    np.savez("s.npz", **arrays)
+    made = init(f"own.py:{source}", data="s.npz")
+    assert shapes(load_recipe(made.recipe)) == inputs
+    assert "# As the arrays of s.npz are" in made.text
+
+
 def test_samples_that_calibrate_would_refuse_are_refused(here: Path) -> None:
     (here / "empty").mkdir()
     (here / "text").mkdir()

@@ -96,6 +96,11 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
         ('data = "digits.npz"', 'data = "digits.npz"\nimages = "photos"', "either images"),
         ('method = ["auto", "entropy"]', 'method = "best"', r"\[\[job\]\] 1: method is 'best'; allowed: auto, entropy"),
         ('method = ["auto", "entropy"]', "method = []", "method is an empty list"),
+        (
+            'data = "digits"',
+            'images = "photos"',
+            r"\[\[job\]\] 2: images belongs into a data set: write \[data.NAME\] with images = … below it, and data = ",
+        ),
         ('method = ["auto", "entropy"]', "methods = []", "unknown key methods; known: kind, name, model, data, method"),
         ('data = ["photos", "digits"]', 'data = "foto"', "data is 'foto'; the data sets are photos, digits"),
         ('data = ["photos", "digits"]', "", r"\[\[job\]\] 1: lacks data"),
@@ -117,6 +122,16 @@ def test_a_bad_list_is_refused_and_says_where(tmp_path: Path, old: str, new: str
     assert old in GOOD
     with pytest.raises(UsageError, match=f"jobs.toml.*{said}"):
         read(tmp_path, GOOD.replace(old, new))
+
+
+def test_overlapping_patterns_name_a_model_once_and_broken_links_too(tmp_path: Path) -> None:
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "a.onnx").touch()
+    (tmp_path / "zoo" / "folder.onnx").mkdir()
+    (tmp_path / "zoo" / "gone.onnx").symlink_to("nowhere.onnx")  # its job fails and says so; it was passed over
+    text = GOOD.replace('["one.onnx", "zoo/*.onnx"]', '["zoo/a*.onnx", "zoo/*.onnx"]')
+    names = [job.name for job in read(tmp_path, text) if job.data.name == "digits" and job.method == "auto"]
+    assert names == ["a.digits.auto", "gone.digits.auto", "head.digits.auto"]
 
 
 @pytest.mark.parametrize(

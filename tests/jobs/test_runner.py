@@ -191,6 +191,24 @@ def test_one_failure_never_stops_the_rest(world: World) -> None:
     assert not Path(result.jobs[0].output).exists()
 
 
+def test_tables_that_cannot_be_written_are_told_before_the_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world.folder / "tables").write_text("a file")
+    monkeypatch.setattr(runner.Pool, "submit", None)  # nothing is started
+    result = trtopt.run_jobs(listed(world, 'output = "tables"\n' + on("arrays")), workers=1)
+    assert [job.state for job in result.jobs] == ["failed"] * len(result.jobs)
+    has(result.jobs[0].error["message"], "can't make the folder", "make room, change output in the list")  # type: ignore[index]
+    assert trtopt.show_jobs(world.folder / "jobs.state").jobs[0].kind == "calibrate"
+
+
+def test_a_state_that_cannot_be_written_names_its_own_option(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, value: Any) -> None:
+        raise OutputError(f"can't write {path}: No space left on device", "give another `output=`")
+
+    monkeypatch.setattr("trtopt.jobs.state.write_json", full)
+    with pytest.raises(OutputError, match=r"make room, or give another folder with `state=`$"):
+        trtopt.run_jobs(listed(world, on("arrays")), workers=1)
+
+
 def test_finished_jobs_are_not_done_again_and_failed_ones_are(world: World) -> None:
     text = LIST + '[[job]]\nmodel = "late.onnx"\ndata = "arrays"\n'
     first = trtopt.run_jobs(listed(world, text), workers=1)

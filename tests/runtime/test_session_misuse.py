@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +31,7 @@ from fake_session import (
 
 from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, OutputError, UsageError
 from trtopt.cuda.device import DeviceInfo
+from trtopt.runtime.batcher import Batcher
 from trtopt.runtime.gpu_engine import _check_gpu
 from trtopt.runtime.session import Session
 from trtopt.trt.compatibility import PlanOrigin
@@ -76,9 +79,9 @@ def test_results_only_go_where_they_can_be_seen(cuda: FakeCuda, open_session: Op
             ({"s": [0.0, 0.0]}, "out 's' is float64; the engine gives float32: give an array of that type"),
             ({"s": np.zeros(2, ">f4")}, "out 's' is >f4; the engine gives float32"),
             ({"s": frozen}, r"out\['s'\] is read-only"),
-            ({"s": torch.zeros(2, requires_grad=True)}, "requires grad"),
+            ({"s": torch.zeros(2, requires_grad=True)}, r"out\['s'\]: Tensor requires grad"),
             ({"y": both[:6].reshape(2, 3), "s": both[5:7]}, r"out\['y'\] and out\['s'\] lie in the same memory"),
-            ({"s": None}, "NoneType is no array"),
+            ({"s": None}, r"out\['s'\]: NoneType is no array"),
         ):
             for call in (session.run, session.bind):
                 with pytest.raises(UsageError, match=message):
@@ -571,3 +574,76 @@ def test_closing_with_tasks_in_flight(cuda: FakeCuda, open_session: Open) -> Non
             await session.run_async(inputs_of(1))
 
     asyncio.run(main())
+
+
+# As a service meets it ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", ["2s", "2", float("nan"), [1]])
+def test_a_timeout_that_is_no_number_is_refused_before_anything_waits(
+    cuda: FakeCuda, open_session: Open, timeout: Any
+) -> None:
+    inputs = {"x": np.zeros((1, 40_000), np.float32)}
+    with open_session(large_engine(cuda)) as session, Batcher(session) as batcher:
+        for call in (session.run, session.bind, session.submit, batcher.run, batcher.submit):
+            with pytest.raises(UsageError, match=r"timeout is .*; a number of seconds is needed"):
+                call(inputs, timeout=timeout)
+        session.run(inputs, timeout=np.float32(2))
+
+
+def test_who_waited_too_long_is_told_what_helps_there(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, queue=1) as session, busy(session):
+        with pytest.raises(Busy, match="call less often, or open the session with more `contexts=`"):
+            session.run(inputs_of(1), timeout=0)
+        waiting = session.submit(inputs_of(1))
+        with pytest.raises(Busy, match="call less often, or open the session with a longer `queue=`"):
+            session.submit(inputs_of(1), timeout=0)
+        waiting.cancel()
+
+
+def test_a_thread_that_cannot_be_started_is_not_called_a_closed_session(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    with open_session(adding_engine(cuda), queue=1) as session:
+        monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", refused)
+        for _ in range(2):  # and its place in the queue isn't lost
+            with pytest.raises(DeviceError, match=r"no thread for this call \(cannot schedule .*\): use run"):
+                session.submit(inputs_of(1), timeout=0)
+        check_run(session, inputs_of(1))
+
+
+def test_the_input_that_is_wrong_is_named(cuda: FakeCuda, open_session: Open) -> None:
+    torch = pytest.importorskip("torch")
+    inputs = inputs_of(1)
+    with open_session(adding_engine(cuda)) as session:
+        for call in (session.run, session.bind, session.run_batches):
+            with pytest.raises(UsageError, match="input 'row': NoneType is no array"):
+                call({**inputs, "row": None})
+    with open_session(large_engine(cuda)) as session, Batcher(session) as batcher:
+        for call in (session.run, batcher.run):
+            with pytest.raises(UsageError, match="input 'x': Tensor requires grad"):
+                call({"x": torch.zeros(1, 40_000, requires_grad=True)})
+
+
+def test_a_session_says_what_it_takes_and_that_it_stays_in_its_process(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        said = repr(session)
+        assert session.engine.name in said
+        assert session.backend in said
+        assert "x float32" in said
+        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(UsageError, match="can't be pickled or copied: open one in the process that runs it"):
+                copied(session)
+    assert "(closed)" in repr(session)
+    assert "Session object" in repr(Session.__new__(Session))  # as a debugger meets one whose engine couldn't be opened
+
+
+def test_batches_of_lists_are_run_and_those_on_a_gpu_refused(cuda: FakeCuda, open_session: Open) -> None:
+    rows = np.arange(5 * 40_000, dtype=np.float32).reshape(5, -1)
+    with open_session(large_engine(cuda)) as session:
+        np.testing.assert_array_equal(session.run_batches({"x": list(rows)})["y"], rows * 2)
+        with pytest.raises(UsageError, match="input 'x' lies in GPU memory; batches are cut in host memory: call run"):
+            session.run_batches({"x": OnGpu(session._gpus[0].device, rows)})

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from PIL import Image
 
 from trtopt.core.errors import Busy, DataError, DeviceError, EngineMismatch, UsageError
 from trtopt.core.values import TensorInfo
@@ -245,3 +250,73 @@ def test_an_engine_without_its_graph_is_told_what_to_do(lite0: Path, tmp_path: P
     shutil.copy(lite0 / "int8.onnx", tmp_path / "fp16.onnx")
     with pytest.raises(EngineMismatch, match=r"the engine was built from .*`save_onnx=`"):
         Session(engine, backend="onnxruntime")
+
+
+def _of(path: Path, *nodes: onnx.NodeProto, **shapes: Sequence[int | str]) -> Path:
+    """A model of such nodes: the last shape is its output's."""
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", tensors[:-1], tensors[-1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_inputs_that_disagree_in_a_size_are_told_which(tmp_path: Path) -> None:
+    path = _of(
+        tmp_path / "m.onnx", helper.make_node("Mul", ["a", "b"], ["y"]), a=["n", "k"], b=["n", "k"], y=["n", "k"]
+    )
+    a, b = np.ones((2, 3), np.float32), np.ones((2, 4), np.float32)
+    with Session(path, backend="onnxruntime") as session:
+        for out in (None, {"y": np.zeros((2, 3), np.float32)}):
+            with pytest.raises(UsageError, match=r"'k' is 3 in input 'a' and 4 in 'b'; m.onnx can't be run on that"):
+                session.run({"a": a, "b": b}, out=out)
+        assert session.run({"a": a, "b": a[:1]})["y"].shape == (
+            2,
+            3,
+        )  # the model can do that all the same
+
+
+def test_without_inputs_there_is_one_batch(tmp_path: Path) -> None:
+    path = _of(tmp_path / "m.onnx", helper.make_node("Constant", [], ["y"], value_floats=[1.0]), y=[1])
+    with Session(path, backend="onnxruntime") as session:
+        assert session.run_batches({})["y"] == 1
+
+
+def test_a_call_that_an_exception_cut_off_keeps_nobody_out(
+    lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C, or a worker's timeout that throws into its thread, may strike before the slot is given back."""
+    with Session(lite0 / "fp16.engine", backend="onnxruntime") as session:
+        monkeypatch.setattr(session._slots, "give", lambda slot: None)
+        session.run({"input": batch[:1]})
+        monkeypatch.undo()
+        assert session.run({"input": batch[:1]}, timeout=5)["logits"].shape == (1, 1000)
+
+
+def test_a_model_is_not_taken_for_a_signed_engine(tmp_path: Path) -> None:
+    path = _of(tmp_path / "m.onnx", helper.make_node("Identity", ["a"], ["y"]), a=[1], y=[1])
+    with pytest.raises(UsageError, match=r"`trusted_keys=` is for engines, and m.onnx is a model, which nobody signs"):
+        Session(path, backend="onnxruntime", trusted_keys=["key.pub.pem"])
+
+
+@pytest.mark.parametrize(
+    ("image", "instead"),
+    [
+        (Image.new("RGB", (4, 4)), r"np.asarray\(image.convert\('RGB'\)\)"),
+        (io.BytesIO(b"x"), r"its bytes, image.read\(\)"),
+        (None, "is needed$"),
+    ],
+)
+def test_images_of_other_kinds_are_told_how_to_be_given(session: Session, image: Any, instead: str) -> None:
+    with pytest.raises(UsageError, match=f"image 0 is .*{instead}"):
+        session.run_images([image])
+
+
+def test_a_tensor_of_pixels_is_told_how_to_be_given(session: Session) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(UsageError, match=r"image 0 is Tensor; .*: give image.numpy\(\)"):
+        session.run_images([torch.zeros(4, 4, 3, dtype=torch.uint8)])
+
+
+def test_a_number_of_numpys_says_how_many_classes(session: Session) -> None:
+    [best] = session.run_images([np.zeros((9, 9, 3), np.uint8)], top=np.int64(2))  # type: ignore[arg-type]
+    assert len(best) == 2

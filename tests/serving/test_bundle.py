@@ -228,8 +228,13 @@ def test_an_engine_brings_its_manifest_its_graph_and_its_tensorrt(
     has(found.next, "trtopt run m.engine")
     with pytest.raises(UsageError, match="version_compatible=True"):
         trtopt.bundle(engine, tmp_path / "m.tar", wheel=[own], python=PYTHON, extras=["lean8"])
+    kept = graph.read_bytes()
+    onnx.save(conv_relu(), graph)
+    with pytest.raises(EngineMismatch, match=r"graph\.onnx has content .*: build it again with `save_onnx=`"):
+        trtopt.bundle(engine, tmp_path / "m.tar", wheel=[own], python=PYTHON)
+    graph.write_bytes(kept)
     engine.write_bytes(engine.read_bytes() + b"\0")
-    with pytest.raises(EngineMismatch):
+    with pytest.raises(EngineMismatch, match="isn't the plan"):
         trtopt.bundle(engine, tmp_path / "m.tar", wheel=[own], python=PYTHON)
     Path(f"{engine}.json").unlink()
     with pytest.raises(EngineError, match="no manifest"):

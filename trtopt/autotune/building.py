@@ -104,7 +104,8 @@ def build(request: BuildRequest) -> BuildResult:
             does itself what preprocess says, or the table, all but resizing and making gray. shapes are of the model's own
             inputs all the same.
         shapes: profiles, as "input:1x3x224x224,8x3x224x224,32x3x224x224" (several inputs with ";" between them) or mappings
-            of names to `ShapeRange`. Parts that name different inputs are one profile; an input again begins another.
+            of names to ranges: `ShapeRange`, their text, one shape, or three (min, opt, max). Parts that name different inputs
+            are one profile; an input again begins another.
             Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
             of its images open, they are prepared in the opt size, unless `preprocess` has one.
         min_shapes, opt_shapes, max_shapes: one profile, instead of shapes, as other tools take it: each

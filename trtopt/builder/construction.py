@@ -31,7 +31,6 @@ from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import (
     BackendError,
-    InvalidModel,
     ModelError,
     OutputError,
     PrecisionLost,
@@ -84,7 +83,7 @@ from trtopt.graph.passes.typed import FP16_MAX, typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
-from trtopt.linting.rules import damaged, fp16_hazards, one_sample
+from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
@@ -327,9 +326,7 @@ class _Build:
         folded, folding = fold(self.model.proto, reporter=reporter)
         if folding.problem:
             reporter.warn(folding.warning)
-        for finding in damaged(folded):
-            if finding.level == "error":
-                raise InvalidModel(f"{self.name}: {str(finding).removeprefix('error: ')}")
+        refuse_damaged(folded, self.name)
         for finding in one_sample(held_batch(folded), inputs, spec.profiles):
             if finding.level == "error":
                 raise ModelError(

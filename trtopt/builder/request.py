@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx
 
     from trtopt.calibration.table import Table
-    from trtopt.core.values import Profile
+    from trtopt.core.values import GivenProfile
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BuildRequest:
     embed_preprocess: bool = option(
         False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."
     )
-    shapes: Sequence[str] | str | Profile | Sequence[Profile] = shared.shapes()
+    shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes()
     min_shapes: Sequence[str] | str = shared.min_shapes()
     opt_shapes: Sequence[str] | str = shared.opt_shapes()
     max_shapes: Sequence[str] | str = shared.max_shapes()

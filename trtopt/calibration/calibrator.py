@@ -165,7 +165,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     Raises:
         UsageError, DataError: arguments or data that can't be right, before any long work; noise and its like as soon as
             more than half of the samples are.
-        InvalidModel: the model can't be read.
+        InvalidModel: the model can't be read, or its weights hold NaN or infinity.
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
             nothing in it can be quantized; or the imported cache lacks tensors (named).
         OutputError: the table can't be written. Nothing is left behind.

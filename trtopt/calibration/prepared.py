@@ -27,6 +27,7 @@ from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.proto import CONTROL_FLOW, STANDARD, fingerprint
 from trtopt.graph.view import to_ir
+from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.sessions import version as ort_version
 
 
@@ -157,10 +158,12 @@ def prepare(
 
     Raises:
         CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
+        InvalidModel: its weights hold NaN or infinity.
     """
     refuse_quantized(model)
     folded, _ = fold(model.proto, reporter=reporter)
     proto, _ = fp32_typed(folded)
+    refuse_damaged(folded, str(model.path or "the model"))
     graph = to_ir(proto)
     products = gates_of(graph) if gates else ()
     if gates and not products:

@@ -286,7 +286,7 @@ _PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value), "True or False"),
     "str": (lambda value: isinstance(value, str), "a text"),
     "os.PathLike[str]": (lambda value: isinstance(value, (str, os.PathLike)), "a path"),
-    "Profile": (lambda value: isinstance(value, Mapping), "a mapping of inputs to their shapes"),
+    "GivenProfile": (lambda value: isinstance(value, Mapping), "a mapping of inputs to their shapes"),
     "Reporter": (lambda value: _named_class(value, "Reporter"), "a trtopt.Reporter"),
     "Session": (lambda value: _named_class(value, "Session"), "a trtopt.Session"),
     "Any": (lambda value: True, "anything"),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import named
-from trtopt.core.values import EXAMPLE, SHAPE, Profile, ShapeRange, TensorInfo, named_size
+from trtopt.core.values import EXAMPLE, SHAPE, GivenProfile, Profile, ShapeRange, TensorInfo, named_size
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
@@ -47,7 +47,7 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
     return profile
 
 
-def parse_profiles(shapes: str | Profile | Iterable[str | Profile]) -> tuple[Profile, ...]:
+def parse_profiles(shapes: str | GivenProfile | Iterable[str | GivenProfile]) -> tuple[Profile, ...]:
     """Profiles from what is given one after the other: an input that comes again begins another profile.
 
     Raises:
@@ -81,7 +81,7 @@ class AsksForProfiles(Protocol):
     """A request whose options name profiles."""
 
     @property
-    def shapes(self) -> str | Profile | Iterable[str | Profile]: ...
+    def shapes(self) -> str | GivenProfile | Iterable[str | GivenProfile]: ...
     @property
     def min_shapes(self) -> str | Iterable[str]: ...
     @property

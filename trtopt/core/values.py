@@ -6,6 +6,7 @@ import difflib
 import enum
 import fnmatch
 import math
+import numbers
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,6 +135,9 @@ class Kind(str, enum.Enum):
 
 Profile = Mapping[str, ShapeRange]
 """One optimization profile: input name → shape range."""
+
+GivenProfile = Mapping[str, ShapeRange | str | Sequence[int] | Sequence[Sequence[int]]]
+"""A profile as it may be given: a range may also be its text, one shape, or three (min, opt, max)."""
 
 
 def x(shape: Sequence[int | str]) -> str:
@@ -429,6 +433,12 @@ def read_share(text: str | float) -> float:
         return float(text.strip()[:-1]) / 100 if isinstance(text, str) and text.strip().endswith("%") else float(text)
     except ValueError:
         return math.nan
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise UsageError unless it is None or a number of seconds: else it would fail only where a call has to wait."""
+    if timeout is not None and not (isinstance(timeout, numbers.Real) and not math.isnan(timeout)):
+        raise UsageError(f"timeout is {timeout!r}; a number of seconds is needed, or None to wait as long as it takes")
 
 
 def parse_seconds(time: str | float, name: str) -> float:

@@ -11,7 +11,7 @@ import functools
 import importlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -129,6 +129,20 @@ def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
     if array.dtype.hasobject:
         raise UsageError(f"{type(obj).__name__} is no array: give a NumPy array, a tensor, or numbers")
     return array
+
+
+def views(objs: Iterable[Any], stream: int, names: Sequence[str], *, write: bool = False) -> list[NDArray[Any] | View]:
+    """`view` of each input; with `write`, of each array for results.
+
+    Raises: as `view`; the message names the input.
+    """
+    found: list[NDArray[Any] | View] = []
+    try:
+        found.extend(view(obj, stream, write=write) for obj in objs)  # those before a wrong one stay in it
+    except UsageError as error:
+        name = names[len(found)]
+        raise UsageError(f"{f'out[{name!r}]' if write else f'input {name!r}'}: {error}") from None
+    return found
 
 
 def _start(array: NDArray[Any]) -> int:
@@ -249,6 +263,8 @@ def _from_dlpack(obj: Any, stream: int, write: bool) -> NDArray[Any] | View:
     name = type(obj).__name__
     if getattr(obj, "requires_grad", False) is True:
         raise UsageError(f"{name} requires grad, which arrays don't have: give it with .detach()")
+    if hasattr(obj, "is_neg") and obj.is_neg():  # torch's DLPack gives such values with the other sign
+        raise UsageError(f"{name} is a view of negated values, which arrays don't know: give it with .resolve_neg()")
     try:
         kind, ordinal = (int(part) for part in obj.__dlpack_device__())
         if kind not in (_CPU, _CUDA, _PINNED):
@@ -266,6 +282,8 @@ def _from_dlpack(obj: Any, stream: int, write: bool) -> NDArray[Any] | View:
     dtype = _dtype(tensor.dtype, obj)
     strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
     address = (tensor.data or 0) + tensor.byte_offset
+    if not address and math.prod(shape):  # torch's fake tensors, and its zeros without memory
+        raise UsageError(f"{name} of shape {x(shape)} has no memory with values in it: give one that was computed")
     if kind == _CUDA:
         if strides is not None and not _contiguous(shape, strides, 1):
             raise _scattered(obj)

@@ -332,9 +332,15 @@ def pixels(image: Any, index: int, use: Callable[[NDArray[np.uint8]], T]) -> T:
     elif isinstance(image, (str, os.PathLike)):
         result, name = read_image(existing_file(image, "the image"), use), str(image)
     else:
+        ways = {
+            "convert": "np.asarray(image.convert('RGB'))",
+            "read": "its bytes, image.read()",
+            "numpy": "image.numpy()",
+        }
+        instead = next((f": give {way}" for name, way in ways.items() if callable(getattr(image, name, None))), "")
         raise UsageError(
             f"image {index} is {type(image).__name__}; a path, an encoded image as bytes, or a uint8 array height x width x 3 "
-            "in RGB is needed"
+            f"in RGB is needed{instead}"
         )
     if isinstance(result, str):
         raise DataError(f"{name}: {result}")

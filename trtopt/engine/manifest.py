@@ -348,6 +348,14 @@ class Manifest:
         gpu = re.search(r"\(sm(\d+),", str(self.generation.get("gpu")))  # how manifests said it before they had numbers
         return (int(gpu[1]),) if gpu else ()
 
+    def check_graph(self, graph: str | os.PathLike[str], fingerprint: str) -> None:
+        """Raise EngineMismatch if a graph of this content isn't the one that the engine was built from."""
+        if fingerprint != self.graph:
+            raise EngineMismatch(
+                f"{os.fspath(graph)} has content {fingerprint[:16]}…; the engine was built from {str(self.graph)[:16]}…: build "
+                "it again with `save_onnx=`"
+            )
+
     def check_plan(self, engine: str | os.PathLike[str], digest: str | None = None) -> None:
         """Raise EngineMismatch if the plan isn't the one this manifest was written for.
 

@@ -26,6 +26,7 @@ from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone, default_range
 from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo, named_size
 from trtopt.data import open_data
+from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.images import images_in
 from trtopt.frontend.factories import SEED
 from trtopt.frontend.forward import Arguments, example, leaves
@@ -75,7 +76,7 @@ class InitResult(Plain):
 @dataclass(frozen=True)
 class _Subject:
     """What is known of a model; `takes`: all inputs, as samples are given for them, `inputs`: those that the recipe has;
-    `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ."""
+    `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ; `longest`: the samples' length."""
 
     source: str
     description: str
@@ -84,14 +85,16 @@ class _Subject:
     notes: Mapping[str, str]
     preprocess: str | Mapping[str, Any] | None = None
     scaled: bool = False
+    longest: int | None = None
 
 
 @taking(InitRequest)
 def init(request: InitRequest) -> InitResult:
     """Write a recipe for a model: its inputs and their ranges, how images are prepared, precision and accuracy limit.
 
-    What isn't in the model is guessed, and the file says so over each guess. A PyTorch module without known inputs is called
-    with inputs such as its layers take, until it gives something for each sample.
+    What isn't in the model is guessed, and the file says so over each guess. A PyTorch module without known inputs gets those
+    that an .npz file given as `data` holds under the names of forward's arguments; else it is called with inputs such as its
+    layers take, until it gives something for each sample.
 
     Args:
         source: an ONNX file, or what `export` takes: "FILE.py:FACTORY", "package.module:FACTORY", "torchvision:NAME".
@@ -287,13 +290,16 @@ def _photos() -> list[Path]:
 
 
 def _torch(request: InitRequest, folder: Path) -> _Subject:
-    text = os.fspath(request.source)
+    text, longest = os.fspath(request.source), None
     with opened(text, None, request.factory_arg) as source:
         notes = {"source": " ".join(note if note.endswith(".") else f"{note}." for note in source.notes)}
         if request.inputs:
             inputs, _ = stated_inputs(source, request.inputs)
         elif source.inputs:
             inputs = source.inputs
+        elif request.data is not None and (shown := _shown(source, Path(request.data))) is not None:
+            inputs, longest = shown
+            notes["inputs"] = f"As the arrays of {Path(request.data).name} are, by calling the module with such."
         else:
             inputs, notes["inputs"] = _tried(source)
         described = f"{text}, weights: {source.weights}"
@@ -316,7 +322,44 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
     if len({info.shape[:1] for info in takes}) > 1:  # where samples lie is known of the exported model
         takes = tuple(replace(info, batch_axis=None) for info in takes)
     prepared = prepared if image is not None else None
-    return _Subject(f"{module}:{factory}", described, takes, tuple(inputs), notes, prepared)
+    return _Subject(f"{module}:{factory}", described, takes, tuple(inputs), notes, prepared, longest=longest)
+
+
+def _shown(source: Source, data: Path) -> tuple[tuple[TensorInfo, ...], int | None] | None:
+    """Inputs as samples in an .npz file show them, and how long a sequence in them is, if other lengths will do, too; None:
+    they aren't there under the names of forward's arguments, or the module doesn't take such.
+    """
+    takes = Arguments(source.module)
+    if data.suffix != ".npz" or not data.is_file() or not takes.names:
+        return None
+    arrays = stored_arrays(data)
+    given = {name: arrays[name] for name in takes.names if name in arrays}
+    if not given or any(name not in given for name in takes.required):
+        return None
+    if any(array.ndim == 0 or array.dtype.kind not in "fiub" for array in given.values()):
+        return None
+    length = next((array.shape[1] for array in given.values() if array.ndim > 1), 0)
+    torch = require("torch", "torch", "looking at a module")
+    training = source.module.training
+    source.module.eval()
+    try:
+        for name in ("sequence", length):  # the second axis may be any number of tokens or steps, or is a fixed one
+            infos = tuple(
+                TensorInfo(
+                    key,
+                    "float32" if array.dtype.kind == "f" else array.dtype.name,
+                    (
+                        "batch",
+                        *(name if size == length and axis == 0 else size for axis, size in enumerate(array.shape[1:])),
+                    ),
+                )
+                for key, array in given.items()
+            )
+            if _runs(torch, source.module, infos, named=True):
+                return infos, length if name == "sequence" and length else None
+    finally:
+        source.module.train(training)
+    return None
 
 
 def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
@@ -426,7 +469,7 @@ def _written(subject: _Subject, request: InitRequest, folder: Path) -> tuple[str
             ),
         )
     )
-    ranges = _ranges(subject.inputs)
+    ranges = _ranges(subject.inputs, subject.longest)
     if ranges:
         tuned = "Ranges (least, best, most) are guesses: an engine is tuned for the middle and takes nothing beyond the ends."
         notes["inputs"] = f"{notes.get('inputs', '')} {tuned}".strip()
@@ -477,11 +520,12 @@ def _arrays(subject: _Subject) -> str:
     return ", ".join(f"{info.name} ({' × '.join(map(str, info.shape))}, {info.dtype})" for info in subject.inputs)
 
 
-def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, ShapeRange]:
-    """A range for each input with open sizes; a name has one range wherever it stands."""
+def _ranges(inputs: Sequence[TensorInfo], longest: int | None) -> dict[str, ShapeRange]:
+    """A range for each input with open sizes; a name has one range wherever it stands, a sequence up to the samples' length."""
     needing = [info for info in inputs if info.open_axes]
     lengths = all(size in ("batch", "sequence") for info in needing for size in info.shape if isinstance(size, str))
-    known: dict[str, tuple[int, int, int]] = {"sequence": (8, 64, 256), "batch": (1, 8, 32)} if lengths else {}
+    sequence = (8, 64, 256) if longest is None else (min(8, longest), longest, longest)
+    known: dict[str, tuple[int, int, int]] = {"sequence": sequence, "batch": (1, 8, 32)} if lengths else {}
     ranges = {}
     for info in needing:
         places = []

@@ -217,7 +217,8 @@ def in_list(text: str) -> str:
 
 def _named_models(entry: Mapping[str, Any], root: Path, where: str) -> tuple[str | None, list[Path]]:
     """What names the jobs instead of their models, if anything, and the models."""
-    models = [path for text in _texts(entry, "model", where) for path in _models(text, root, where)]
+    texts = _texts(entry, "model", where)
+    models = list(dict.fromkeys(path for text in texts for path in _models(text, root, where)))  # patterns may overlap
     name = entry.get("name")
     if name is not None and not re.fullmatch(r"[\w.+-]+", _text(name, f"{where}: name")):
         raise UsageError(
@@ -231,6 +232,10 @@ def _named_models(entry: Mapping[str, Any], root: Path, where: str) -> tuple[str
 
 
 def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, device: str, where: str) -> list[Job]:
+    if (own := next((name for name in _table(entry, where) if name in _DATA and name not in _JOB), None)) is not None:
+        raise UsageError(
+            f'{where}: {own} belongs into a data set: write [data.NAME] with {own} = … below it, and data = "NAME" here'
+        )
     if build_options := [
         name for name in _table(entry, where) if name not in _JOB and name in (*_BUILD, *options(BuildRequest))
     ]:
@@ -417,7 +422,8 @@ def _models(text: str, root: Path, where: str) -> list[Path]:
         return [path]  # whether it exists is that job's own affair: one failure never stops the rest
     start = Path(text).anchor or root
     try:
-        paths = sorted(path for path in Path(start).glob(text.removeprefix(Path(text).anchor)) if path.is_file())
+        # A link that leads nowhere is a job of its own, too, which says so.
+        paths = sorted(path for path in Path(start).glob(text.removeprefix(Path(text).anchor)) if not path.is_dir())
     except (ValueError, OSError, re.error) as error:
         raise UsageError(f"{where}: the model {text!r} isn't a pattern that can be searched for: {error}") from None
     if not paths:

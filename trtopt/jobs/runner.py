@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError, UsageError
-from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.files import check_writable, made_folder, sha256_file, sha256_json
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Phase, Reporter
@@ -206,6 +206,12 @@ class _Run:
 
     def _unfinished(self) -> list[Job]:
         contents, todo = Contents(self.versions), list[Job]()
+        unwritable = None
+        if self.jobs:
+            try:
+                check_writable(made_folder(self.jobs[0].output.parent) / self.jobs[0].output.name)  # all lie there
+            except OutputError as error:
+                unwritable = error
         for job in self.jobs:
             self._phase.detail(f"looking at {job.name}")
             key, record = contents.key(job), self.state.job(job.name)
@@ -216,6 +222,8 @@ class _Run:
                 self._pass_of[job.name] = record.get("pass", "")
                 self.reporter.note(f"{job.name}: done before")
                 self._phase.advance()
+            elif unwritable is not None:  # told now rather than after the work
+                self._fail([job], unwritable)
             else:
                 self.state.record(job.name, {"state": "pending", "key": key})
                 todo.append(job)

@@ -110,7 +110,7 @@ class State:
         return [record for path in sorted((self.folder / "jobs").glob("*.json")) if (record := _record(path))]
 
     def record(self, name: str, content: Mapping[str, Any]) -> None:
-        write_json(self.folder / "jobs" / f"{name}.json", {"format": _JOB_FORMAT, "name": name, **content})
+        self._write(Path("jobs", f"{name}.json"), {"format": _JOB_FORMAT, "name": name, **content})
 
     def shard_size(self, data_key: str) -> int | None:
         """Samples in a shard of this data set, as an earlier run cut it: on another machine, too, its shards are used."""
@@ -118,7 +118,13 @@ class State:
         return size if isinstance(size, int) and size > 0 else None
 
     def keep_shard_size(self, data_key: str, size: int) -> None:
-        write_json(self.folder / "shards" / f"{data_key[:32]}.json", {"format": _LAYOUT_FORMAT, "samples": size})
+        self._write(Path("shards", f"{data_key[:32]}.json"), {"format": _LAYOUT_FORMAT, "samples": size})
+
+    def _write(self, name: Path, content: Mapping[str, Any]) -> None:
+        try:
+            write_json(self.folder / name, content)
+        except OutputError as error:  # its advice is a command's that has an output
+            raise OutputError(error.problem, "make room, or give another folder with `state=`") from error
 
     def _shard(self, pass_key: str, shard: str) -> Path:
         return self.folder / "shards" / pass_key[:32] / f"{shard[:32]}.json"

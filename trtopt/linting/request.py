@@ -15,7 +15,7 @@ from trtopt.core.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from trtopt.core.values import Profile
+    from trtopt.core.values import GivenProfile
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CheckRequest:
     )
     backend: str = shared.backend()
     target: str | Iterable[str] = shared.target()
-    shapes: Sequence[str] | str | Profile | Sequence[Profile] = shared.shapes()
+    shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes()
     min_shapes: Sequence[str] | str = shared.min_shapes()
     opt_shapes: Sequence[str] | str = shared.opt_shapes()
     max_shapes: Sequence[str] | str = shared.max_shapes()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.documents import Plain
+from trtopt.core.errors import InvalidModel
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
@@ -317,9 +318,11 @@ def _weights(graph: _Graph) -> Iterator[Finding]:
                 yield _said("fp16-weight-underflow", node, op, name=tensor.name, largest=largest, share=share)
 
 
-def damaged(proto: ModelProto) -> Iterator[Finding]:
-    """Weights that hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
-    return _damaged(_Graph(proto))
+def refuse_damaged(proto: ModelProto, name: str) -> None:
+    """Raise InvalidModel where weights hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
+    for finding in _damaged(_Graph(proto)):
+        if finding.level == "error":
+            raise InvalidModel(f"{name}: {str(finding).removeprefix('error: ')}")
 
 
 def _damaged(graph: _Graph) -> Iterator[Finding]:

@@ -24,8 +24,9 @@ class Background:
     """
 
     def __init__(self, queue: int, threads: int) -> None:
-        self._places = SlotPool(lambda number: number, queue)
+        self._places = SlotPool(lambda number: number, queue, instead="open the session with a longer `queue=`")
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix=_NAME)
+        self._closed = False
 
     def submit(self, call: Call, timeout: float | None) -> Future[dict[str, Any]]:
         """A future of the call, when there is a place for it.
@@ -64,8 +65,8 @@ class Background:
             future = self._workers.submit(call)
         except BaseException as error:
             self._places.give(place)
-            if isinstance(error, RuntimeError):  # the pool was shut down meanwhile
-                raise DeviceError(CLOSED) from None
+            if isinstance(error, RuntimeError):  # the pool was shut down meanwhile, or Python ends
+                raise DeviceError(CLOSED if self._closed else f"no thread for this call ({error}): use run") from None
             raise
         future.add_done_callback(lambda _: self._places.give(place))
         return future
@@ -76,6 +77,7 @@ class Background:
         Args:
             finish: let calls that wait run too; else they are cancelled.
         """
+        self._closed = True
         self._places.refuse(not finish)
         inside = threading.current_thread().name.startswith(_NAME)
         self._workers.shutdown(wait=not inside, cancel_futures=not finish)

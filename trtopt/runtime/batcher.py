@@ -19,8 +19,8 @@ import numpy as np
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
-from trtopt.core.values import ShapeRange, parse_seconds, x
-from trtopt.cuda.arrays import View, view
+from trtopt.core.values import ShapeRange, check_timeout, parse_seconds, x
+from trtopt.cuda.arrays import View, views
 from trtopt.cuda.tensors import Tensor, check_array, inside
 from trtopt.runtime.batch_queue import Array, BatcherStats, Group, Queue, Request, Shapes
 from trtopt.runtime.batch_threads import serve
@@ -119,6 +119,7 @@ class Batcher:
             DeviceError: this or its session is closed, or this process was forked. What `Session.run` raises goes to every
                 request of the batch, by the future's `result()`.
         """
+        check_timeout(timeout)
         request = self._request(inputs)
         request.arrays = [array.copy() for array in request.arrays]
         future: Future[dict[str, Any]] = Future()
@@ -135,6 +136,7 @@ class Batcher:
 
         Raises: as `submit`, and as `Session.run`.
         """
+        check_timeout(timeout)
         request = self._request(inputs)
         request.done.acquire()
         self._queue.enter(request)
@@ -212,8 +214,7 @@ class Batcher:
         if len(values) != len(inputs):
             self._session._signature.check_names(inputs)
         arrays: list[Array] = []
-        for tensor, item in zip(self._inputs, values):
-            array = view(item, 0)
+        for tensor, array in zip(self._inputs, views(values, 0, self._names)):
             if isinstance(array, View):
                 raise UsageError(
                     f"input {tensor.name!r} lies in GPU memory; batches are put together in host memory: give a NumPy "

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
+from trtopt.core.errors import DataError, DeviceError, EngineError, UsageError
 from trtopt.core.values import Profile, ShapeRange, x
 from trtopt.cuda.arrays import View, like_host
 from trtopt.cuda.tensors import Shape, Signature, Tensor
@@ -36,16 +36,14 @@ class OnnxSlot:
         self, model: str | os.PathLike[str], manifest: Manifest | None = None, threads: int | None = None
     ) -> None:
         graph = load_model(model)
-        if manifest is not None and manifest.graph != graph.fingerprint:
-            raise EngineMismatch(
-                f"{os.fspath(model)} has content {graph.fingerprint[:16]}…; the engine was built from "
-                f"{str(manifest.graph)[:16]}…: build it again with `save_onnx=`"
-            )
+        if manifest is not None:
+            manifest.check_graph(model, graph.fingerprint)
         ranges = () if manifest is None else manifest.ranges
         inputs, outputs = (
             tuple(Tensor(item.name, numpy_dtype(item.dtype), item.sizes, batch_axis=item.batch_axis) for item in items)
             for items in (graph.inputs, graph.outputs)
         )
+        self.declared = {item.name: item.shape for item in graph.inputs}
         self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in ranges))
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 

@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import DeviceError, SignatureRefused, UsageError
+from trtopt.core.errors import DeviceError, EngineError, SignatureRefused, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
 from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
-from trtopt.cuda.arrays import gpu_of, stream_handle, view
+from trtopt.cuda.arrays import View, gpu_of, stream_handle, views
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
 from trtopt.data.decoding import pixels
@@ -105,7 +105,8 @@ class Session:
             call changes which device is the calling thread's current one.
         backend: "auto" (the TensorRT here that runs the plan, the full one before the lean runtime), "tensorrt", "lean",
             "rtx", or "onnxruntime": without a GPU, on the CPU, the graph that `build --save-onnx` kept (or an ONNX file given
-            as `engine`). It is never taken unless asked for.
+            as `engine`), one call at a time: `device`, `devices`, `contexts`, `graphs` and `memory` mean nothing there. It is
+            never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
             every thread that calls: those beyond only wait, and handing contexts over takes time.
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
@@ -121,7 +122,19 @@ class Session:
             each does more with its share of them, since threads that wait for others spin.
 
     Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. One that is
-    only let go of frees its memory, too, but writes no file.
+    only let go of frees its memory, too, but writes no file. Each process opens its own: a session isn't pickled, and doesn't
+    work in a fork of the process that opened it.
+
+    Attributes:
+        engine: the file.
+        backend: what runs it: "tensorrt8", "tensorrt10", "tensorrt11", "rtx" or "onnxruntime".
+        inputs, outputs: `TensorInfo` of each: name, dtype, shape (-1: open) and where samples lie.
+        profiles: for each profile its inputs' `ShapeRange`: the shapes that are taken, and those it is tuned for; none: any
+            that fit `inputs`.
+        classes: their names; None where the manifest has none.
+        preprocess, embedded: how an image becomes an input, and what of that the engine does itself; None if not known.
+        manifest: what is known of the build; None without one.
+        notes: what else is to be known, such as how it was limited.
 
     Raises:
         UsageError: no such file, arguments that can't be right, or a plan that needs `trust` or `trust_host_code`.
@@ -156,6 +169,10 @@ class Session:
         if threads is not None and (backend != "onnxruntime" or threads < 1):
             raise UsageError(f"threads is {threads!r}; a number of at least 1 is needed, with backend='onnxruntime'")
         onnx = self.engine.suffix == ".onnx"
+        if onnx and trusted_keys:
+            raise UsageError(
+                f"`trusted_keys=` is for engines, and {self.engine.name} is a model, which nobody signs: drop it"
+            )
         if onnx and backend != "onnxruntime":
             raise UsageError(
                 f"{self.engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to run the "
@@ -283,10 +300,17 @@ class Session:
 
         slot = OnnxSlot(graph, self.manifest, threads)
         self._signature = slot.signature
-        self._slots: SlotPool[AnySlot] = SlotPool(lambda number: slot, 1)
+        self._declared = slot.declared
+        self._slots: SlotPool[AnySlot] = SlotPool(
+            lambda number: slot,
+            1,
+            owned=True,
+            instead="open several sessions: ONNX Runtime runs one call of each at a time",
+        )
 
     def _use_gpus(self, family: str, gpus: list[GpuEngine], contexts: int) -> None:
         self.backend, self._gpus = family, gpus
+        self._declared = {item["name"]: item["shape"] for item in self.manifest.inputs} if self.manifest else {}
         self.notes += [note for gpu in self._gpus for note in gpu.notes]
         self._signature = self._gpus[0].signature
         if not self._gpus[0].shares:
@@ -297,7 +321,11 @@ class Session:
             )
         # Not of `self`: the session would be in a cycle, and stay until the garbage collector comes.
         self._slots = SlotPool(
-            lambda number: gpus[number % len(gpus)].slot(), contexts * len(gpus), groups=len(gpus), owned=True
+            lambda number: gpus[number % len(gpus)].slot(),
+            contexts * len(gpus),
+            groups=len(gpus),
+            owned=True,
+            instead="open the session with more `contexts=`",
         )
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
 
@@ -322,7 +350,7 @@ class Session:
             stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
                 are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
                 inputs alone until then.
-            timeout: seconds to wait for a free context.
+            timeout: seconds to wait for a free context; None: as long as it takes.
 
         Returns:
             One array for each output: in GPU memory if any input is (torch tensors for torch, CuPy arrays for CuPy, else a
@@ -348,6 +376,9 @@ class Session:
             slot = self._slots.take(None, timeout)
             try:
                 return slot.run(values, shapes)
+            except EngineError as error:
+                self._refuse_uneven(shapes, error)
+                raise
             finally:
                 self._slots.give(slot)
         if out is not None and type(out) is not dict:
@@ -356,8 +387,8 @@ class Session:
         slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
             target = slot.own if handle is None else handle
-            arrays = [view(array, target) for array in values]
-            results = {name: view(array, target, write=True) for name, array in out.items()} if out else None
+            arrays = views(values, target, self._names)
+            results = dict(zip(out, views(out.values(), target, [*out], write=True))) if out else None
             example = values[0] if values else None
             key = call_key(arrays, results, out) if handle is None else None
             outputs = None if key is None else slot.recall(key, results, example)
@@ -365,7 +396,11 @@ class Session:
                 shapes = self._accept(arrays)
                 if results and out:
                     check_out(self._signature, results, out)
-                outputs = slot.run(arrays, shapes, results, handle, example, key)
+                try:
+                    outputs = slot.run(arrays, shapes, results, handle, example, key)
+                except EngineError as error:
+                    self._refuse_uneven(shapes, error)
+                    raise
         finally:
             self._slots.give(slot)
         if out:
@@ -388,6 +423,7 @@ class Session:
                 there before a call, unless it is written in the order of `stream`.
             out: as for `run`; else arrays are made, once.
             stream: the stream to run on, as for `run`.
+            timeout: seconds to wait for a free context, as for `run`.
 
         Raises:
             UsageError: as `run`; or an output's shape depends on the data.
@@ -395,7 +431,7 @@ class Session:
         """
         self._alive()
         if not self._gpus:
-            outputs = self.run(inputs, out=out, stream=stream)
+            outputs = self.run(inputs, out=out, stream=stream, timeout=timeout)
             return BoundCall(
                 lambda: self.run(inputs, out=outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
             )
@@ -407,10 +443,11 @@ class Session:
         try:
             assert isinstance(slot, Slot)
             target = slot.own if handle is None else handle
-            arrays = [view(array, target) for array in values]
+            arrays = views(values, target, self._names)
             shapes = self._accept(arrays)
-            results = {name: view(array, target, write=True) for name, array in (out or {}).items()}
-            check_out(self._signature, results, out or {})
+            out = {} if out is None else out
+            results = dict(zip(out, views(out.values(), target, [*out], write=True)))
+            check_out(self._signature, results, out)
             with slot.device.current():
                 call, call_outputs, note, references = prepare_call(
                     slot, arrays, shapes, results, handle, values[0] if values else None
@@ -453,11 +490,24 @@ class Session:
             self._checked.add(shapes)
         return shapes
 
+    def _refuse_uneven(self, shapes: Sequence[Shape], error: EngineError) -> None:
+        """Raise UsageError if sizes differ that the model calls the same: then that is why it failed. (Names in models may be
+        wrong, so that these alone are no reason to refuse a call.)"""
+        seen: dict[str, tuple[int, str]] = {}
+        for name, shape in zip(self._names, shapes):
+            for size, declared in zip(shape, self._declared.get(name, ())):
+                before, where = seen.setdefault(declared, (size, name)) if isinstance(declared, str) else (size, name)
+                if size != before:
+                    raise UsageError(
+                        f"{declared!r} is {before} in input {where!r} and {size} in {name!r}; {self.engine.name} can't be run "
+                        "on that: give inputs of one size"
+                    ) from error
+
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
         """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
 
         Then it waits for one to end, at most `timeout` seconds: a service that is asked for more than it can do slows its
-        callers down instead of filling its memory.
+        callers down instead of filling its memory. The inputs aren't copied: leave them alone until the future is done.
 
         Raises:
             Busy: the queue stayed full.
@@ -499,7 +549,7 @@ class Session:
             EngineError: the scores of an image are NaN.
         """
         prepare = self.preparation()
-        if not isinstance(top, int) or top < 1:
+        if not isinstance(top, (int, np.integer)) or top < 1:
             raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
         one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
         if one or not isinstance(images, Iterable):
@@ -508,7 +558,7 @@ class Session:
         samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
         if not samples:
             raise UsageError("there are no images to run")
-        return self.run_prepared(samples, top=top)
+        return self.run_prepared(samples, top=int(top))
 
     def preparation(self) -> Preprocess:
         """How an image becomes the input.
@@ -566,19 +616,26 @@ class Session:
         return [self.best(row, top) for row in scores]
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """`run` on any number of samples (first axes), in batches as large as the engine takes; `run` alone where an input has
-        samples elsewhere (`batch_axis` in `inputs`).
+        """`run` on any number of samples (first axes) in host memory, in batches as large as the engine takes; `run` alone
+        where an input has samples elsewhere (`batch_axis` in `inputs`), or there is none.
 
-        Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes.
+        Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes, or lie in GPU
+            memory.
         """
-        if alone(self.inputs):
+        self._signature.check_names(inputs)
+        if alone(self.inputs) or not inputs:
             return self.run(inputs)
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, array in zip(self._names, views([inputs[name] for name in self._names], 0, self._names)):
+            if isinstance(array, View):
+                raise UsageError(f"input {name!r} lies in GPU memory; batches are cut in host memory: call run")
+            arrays[name] = array
         parts = [
             {
                 name: result if size == len(next(iter(batch.values()))) else result[:size]
                 for name, result in self.run(batch).items()
             }
-            for batch, size in self.batches(inputs)
+            for batch, size in self.batches(arrays)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -694,8 +751,8 @@ class Session:
     def _to_measure(
         self, inputs: Mapping[str, Any], iterations: int, warmup: int
     ) -> tuple[list[NDArray[Any]], tuple[Shape, ...]]:
-        if iterations < 1 or warmup < 0:
-            raise UsageError(f"iterations is {iterations} and warmup {warmup}; at least 1 and 0 are needed")
+        if not (isinstance(iterations, int) and isinstance(warmup, int)) or iterations < 1 or warmup < 0:
+            raise UsageError(f"iterations is {iterations!r} and warmup {warmup!r}; at least 1 and 0 are needed")
         self._alive()
         self._signature.check_names(inputs)
         arrays = [np.asarray(inputs[name]) for name in self._names]
@@ -726,6 +783,21 @@ class Session:
             self.notes += gpu.close()
         if self._entry is not None:
             self._entry.close()
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_closing"):  # its engine couldn't be opened
+            return object.__repr__(self)
+        takes, gives = (
+            ", ".join(f"{item.name} {item.dtype} {item.dims}" for item in items)
+            for items in (self.inputs, self.outputs)
+        )
+        state = "closed" if self._closing else self.backend
+        return f"<trtopt.Session {self.engine.name} ({state}): {takes or 'nothing'} → {gives}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a session can't be pickled or copied: open one in the process that runs it, such as in the initializer of a pool"
+        )
 
     def __enter__(self) -> Session:
         return self

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from trtopt.core.errors import Busy, DeviceError
+from trtopt.core.values import check_timeout
 
 T = TypeVar("T")
 _LOOK = 1.0  # seconds between looks for what got lost
@@ -53,10 +54,13 @@ class SlotPool(Generic[T]):
             group that has most free, so that none is idle while another is busy.
         owned: an item stays with the thread that took it. Then one that got lost, because an exception was thrown into its
             thread at the wrong moment, is found again: when the thread is gone, or asks for another one.
+        instead: what else than calling less often helps who waits too long.
     """
 
-    def __init__(self, make: Callable[[int], T], most: int, *, groups: int = 1, owned: bool = False) -> None:
-        self._make, self.most, self._owned = make, most, owned
+    def __init__(
+        self, make: Callable[[int], T], most: int, *, groups: int = 1, owned: bool = False, instead: str = ""
+    ) -> None:
+        self._make, self.most, self._owned, self._instead = make, most, owned, instead
         self._holders: dict[weakref.ref[_Token], T | None] = {}  # None: being made
         self._lock = threading.Lock()
         self._returned = threading.Condition(self._lock)
@@ -73,8 +77,11 @@ class SlotPool(Generic[T]):
 
         Raises:
             Busy: none came free in time.
+            UsageError: `timeout` is no time.
             DeviceError: `close` was called.
         """
+        if timeout is not None:
+            check_timeout(timeout)
         if accepts is None:  # the common case, short: it stands between every call and its launch
             thread = _here.thread
             with self._lock:
@@ -95,7 +102,7 @@ class SlotPool(Generic[T]):
                         break
                     raise Busy(
                         f"nothing came free in {timeout:.3g} s: all {self.most} are in use and {len(self._waiting)} calls "
-                        "wait; call less often, or open the session with more contexts"
+                        f"wait; call less often, or {self._instead}"
                     )
                 self._find()
             return self.collect(waiter)

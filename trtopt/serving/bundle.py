@@ -108,7 +108,7 @@ def bundle(request: BundleRequest) -> Bundle:
 
     Raises:
         UsageError: no such file, or options that don't go together.
-        EngineError, EngineMismatch: the manifest can't be read, or is another plan's.
+        EngineError, EngineMismatch: the manifest can't be read, or is another plan's or kept graph's.
         MissingDependency: uv or pip isn't installed (the extra bundle).
         BundleFailed: a wheel can't be had for that Python and platform; what uv or pip said is quoted.
         OutputError: the archive can't be written. Nothing is left behind.
@@ -244,6 +244,8 @@ def _content(path: Path, request: BundleRequest) -> tuple[dict[str, Path], Manif
     files = {f"model/{path.name}": path, f"model/{manifest_path(path).name}": manifest_path(path)}
     graph = kept_graph(path)
     if graph is not None and graph.is_relative_to(path.parent):
+        fingerprint = load_model(graph, lazy=True).fingerprint
+        manifest.check_graph(graph, fingerprint)  # else that host is the first to find it out
         place = Path("model", graph.relative_to(path.parent))
         files |= {place.as_posix(): graph, **_weights(graph, place.parent.as_posix())}
     return files, manifest
