@@ -20,6 +20,7 @@ import trtopt.frontend.comparison
 from trtopt.core.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.frontend.exporter import ExportResult, export
+from trtopt.frontend.failures import why
 from trtopt.frontend.inputs import parse_input
 from trtopt.frontend.modules import open_source
 from trtopt.graph.io import load_model
@@ -903,18 +904,36 @@ def test_autocast_inside_forward_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class Together(nn.Module):
+    """Each sample of `left` with one of `right`, by a grouped convolution."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        kernels = right[:, :, :3, :3].reshape(-1, 1, 3, 3)
+        return nn.functional.conv2d(left.reshape(1, -1, 8, 8), kernels, groups=kernels.shape[0])
+
+
 def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path: Path) -> None:
-    """As for RAFT, which takes its two images apart again."""
-
-    class Apart(nn.Module):
-        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            first, second = torch.chunk(torch.cat([left, right]), 2)
-            return first * second
-
     inputs = dict.fromkeys(("left", "right"), ("batch", 3, 8, 8))
-    with pytest.raises(ModelError, match=r"`inputs='left:1x3x8x8'`"):
-        export(Apart(), tmp_path / "m.onnx", inputs=inputs)
-    assert export(Apart(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
+    with pytest.raises(ModelError, match=r"with fixed ones it goes: `inputs='left:1x3x8x8'`"):
+        export(Together(), tmp_path / "m.onnx", inputs=inputs)
+    assert export(Together(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
+    infos = [TensorInfo(name, "float32", shape) for name, shape in inputs.items()]
+    reason = why(RuntimeError("odd"), infos, (), lambda: False)
+    assert "without open sizes, too" in reason and "left:1x3x8x8" not in reason
+
+
+class Taken(nn.Module):
+    """A number that made-up inputs have no root of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sqrt()
+
+
+def test_nan_of_made_up_inputs_is_said(tmp_path: Path) -> None:
+    made = export(Taken(), tmp_path / "m.onnx", inputs={"x": ("batch", 6)})
+    assert any("PyTorch itself gives NaN in output on synthetic" in note and "`sample=`" in note for note in made.notes)
+    made = export(Taken(), tmp_path / "m.onnx", inputs={"x": ("batch", 6)}, sample={"x": np.ones((4, 6), np.float32)})
+    assert not any("NaN" in note for note in made.notes)
 
 
 class Smoothed(nn.Module):

@@ -272,7 +272,8 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     # Names that nothing else has: torch's exporter doesn't see that a wished one is another value's.
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
-    try:
+
+    def traced(dynamic: Any) -> Any:
         with (
             as_qdq(torch, subject.module, subject.text),
             rewriting,
@@ -281,24 +282,33 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
             torch.no_grad(),
             _rewritten(subject),
         ):
-            program = torch.onnx.export(
+            return torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
                 input_names=list(asked),
                 output_names=list(given),
-                dynamic_shapes=(shapes,) if any(shapes) else None,
+                dynamic_shapes=dynamic,
                 opset_version=max(target, NATIVE_OPSET),
                 dynamo=True,
                 verbose=False,
             )
-            rename_values(program.model, {**asked, **given}, f"{INNER}.")
-            proto = program.model_proto
+
+    def goes_fixed() -> bool:
+        try:
+            traced(None)
+        except Exception:  # whatever it is: no advice, then
+            return False
+        return True
+
+    try:
+        program = traced((shapes,) if any(shapes) else None)
+        rename_values(program.model, {**asked, **given}, f"{INNER}.")
+        proto = program.model_proto
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"{subject.text} can't be exported{why(error, infos, operators_of(subject))} (torch: {essence(error, 1)})"
-        ) from error
+        reason = why(error, infos, operators_of(subject), goes_fixed)
+        raise ModelError(f"{subject.text} can't be exported{reason} (torch: {essence(error, 1)})") from error
     try:
         model = load_model(proto)
     except ModelError as error:

@@ -25,6 +25,7 @@ from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone, default_range
 from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo, named_size
 from trtopt.data import open_data
+from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.images import images_in
 from trtopt.frontend.factories import SEED
 from trtopt.frontend.forward import Arguments, example, leaves
@@ -43,7 +44,9 @@ SEQUENCE = 16
 MASK = "attention_mask"  # optional in transformers' models
 TRIES = 200  # of a module's forward
 TRIED = 16  # images that are decoded, to see whether they can be
+_TAKEN_AS = {"float64": "float32", "float16": "float32", "int32": "int64"}  # arrays' types, as modules take them
 _TOKENS = re.compile(r"ids|mask|token")
+_PIXELS = "The input takes pixels as they are. Guessed: how an image is brought to its size."
 # What models are trained with most, from none to mean and deviation.
 _PREPARED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ImageNet's mean and deviation", {"preset": "imagenet"}),
@@ -105,7 +108,7 @@ def init(request: InitRequest) -> InitResult:
         source: an ONNX file, or what `export` takes: "FILE.py:FACTORY", "package.module:FACTORY", "torchvision:NAME".
         output: the recipe to write; default: NAME.toml in the current folder, NAME the model's.
         factory_arg: keyword arguments of the factory; not of an ONNX file.
-        inputs: input name → shape, as for `export`; default: found by trying. An ONNX file has its own.
+        inputs: input name → shape, as for `export`; default: found by trying what the samples fit. An ONNX file has its own.
         images, data: what to calibrate on, a folder of images or arrays, one of them; the recipe names it.
         force: write over a recipe that is there.
 
@@ -253,7 +256,7 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
     gray = keys.get("channels") == "gray"
     usual = {"scale": "1/255", **keys} if gray else {"preset": "imagenet", **keys}
     if image.dtype == "uint8":
-        return keys, "The input takes pixels as they are. Guessed: how an image is brought to its size."
+        return keys, _PIXELS
     photos = _photos()
     recorded = statistics(model.proto)
     if recorded is None or not photos:
@@ -303,7 +306,7 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
         elif source.inputs:
             inputs = source.inputs
         else:
-            inputs, notes["inputs"] = _tried(source)
+            inputs, notes["inputs"] = _tried(source, _held(request.data))
         described = f"{text}, weights: {source.weights}"
         prepared = source.preprocess
     image = _image(inputs)
@@ -311,6 +314,8 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
         if text.startswith("torchvision:"):
             prepared = {"preset": "imagenet", **_layout(image)}
             notes["preprocess"] = "As torchvision's published weights of this model take it."
+        elif image.dtype == "uint8":
+            prepared, notes["preprocess"] = _layout(image), _PIXELS
         else:
             prepared = {"scale": "1/255"} if image.shape[1] == 1 else {"preset": "imagenet"}
             prepared |= _layout(image)
@@ -327,23 +332,44 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
     return _Subject(f"{module}:{factory}", described, takes, tuple(inputs), notes, prepared)
 
 
-def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
-    """Inputs that the module takes, found by calling it, and how they were."""
+def _held(data: str | os.PathLike[str] | None) -> dict[str, TensorInfo]:
+    """What the arrays of an .npz file are like, by name, where their first axis counts samples."""
+    if data is None or Path(data).suffix != ".npz":
+        return {}
+    return {
+        name: TensorInfo(name, _TAKEN_AS.get(array.dtype.name, array.dtype.name), ("batch", *array.shape[1:]))
+        for name, array in stored_arrays(Path(data)).items()
+        if array.ndim
+    }
+
+
+def _tried(source: Source, held: Mapping[str, TensorInfo]) -> tuple[tuple[TensorInfo, ...], str]:
+    """Inputs that the module takes, found by calling it, and how they were.
+
+    Args:
+        held: what the samples are like: inputs that they fit are tried first, then their own sizes.
+    """
     torch = require("torch", "torch", "looking at a module")
     takes = Arguments(source.module)
     names = takes.required or takes.ordered[:1] or ["input"]
-    names = [*names, *(name for name in takes.names if name == MASK and name not in names)]  # padded batches need it
-    places = [list(_candidates(torch, source.module, name)) for name in names]
+    names += [name for name in takes.names if name in {MASK, *held} and name not in names]  # padded batches need a mask
+    places = []
+    for name in names:
+        likely = list(_candidates(torch, source.module, name))
+        if (own := held.get(name)) is not None:
+            likely = [*(info for info in likely if _fits(own, info)), own, *likely]
+        places.append(list(dict.fromkeys(likely)))
+    combinations: Iterator[tuple[TensorInfo, ...]] = itertools.product(*places)
+    if held.keys() >= set(names):  # before the many that differ in one
+        combinations = itertools.chain([next(combinations), tuple(held[name] for name in names)], combinations)
     training = source.module.training
     source.module.eval()
     try:
-        for count, infos in enumerate(itertools.product(*places)):
-            if count == TRIES:
-                break
+        for infos in itertools.islice(combinations, TRIES):
             if _runs(torch, source.module, infos, named=bool(takes.names)):
                 shapes = ", ".join(f"{info.name} {list(info.shape)}" for info in infos)
                 why = f"Found by calling the module: it takes {shapes}"
-                if any(len(info.shape) == 4 for info in infos):
+                if any(len(info.shape) == 4 and info.name not in held for info in infos):
                     why += "; another height and width may be what it was trained with"
                 return tuple(infos), f"{why}."
     finally:
@@ -352,6 +378,13 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
     raise UsageError(
         f"{source.text}: its layers don't tell its inputs; forward takes: {takes}. Give their shapes, such as {typed}"
     )
+
+
+def _fits(own: TensorInfo, info: TensorInfo) -> bool:
+    """Whether arrays that are like `own` are such inputs."""
+    sizes = zip(own.shape, info.shape)
+    same = all(isinstance(size, str) or size == held for held, size in sizes)
+    return own.dtype == info.dtype and len(own.shape) == len(info.shape) and same
 
 
 def _candidates(torch: Any, module: Any, name: str) -> Iterator[TensorInfo]:
