@@ -258,6 +258,12 @@ CASES: dict[str, Case] = {
         _in(21, "a", "b"),
         "mask",
     ),
+    "optical flow, in pixels of the larger size": (
+        [_CONV, node("Conv", "h c21", "k"), node("Resize", "k nothing twice", "e"), node("Mul", "e two", "y")],
+        IMAGES,
+        _in(21, "a", "b"),
+        "other",
+    ),
     "an image": (
         [_CONV, node("ConvTranspose", "h up3", "y", strides=[2, 2])],
         IMAGES,
