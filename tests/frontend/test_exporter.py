@@ -922,6 +922,22 @@ def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path:
     assert "without open sizes, too" in reason and "left:1x3x8x8" not in reason
 
 
+class Carrying(nn.Module):
+    """A state under one name in and out."""
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x * h, "h": x + h}
+
+
+def test_an_output_that_is_called_as_an_input_is_said(tmp_path: Path) -> None:
+    inputs = dict.fromkeys(("x", "h"), ("batch", 4))
+    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs)
+    assert [info.name for info in made.outputs] == ["y", "h_2"]
+    assert any("another name in the file: h_2 (h); `output_names=`" in note for note in made.notes)
+    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs, output_names=["y", "h_out"])
+    assert not any("another name" in note for note in made.notes)
+
+
 class Taken(nn.Module):
     """A number that made-up inputs have no root of."""
 

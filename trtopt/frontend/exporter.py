@@ -173,12 +173,14 @@ def export(request: ExportRequest) -> ExportResult:
         for name, value in values:
             if not isinstance(value, torch.Tensor):
                 noted(f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out")
-        names = named_outputs(
-            tensors,
-            source.outputs if request.output_names is None else request.output_names,
-            [info.name for info in infos],
-            source.text,
-        )
+        names_in = [info.name for info in infos]
+        wished = source.outputs if request.output_names is None else request.output_names
+        names = named_outputs(tensors, wished, names_in, source.text)
+        if taken := [f"{made} ({asked})" for asked, made in zip(tensors, names) if not wished and asked in names_in]:
+            noted(
+                f"outputs that are called as an input have another name in the file: {', '.join(taken)}; `output_names=` gives "
+                "others"
+            )
         with reporter.phase("export to ONNX"):
             model = _export(subject, names, target)
             _record_training(subject, model)
