@@ -474,6 +474,13 @@ def test_weights_inside_other_things_are_found_or_named(tmp_path: Path) -> None:
         return export(Net(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, weights=path, verify=False)
 
     assert taken({"params": state, "iter": 7}).weights == str(path)
+    inside = {
+        f"_orig_mod.{name.replace('.', '._checkpoint_wrapped_module._orig_mod.')}": value
+        for name, value in state.items()
+    }
+    assert inside.keys().isdisjoint(state) and taken(inside).weights == str(path)
+    found = taken({"model": state, "ema": state, "optimizer": {"state": {}}})
+    assert f"of the state dicts in {path} 'model' is taken, not ema" in found.notes
     for content, said in (
         ({"params_ema": state, "params": state}, f"2 state dicts (params_ema, params): .*torch.load({str(path)!r})"),
         ({"epoch": 3, "loss": 0.5}, "hold no state dict, but epoch, loss; save one"),
