@@ -156,6 +156,18 @@ CASES: dict[str, Case] = {
         "embedding",
     ),
     "Tanh": ([node("Gemm", "x w b", "h"), node("Tanh", "h", "y")], VECTORS, _in(10), "embedding"),
+    "sigmoids, weighted by attention": (
+        [
+            *_HEAD,
+            node("Softmax", "f21", "shares", axis=2),
+            node("Mul", "shares scores", "parts"),
+            node("ReduceSum", "parts last", "y", keepdims=0),
+        ],
+        FIXED,
+        _in(21),
+        "other",
+    ),
+    "a mean of sigmoids": ([*_HEAD, node("ReduceMean", "scores", "y", axes=[-1], keepdims=0)], FIXED, _in(21), "other"),
     "pooled image": (
         [_CONV, node("Relu", "h", "r"), node("GlobalAveragePool", "r", "p"), node("Flatten", "p", "y")],
         IMAGES,

@@ -245,7 +245,7 @@ class _Graph:
             return Kind.CLASSES
         if end.op in ("norm", "Tanh"):
             return Kind.EMBEDDING
-        if end.op == "sigmoid":
+        if end.op == "sigmoid" or (end.op == "pool" and self._pools_sigmoids(end)):
             return Kind.OTHER  # of classes that don't exclude each other: the largest says little
         if _says(name, _EMBEDDING_WORDS):
             return Kind.EMBEDDING
@@ -287,6 +287,14 @@ class _Graph:
             return Kind.MASK
         same = any(image[2:] == size and image[1] != channels for image in self.images if -1 not in size)
         return Kind.MASK if end.op == "Conv" and same else Kind.OTHER
+
+    def _pools_sigmoids(self, end: _End) -> bool:
+        """Whether what is pooled are sigmoids, or these weighted by a softmax, as attention over time does."""
+        assert end.node is not None
+        pooled = self.end(end.node.input[0])
+        if pooled.op != "Mul" or pooled.node is None:
+            return pooled.op == "sigmoid"
+        return sorted(self.end(name).op for name in pooled.node.input) == ["sigmoid", "softmax"]
 
     def _unless_given(self, shape: tuple[int | str, ...], kind: Kind) -> Kind:
         """What has the shape of a floating input is such a thing again, as of an autoencoder: no scores."""
