@@ -24,6 +24,8 @@ def test_a_crash_is_put_into_words_and_ends_the_process_as_it_does_without() -> 
     assert (done.returncode, done.stderr) == (-signal.SIGSEGV, "\nerror: it ended\n")
     done = ended("import ctypes\nwith last_words('first'), last_words('error: abort'):\n    ctypes.CDLL(None).abort()")
     assert (done.returncode, done.stderr) == (-signal.SIGABRT, "\nerror: abort\n")
+    done = ended(f"import faulthandler; faulthandler.enable()\nwith last_words('error: it ended'):\n    {CRASH}")
+    assert done.stderr.startswith("\nerror: it ended\nFatal Python error: Segmentation fault")
 
 
 def test_afterwards_the_process_is_as_it_was() -> None:

@@ -222,7 +222,9 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     ir_model = to_ir(folded)
     in_fp32 = overflowing(ir_model, table.beyond_fp16)  # by what they hold, in a build
     points = find_points(ir_model, overrides=(*overrides, *kept_out({**in_fp32, **table.left_out})), gates=table.gates)
-    if beyond := [f"{node} ({in_fp32[node]})" for node in find_points(ir_model).quantized if node in in_fp32]:
+    if in_fp32 and (
+        beyond := [f"{node} ({in_fp32[node]})" for node in find_points(ir_model).quantized if node in in_fp32]
+    ):
         reporter.note(f"left out, as a build keeps them in FP32: {first_of(beyond)}")
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())

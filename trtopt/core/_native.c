@@ -195,7 +195,8 @@ static PyObject *count(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssiz
     return Py_BuildValue("ddL", as_float(least), as_float(most), (long long)reached);
 }
 
-/* What is said where native code ends the process: a handler may do little more than write it, and let the system go on. */
+/* What is said where native code ends the process: a handler may do little more than write it, and let
+   who listened before, or the system, go on. */
 static struct {
     char text[4096];
     size_t length;
@@ -209,7 +210,9 @@ static void ended(int number)
 {
     ssize_t written = write(last.stream, last.text, last.length);
     (void)written;
-    signal(number, SIG_DFL);
+    for (int i = 0; i < ENDS; i++)
+        if (ends[i] == number)
+            sigaction(number, &others[i], NULL); /* who listened before, such as faulthandler */
     raise(number);
 }
 

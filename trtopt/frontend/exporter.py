@@ -275,7 +275,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
 
-    def traced(dynamic: Any) -> Any:
+    def traced(dynamic: Any) -> ModelProto:
         with (
             as_qdq(torch, subject.module, subject.text),
             rewriting,
@@ -284,7 +284,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
             torch.no_grad(),
             _rewritten(subject),
         ):
-            return torch.onnx.export(
+            program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
                 input_names=list(asked),
@@ -294,6 +294,9 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
                 dynamo=True,
                 verbose=False,
             )
+            rename_values(program.model, {**asked, **given}, f"{INNER}.")
+            proto: ModelProto = program.model_proto
+            return proto
 
     def goes_fixed() -> bool:
         try:
@@ -303,9 +306,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
         return True
 
     try:
-        program = traced((shapes,) if any(shapes) else None)
-        rename_values(program.model, {**asked, **given}, f"{INNER}.")
-        proto = program.model_proto
+        proto = traced((shapes,) if any(shapes) else None)
     except ModelError:
         raise
     except Exception as error:
