@@ -352,7 +352,8 @@ def _tried(source: Source, held: Mapping[str, TensorInfo]) -> tuple[tuple[Tensor
     torch = require("torch", "torch", "looking at a module")
     takes = Arguments(source.module)
     names = takes.required or takes.ordered[:1] or ["input"]
-    names += [name for name in takes.names if name in {MASK, *held} and name not in names]  # padded batches need a mask
+    further = {MASK, *held}  # padded batches need a mask
+    names = [*names, *(name for name in takes.names if name in further and name not in names)]
     places = []
     for name in names:
         likely = list(_candidates(torch, source.module, name))

@@ -104,19 +104,12 @@ class _Trace:
     def unfit(self) -> Issue | None:
         """A Reshape that makes another number of elements of one sample than it gets."""
         for node in self.nodes:
-            data, result = (
-                (self.one.get(name) for name in (*node.input[:1], *node.output[:1])) if node.input else (None, None)
-            )
-            if (
-                node.op_type == "Reshape"
-                and node.domain in STANDARD
-                and data
-                and result
-                and math.prod(data) != math.prod(result)
-            ):
-                return Issue(
-                    node.name, node.op_type, f"with {self.guess} for the open sizes it makes {x(result)} of {x(data)}"
-                )
+            if node.op_type != "Reshape" or node.domain not in STANDARD:
+                continue
+            data, result = self.one.get(node.input[0]), self.one.get(node.output[0])
+            if data and result and math.prod(data) != math.prod(result):
+                reason = f"with {self.guess} for the open sizes it makes {x(result)} of {x(data)}"
+                return Issue(node.name, node.op_type, reason)
         return None
 
     def opened(self, proto: ModelProto, names: set[int | str]) -> HeldBatch:
