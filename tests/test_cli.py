@@ -124,7 +124,7 @@ def test_help_shows_an_example(name: str) -> None:
 
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)=[^`]*`")
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
-NO_FLAG = {"remainder"}  # of the builder's own options
+NO_FLAG = {"remainder", "contexts", "queue"}  # of the builder's own options; of Session, and of no command
 
 
 @functools.cache

@@ -153,6 +153,28 @@ def test_what_is_kept_out_makes_no_noise(crops: Any, found: Sensitivity) -> None
     assert without.measured["y"] < found.measured["y"] / 2
 
 
+def test_what_a_build_keeps_in_fp32_by_its_values_makes_no_noise() -> None:
+    """As a power spectrum's mel filters, whose sums pass 65,504: the build leaves them out of INT8."""
+    nodes = [
+        node("MatMul", "x w0", "a", "mel"),
+        node("Clip", "a low", "c", "floor"),
+        node("Log", "c", "l", "log"),
+        node("MatMul", "l w1", "y", "head"),
+    ]
+    weights = {"w0": np.abs(values(64, 32)), "w1": values(32, 16), "low": np.float32(1)}
+    proto = model(nodes, inputs={"x": ["n", 64]}, weights=weights)
+    notes: list[str] = []
+
+    class Notes(trtopt.Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    power = np.exp(3 * values(40, 64, seed=1))
+    result = trtopt.sensitivity(proto, data={"x": power.astype(np.float32)}, reporter=Notes())
+    assert {node for source in result.sources for node in source.nodes} == {"head"}
+    assert any("left out, as a build keeps them in FP32: mel (gives" in text for text in notes)
+
+
 def test_a_table_gives_the_scales(crops: Any, found: Sensitivity) -> None:
     table = trtopt.calibrate(_net(), data={"x": crops}, method="minmax").table
     given = trtopt.sensitivity(_net(), data={"x": crops}, calib=table, samples=8)

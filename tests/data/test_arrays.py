@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +444,19 @@ def test_samples_on_another_axis_say_what_to_do() -> None:
         match=r"state is \(2, n, 4\) beside x \(n, 5\): export it with that axis called batch in all.*state:2,batch,4",
     ):
         open_data(inputs, data=arrays)
+
+
+def test_an_input_that_counts_something_else_says_what_to_do(tmp_path: Path) -> None:
+    """In the words of every command that reads samples: a floating build, which reads none, is no answer in `verify`."""
+    inputs = [TensorInfo("crops", "float32", ("n", 5)), TensorInfo("gallery", "float32", ("entries", 4))]
+    arrays = {"crops": np.ones((6, 5), np.float32), "gallery": np.ones((3, 4), np.float32)}
+    with pytest.raises(DataError, match=r"counts something else.*`set='crops:1,5'`.*one call's arrays") as caught:
+        open_data(inputs, data=arrays)
+    assert "floating point" not in str(caught.value)
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", crops=arrays["crops"][:1], gallery=arrays["gallery"][: number + 1])
+    fixed = [replace(item, shape=shape, batch_axis=None) for item, shape in zip(inputs, [(1, 5), ("entries", 4)])]
+    assert open_data(fixed, data=tmp_path).samples == 3
 
 
 def test_weights_that_an_exporter_made_inputs_say_what_to_do() -> None:

@@ -229,6 +229,23 @@ def test_equal_outputs_and_outputs_without_classes() -> None:
         compare({"boxes": boxes}, {"boxes": boxes}, [0, 1])
 
 
+def test_few_db_behind_a_choice_are_said_to_say_little() -> None:
+    nodes = [
+        node("MatMul", "x w", "scores", "product"),
+        node("ArgMax", "scores", "place", "choice", axis=1, keepdims=1),
+        node("GatherElements", "x place", "taken", axis=1),
+    ]
+    weights = np.tile(values(8, 1), 8)
+    old, new = (
+        model(nodes, inputs={"x": ["n", 8]}, weights={"w": table}, outputs={"taken": ["n", 1], "scores": ["n", 8]})
+        for table in (weights, weights * (1 + np.float32(1e-3) * np.arange(8, dtype=np.float32)))
+    )
+    found = verify(old, new, data={"x": values(40, 8, seed=1)})
+    assert found.choices == found.describe()["choices"] == {"taken": "ArgMax choice"}
+    assert str(found).count("it follows a choice (ArgMax choice): where two values are nearly equal") == 1
+    assert "choices" not in verify(old, old, data={"x": values(40, 8, seed=1)}).describe()
+
+
 def test_top1_ties_go_to_the_first_class_on_both_sides() -> None:
     tie = np.array([[1.0, 1.0, 0.0]])
     assert compare({"y": tie}, {"y": tie + 1}, [0]).top1 == 1.0

@@ -20,6 +20,7 @@ import trtopt.frontend.comparison
 from trtopt.core.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.frontend.exporter import ExportResult, export
+from trtopt.frontend.failures import why
 from trtopt.frontend.inputs import parse_input
 from trtopt.frontend.modules import open_source
 from trtopt.graph.io import load_model
@@ -473,6 +474,13 @@ def test_weights_inside_other_things_are_found_or_named(tmp_path: Path) -> None:
         return export(Net(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, weights=path, verify=False)
 
     assert taken({"params": state, "iter": 7}).weights == str(path)
+    inside = {
+        f"_orig_mod.{name.replace('.', '._checkpoint_wrapped_module._orig_mod.')}": value
+        for name, value in state.items()
+    }
+    assert inside.keys().isdisjoint(state) and taken(inside).weights == str(path)
+    found = taken({"model": state, "ema": state, "optimizer": {"state": {}}})
+    assert f"of the state dicts in {path} 'model' is taken, not ema" in found.notes
     for content, said in (
         ({"params_ema": state, "params": state}, f"2 state dicts (params_ema, params): .*torch.load({str(path)!r})"),
         ({"epoch": 3, "loss": 0.5}, "hold no state dict, but epoch, loss; save one"),
@@ -903,18 +911,52 @@ def test_autocast_inside_forward_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class Together(nn.Module):
+    """Each sample of `left` with one of `right`, by a grouped convolution."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        kernels = right[:, :, :3, :3].reshape(-1, 1, 3, 3)
+        return nn.functional.conv2d(left.reshape(1, -1, 8, 8), kernels, groups=kernels.shape[0])
+
+
 def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path: Path) -> None:
-    """As for RAFT, which takes its two images apart again."""
-
-    class Apart(nn.Module):
-        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            first, second = torch.chunk(torch.cat([left, right]), 2)
-            return first * second
-
     inputs = dict.fromkeys(("left", "right"), ("batch", 3, 8, 8))
-    with pytest.raises(ModelError, match=r"`inputs='left:1x3x8x8'`"):
-        export(Apart(), tmp_path / "m.onnx", inputs=inputs)
-    assert export(Apart(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
+    with pytest.raises(ModelError, match=r"with fixed ones it goes: `inputs='left:1x3x8x8'`"):
+        export(Together(), tmp_path / "m.onnx", inputs=inputs)
+    assert export(Together(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
+    infos = [TensorInfo(name, "float32", shape) for name, shape in inputs.items()]
+    reason = why(RuntimeError("odd"), infos, (), lambda: False)
+    assert "without open sizes, too" in reason and "left:1x3x8x8" not in reason
+
+
+class Carrying(nn.Module):
+    """A state under one name in and out."""
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x * h, "h": x + h}
+
+
+def test_an_output_that_is_called_as_an_input_is_said(tmp_path: Path) -> None:
+    inputs = dict.fromkeys(("x", "h"), ("batch", 4))
+    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs)
+    assert [info.name for info in made.outputs] == ["y", "h_2"]
+    assert any("another name in the file: h_2 (h); `output_names=`" in note for note in made.notes)
+    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs, output_names=["y", "h_out"])
+    assert not any("another name" in note for note in made.notes)
+
+
+class Taken(nn.Module):
+    """A number that made-up inputs have no root of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sqrt()
+
+
+def test_nan_of_made_up_inputs_is_said(tmp_path: Path) -> None:
+    made = export(Taken(), tmp_path / "m.onnx", inputs={"x": ("batch", 6)})
+    assert any("PyTorch itself gives NaN in output on synthetic" in note and "`sample=`" in note for note in made.notes)
+    made = export(Taken(), tmp_path / "m.onnx", inputs={"x": ("batch", 6)}, sample={"x": np.ones((4, 6), np.float32)})
+    assert not any("NaN" in note for note in made.notes)
 
 
 class Smoothed(nn.Module):

@@ -223,3 +223,28 @@ def test_spectra_back_to_a_signal(hop: int, options: dict[str, Any], tmp_path: P
 )
 def test_what_the_exporter_has_no_form_for(function: Any, tmp_path: Path) -> None:
     assert export(Applied(function), tmp_path / "m.onnx", inputs="x:batch,12").comparisons
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: [torch.cat([x, x]).chunk(2), [y]],
+        lambda x, y: [torch.cat([x, y, x]).chunk(3, dim=-2), [y]],
+        lambda x, y: [torch.chunk(torch.cat([x, y], -1), 2, -1), [y]],
+        lambda x, y: [torch.split(torch.cat([x, y]), x.shape[0]), [x]],
+        lambda x, y: [torch.cat([x, y]).split(y.shape[0], 0), [x]],
+        lambda x, y: [x.chunk(2, 1), x.split(3, 1)[:2]],  # of a size that is known
+    ],
+)
+def test_parts_of_an_open_axis(function: Any, tmp_path: Path) -> None:
+    """As guidance doubles a batch, and optical flow takes two images at once: the exporter's sequences end with an error."""
+
+    class Parted(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            parts, others = function(x, y)
+            return [part * place for place, part in enumerate((*parts, *others), 1)]
+
+    made = export(Parted(), tmp_path / "m.onnx", inputs=["x:batch,6,width", "y:batch,6,width"], tolerance=0)
+    assert len(made.comparisons) > 2, "at another width, too"
+    operators = {node.op_type for node in load_model(tmp_path / "m.onnx").proto.graph.node}
+    assert not any("Sequence" in name for name in operators)

@@ -9,7 +9,7 @@ from onnx import ModelProto, NodeProto
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.graph.io import load_model
-from trtopt.graph.one_sample import held_batch
+from trtopt.graph.one_sample import HeldBatch, held_batch
 
 
 def numbers(*entries: int) -> np.ndarray:
@@ -167,3 +167,16 @@ def test_a_fixed_batch_is_not_looked_at() -> None:
     proto = flat(1, 8, out=1)
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     assert not held_batch(proto).issues
+
+
+def test_a_trace_that_holds_lengths_says_nothing_of_the_batch() -> None:
+    """As TorchScript's export of torch.nn.MultiheadAttention: any number of samples of the length it was made at run."""
+    nodes = [node("Reshape", "x s", "r", "parted"), node("MatMul", "r w", "y")]
+    weights = {"s": numbers(0, 6, 4, 2), "w": values(2, 3)}
+    proto = model(nodes, weights=weights, inputs={"x": ["batch", "steps", 8]}, outputs={"y": ["batch", 6, 4, 3]})
+    held = held_batch(load_model(proto).proto)
+    assert held.length is not None and held.length.node == "parted" and "1x6x4x2 of 1x224x8" in held.length.reason
+    assert not held.issues
+    weights["s"] = numbers(0, -1, 4, 2)
+    proto = model(nodes, weights=weights, inputs={"x": ["batch", "steps", 8]}, outputs={"y": ["batch", "steps", 4, 3]})
+    assert held_batch(load_model(proto).proto) == HeldBatch()

@@ -156,6 +156,18 @@ CASES: dict[str, Case] = {
         "embedding",
     ),
     "Tanh": ([node("Gemm", "x w b", "h"), node("Tanh", "h", "y")], VECTORS, _in(10), "embedding"),
+    "sigmoids, weighted by attention": (
+        [
+            *_HEAD,
+            node("Softmax", "f21", "shares", axis=2),
+            node("Mul", "shares scores", "parts"),
+            node("ReduceSum", "parts last", "y", keepdims=0),
+        ],
+        FIXED,
+        _in(21),
+        "other",
+    ),
+    "a mean of sigmoids": ([*_HEAD, node("ReduceMean", "scores", "y", axes=[-1], keepdims=0)], FIXED, _in(21), "other"),
     "pooled image": (
         [_CONV, node("Relu", "h", "r"), node("GlobalAveragePool", "r", "p"), node("Flatten", "p", "y")],
         IMAGES,
@@ -257,6 +269,12 @@ CASES: dict[str, Case] = {
         IMAGES,
         _in(21, "a", "b"),
         "mask",
+    ),
+    "optical flow, in pixels of the larger size": (
+        [_CONV, node("Conv", "h c21", "k"), node("Resize", "k nothing twice", "e"), node("Mul", "e two", "y")],
+        IMAGES,
+        _in(21, "a", "b"),
+        "other",
     ),
     "an image": (
         [_CONV, node("ConvTranspose", "h up3", "y", strides=[2, 2])],

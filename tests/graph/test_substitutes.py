@@ -205,3 +205,17 @@ def test_other_einsums_stay(equation: str, shapes: tuple[tuple[int, ...], tuple[
     )
     folded, _ = fold(load_model(proto).proto)
     assert [item.op_type for item in folded.graph.node] == ["Einsum"]
+
+
+@pytest.mark.parametrize(("op", "other"), [("LessOrEqual", "Greater"), ("GreaterOrEqual", "Less")])
+def test_integers_are_compared_without_or_equal(op: str, other: str) -> None:
+    """TensorRT-RTX's builder ends the process at some decoders' steps with it."""
+    kept = [node(op, "a b", "c"), node("Cast", "c", "y", to=TensorProto.FLOAT)]
+    places, floats = np.arange(12, dtype=np.int64).reshape(3, 4), values(3, 4)
+    floats[0, 0] = np.nan
+    proto = model(kept, inputs={"a": ["n", 4], "b": ["n", 1]})
+    assert op in same(proto, a=floats, b=floats[:, :1]), "NaN is neither greater nor less"
+    for value in proto.graph.input:
+        value.type.tensor_type.elem_type = TensorProto.INT64
+    operators = same(proto, a=places, b=np.array([[2], [4], [99]]))
+    assert operators == {other, "Not", "Cast"}

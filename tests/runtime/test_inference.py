@@ -160,6 +160,16 @@ def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
     assert [item.predictions[0].index for item in few.ranked] == [243, 559, 438]
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_samples_of_a_model_for_a_fixed_number_run_one_call_after_another(world: World, batch: int) -> None:
+    graph = f"g (float[{batch},4] x) => (float[{batch},4] y) {{ y = Add(x, x) }}"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}'), world.folder / "m.onnx")
+    samples = np.arange(20, dtype=np.float32).reshape(5, 4)
+    found = run(world.folder / "m.onnx", input=samples, backend="onnxruntime")
+    np.testing.assert_array_equal(found.arrays["y"], 2 * samples)
+    assert len(found.milliseconds) == -(-5 // batch)
+
+
 def test_samples_that_the_table_leaves_out_are_counted(world: World, lite0: Path) -> None:
     for count, said in ((11, True), (8, False)):
         np.save(world.folder / "x.npy", np.zeros((count, 3, 224, 224), np.float32))

@@ -34,6 +34,11 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
             "sm75, sm80 can't compute in fp8_e4m3",
         ),
         (
+            "Error Code 4: Internal Error (kOPT values for profile 0 violate shape constraints: IShuffleLayer /Reshape_4: …)",
+            BuildFailed,
+            "the model holds sizes that `shapes=` doesn't go with",
+        ),
+        (
             f"{BUILD}([pass.cpp:337] Cannot compile operation 'fc' for Turing (SM75): FP32 GEMM is not supported.)",
             UnsupportedRequest,
             "node fc",

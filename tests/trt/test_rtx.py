@@ -6,6 +6,8 @@ import contextlib
 import importlib.util
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import nets
+import numpy as np
 import onnx.parser
 import pytest
+from onnx import numpy_helper
 from world import Heard, unnumbered
 
 from trtopt.core.errors import (
@@ -280,3 +284,61 @@ def test_describe_is_json(rtx: Generation) -> None:
     said = json.loads(json.dumps(rtx.describe()))
     assert said["family"] == "rtx" and said["can_build"] is True
     assert said["capabilities"]["compute_targets"] == ["sm75", "sm80", "sm86", "sm89", "sm120", "sm121"]
+
+
+STEP = """
+<ir_version: 8, opset_import: ["" : 17]>
+step (float[batch,1,192] qkv, int64[batch,1] position, float[batch,4,32,16] k, float[batch,4,32,16] v)
+     => (float[batch,4,1,16] y)
+<int64[3] thirds = {64, 64, 64}, int64[4] heads = {-1, 4, 1, 16}, int64[4] column = {-1, 1, 32, 1},
+ int64[4] row = {-1, 1, 1, 32}, float hidden = {-10000.0}, float four = {4.0}>
+{
+    here = Equal(places, position)
+    until = LessOrEqual(places, position)
+    write = Reshape(here, column)
+    seen = Reshape(until, row)
+    unseen = Not(seen)
+    q0, k0, v0 = Split<axis = -1>(qkv, thirds)
+    q1 = Reshape(q0, heads)
+    k1 = Reshape(k0, heads)
+    v1 = Reshape(v0, heads)
+    keys = Where(write, k1, k)
+    values = Where(write, v1, v)
+    turned = Transpose<perm = [0, 1, 3, 2]>(keys)
+    products = MatMul(q1, turned)
+    scaled = Div(products, four)
+    masked = Where(unseen, hidden, scaled)
+    shares = Softmax<axis = -1>(masked)
+    y = MatMul(shares, values)
+}
+"""
+BUILD = """
+import sys
+from trtopt.graph.passes import substitutes
+from trtopt.__main__ import main
+if sys.argv.pop() == "as it is":
+    del substitutes._RULES["", "LessOrEqual"]
+main()
+"""
+
+
+@pytest.mark.usefixtures("rtx")
+def test_a_decoder_s_step_with_a_static_cache_builds_and_a_builder_that_crashes_is_told(tmp_path: Path) -> None:
+    """TensorRT-RTX 1.7.1 ends the process where it meets the step as it is."""
+    proto = onnx.parser.parse_model(STEP)
+    proto.graph.initializer.append(numpy_helper.from_array(np.arange(32).reshape(1, 32), "places"))
+    onnx.save(proto, tmp_path / "step.onnx")
+
+    def build(how: str) -> subprocess.CompletedProcess[str]:
+        arguments = ["build", "step.onnx", "--target", "sm89", "-o", "step.engine", how]
+        return subprocess.run(
+            [sys.executable, "-c", BUILD, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+
+    done = build("as it is")
+    if done.returncode != 0:  # a newer version may build it
+        assert done.returncode == -signal.SIGSEGV
+        assert "error: native code ended this process while" in done.stderr and "built step.onnx" in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["step.onnx"]
+    done = build("as trtopt writes it")
+    assert (done.returncode, (tmp_path / "step.engine").exists()) == (0, True), done.stderr

@@ -27,6 +27,7 @@ from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, Precision, check_overrides
+from trtopt.core.words import first_of
 from trtopt.data import open_data
 from trtopt.diagnosis.measured import Profiled, profiled
 from trtopt.diagnosis.profiling import profile
@@ -38,6 +39,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
+from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import fingerprint, tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
@@ -214,7 +216,13 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     folded = to_proto(to_ir_at(folded, OPSET[Precision.INT8]))
     check_overrides(overrides, folded.graph.node)
     folded = smoothed(folded, table.smoothed)
-    points = find_points(to_ir(folded), overrides=(*overrides, *kept_out(table.left_out)), gates=table.gates)
+    ir_model = to_ir(folded)
+    in_fp32 = overflowing(ir_model, table.beyond_fp16)  # by what they hold, in a build
+    points = find_points(ir_model, overrides=(*overrides, *kept_out({**in_fp32, **table.left_out})), gates=table.gates)
+    if in_fp32 and (
+        beyond := [f"{node} ({in_fp32[node]})" for node in find_points(ir_model).quantized if node in in_fp32]
+    ):
+        reporter.note(f"left out, as a build keeps them in FP32: {first_of(beyond)}")
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)

@@ -349,10 +349,15 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
             f"check MODEL `set='{odd.name}=NUMBERS'` `fix='OUT.onnx'`)"
         )
     sizes = ",".join("batch" if axis == odd.open_axes[0] else str(size) for axis, size in enumerate(odd.shape))
+    alone = ",".join(["1", *map(str, arrays[0].shape[1:])])
+    another = (
+        f"; where it counts something else (the entries of a gallery), set {arrays[0].name} to one sample "
+        f"(`set='{arrays[0].name}:{alone}'`): then a file of a folder holds one call's arrays"
+    )
     return (
         f"{problem}export it with that axis called batch in all, wherever it is (`inputs=['{odd.name}:{sizes}']`), or call it "
-        f"so in the ONNX file (trtopt check MODEL `set='{odd.name}:{sizes}'` `fix='OUT.onnx'`), or build it in floating "
-        "point, which needs no data"
+        f"so in the ONNX file (trtopt check MODEL `set='{odd.name}:{sizes}'` `fix='OUT.onnx'`)"
+        f"{another if odd.open_axes[0] == 0 else ''}"
     )
 
 

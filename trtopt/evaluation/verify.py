@@ -7,6 +7,7 @@ Cosine misranks quantizations of classifiers: a bad calibration costs many class
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from trtopt.evaluation.per_layer import (
     verdict,
 )
 from trtopt.evaluation.request import VerifyRequest
+from trtopt.graph.choices import choices
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
@@ -46,6 +48,8 @@ from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 from trtopt.trt.plans import plan_header
+
+FEW_DB = 30.0  # FP16 has more, unless a value overflows or a choice falls otherwise
 
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
@@ -74,6 +78,7 @@ class Agreement:
         ran: what the candidate's results came from, where that was an engine.
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
         beyond_fp16: inputs that hold numbers beyond FP16's largest, 65,504, with the largest magnitude.
+        choices: outputs of few dB that follow a choice among computed values, with the node that chooses.
     """
 
     samples: int
@@ -84,6 +89,7 @@ class Agreement:
     ran: str = ""
     layers: tuple[LayerAgreement, ...] = ()
     beyond_fp16: Mapping[str, float] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def snr_db(self) -> float:
@@ -112,6 +118,8 @@ class Agreement:
             values["ran"] = self.ran
         if self.beyond_fp16:
             values["beyond_fp16"] = dict(self.beyond_fp16)
+        if self.choices:
+            values["choices"] = dict(self.choices)
         if self.layers:
             values["layers"] = [item.describe() for item in self.layers]
             values["verdict"] = verdict(self.layers)
@@ -136,6 +144,11 @@ class Agreement:
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
                 lines.append(f"  {more}")
+            if name in self.choices:
+                lines.append(
+                    f"  it follows a choice ({self.choices[name]}): where two values are nearly equal, rounding takes the "
+                    "other one, so that dB say little; those of an output that has the values themselves do"
+                )
         if self.reference_accuracy and self.candidate_accuracy:
             old, new = self.reference_accuracy, self.candidate_accuracy
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")
@@ -242,7 +255,23 @@ def verify(request: VerifyRequest) -> Agreement:
             layers = _layers_of(engine, *protos, joined(batches.first), request.reporter)
         else:
             layers = compare_layers(*protos, joined(batches.first))
-    return replace(agreement, limits=limits, ran=place, layers=layers, beyond_fp16=batches.beyond_fp16)
+    few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
+    follow = choices(model.proto) if few and not callable(reference) else {}
+    return replace(
+        agreement,
+        limits=limits,
+        ran=place,
+        layers=layers,
+        beyond_fp16=batches.beyond_fp16,
+        choices={name: follow[name] for name in few if name in follow},
+    )
+
+
+def _lowest_db(output: OutputAgreement) -> float:
+    """Of a sample, where samples have dB of their own; inf of integers, of which dB say nothing."""
+    if output.integers:
+        return math.inf
+    return output.spread.lowest if output.spread and output.spread.figure == "snr_db" else output.snr_db
 
 
 def _layers_of(

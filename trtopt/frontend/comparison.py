@@ -76,7 +76,12 @@ def compared(
             detail(f"batch {size}: {gap}")
             if not gap.within(tolerance):
                 _refuse(subject, model, size, expected, f"{gap}; allowed: relative {tolerance:g}", sampled)
-            if not gap.scale:
+            if undefined := [name for name, array in expected.items() if np.isnan(array).any()]:
+                real = "; give real ones by `sample=`" if made_up(sampled) else ""
+                notes.append(
+                    f"PyTorch itself gives NaN in {first_of(undefined)} on {sampled}, so that the comparison says little{real}"
+                )
+            elif not gap.scale:
                 notes.append("every output is zero, so that the comparison says little")
         elsewhere, said = _elsewhere(subject, model, session, comparisons[0].batch, tolerance)
     return comparisons + elsewhere, notes + said

@@ -151,12 +151,14 @@ def export(request: ExportRequest) -> ExportResult:
         for name, value in values:
             if not isinstance(value, torch.Tensor):
                 noted(f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out")
-        names = named_outputs(
-            tensors,
-            source.outputs if request.output_names is None else request.output_names,
-            [info.name for info in infos],
-            source.text,
-        )
+        names_in = [info.name for info in infos]
+        wished = source.outputs if request.output_names is None else request.output_names
+        names = named_outputs(tensors, wished, names_in, source.text)
+        if taken := [f"{made} ({asked})" for asked, made in zip(tensors, names) if not wished and asked in names_in]:
+            noted(
+                f"outputs that are called as an input have another name in the file: {', '.join(taken)}; `output_names=` gives "
+                "others"
+            )
         with reporter.phase("export to ONNX"):
             model = _export(subject, names, target)
             _record_training(subject, model)
@@ -243,7 +245,8 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     # Names that nothing else has: torch's exporter doesn't see that a wished one is another value's.
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
-    try:
+
+    def traced(dynamic: Any) -> ModelProto:
         with (
             as_qdq(torch, subject.module, subject.text),
             rewriting,
@@ -259,19 +262,29 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
                 subject.tensors(subject.batch(size)),
                 input_names=list(asked),
                 output_names=list(given),
-                dynamic_shapes=(shapes,) if any(shapes) else None,
+                dynamic_shapes=dynamic,
                 opset_version=max(target, NATIVE_OPSET),
                 dynamo=True,
                 verbose=False,
             )
             rename_values(program.model, {**asked, **given}, f"{INNER}.")
-            proto = program.model_proto
+            proto: ModelProto = program.model_proto
+            return proto
+
+    def goes_fixed() -> bool:
+        try:
+            traced(None)
+        except Exception:  # whatever it is: no advice, then
+            return False
+        return True
+
+    try:
+        proto = traced((shapes,) if any(shapes) else None)
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"{subject.text} can't be exported{why(error, infos, operators_of(subject))} (torch: {essence(error, 1)})"
-        ) from error
+        reason = why(error, infos, operators_of(subject), goes_fixed)
+        raise ModelError(f"{subject.text} can't be exported{reason} (torch: {essence(error, 1)})") from error
     try:
         model = load_model(proto)
     except ModelError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnx import defs
@@ -40,8 +40,14 @@ _SIGNS = {
 }
 
 
-def why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[str]) -> str:
-    """The class of the failure in our words: what, where in the user's code, what to do."""
+def why(
+    error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[str], goes_fixed: Callable[[], bool]
+) -> str:
+    """The class of the failure in our words: what, where in the user's code, what to do.
+
+    Args:
+        goes_fixed: tries without open sizes, and says whether that works; asked where nothing else explains the failure.
+    """
     told = "".join(str(item) for item in chain(error))
     fixed = [
         f"{infos[int(which)].shape[int(axis)]} of {infos[int(which)].name} is always {size}"
@@ -77,10 +83,12 @@ def why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[s
             tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")
     if not tries:
         return where
-    return (
-        f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
-        f"{' '.join(tries)}"
-    )
+    if not goes_fixed():
+        return (
+            f"{where}: torch's exporter itself fails, without open sizes, too: write that part with other operators, or leave "
+            "it out of the exported model"
+        )
+    return f"{where}: torch's exporter itself fails on open sizes; with fixed ones it goes: {' '.join(tries)}"
 
 
 def at(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
 _TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
 
 
@@ -258,8 +259,11 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
         if checkpoints.model_class(path):
             problem = checkpoints.advice(path)
         raise ModelError(f"the weights {path} can't be loaded safely (weights_only=True): {problem}") from error
+    others = ""
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
+            if more := [str(name) for name, value in state.items() if name != key and is_state(value)]:
+                others = f"of the state dicts in {path} {key!r} is taken, not {first_of(more)}"
             state = state[key]
     if not is_state(state):
         inside = [key for key, value in state.items() if is_state(value)] if isinstance(state, dict) else []
@@ -275,18 +279,24 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
                 f"the weights {path} hold no state dict{keys}; save one: torch.save(model.state_dict(), path)"
             )
         state = state[inside[0]]
-    own = source.module.state_dict()
+    own = {_unwrapped(name): name for name in source.module.state_dict()}
+    state = {_unwrapped(name): value for name, value in state.items()}
     if not own.keys() & state.keys():  # DataParallel's "module.", a wrapper's "model."
         state = {f"{_beginning(own)}{key.removeprefix(_beginning(state))}": value for key, value in state.items()}
     try:
-        source.module.load_state_dict(state)
+        source.module.load_state_dict({own.get(name, name): value for name, value in state.items()})
     except RuntimeError as error:
         raise ModelError(
             f"the weights {path} don't fit {source.text}: {essence(error, 6)}. If the model was trained with other arguments, "
             "give them as `factory_arg={'NAME': 'VALUE'}`"
         ) from error
     notes = tuple(note for note in source.notes if "random weights" not in note and "start" not in note)
-    return replace(source, weights=str(path), notes=notes)
+    return replace(source, weights=str(path), notes=(*notes, *filter(None, [others])))
+
+
+def _unwrapped(name: str) -> str:
+    """A parameter's name without what torch.compile and FSDP put into it, at any depth."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _beginning(names: Iterable[str]) -> str:

@@ -45,7 +45,9 @@ SEQUENCE = 16
 MASK = "attention_mask"  # optional in transformers' models
 TRIES = 200  # of a module's forward
 TRIED = 16  # images that are decoded, to see whether they can be
+_TAKEN_AS = {"float64": "float32", "float16": "float32", "int32": "int64"}  # arrays' types, as modules take them
 _TOKENS = re.compile(r"ids|mask|token")
+_PIXELS = "The input takes pixels as they are. Guessed: how an image is brought to its size."
 # What models are trained with most, from none to mean and deviation.
 _PREPARED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ImageNet's mean and deviation", {"preset": "imagenet"}),
@@ -92,15 +94,15 @@ class _Subject:
 def init(request: InitRequest) -> InitResult:
     """Write a recipe for a model: its inputs and their ranges, how images are prepared, precision and accuracy limit.
 
-    What isn't in the model is guessed, and the file says so over each guess. A PyTorch module without known inputs gets those
-    that an .npz file given as `data` holds under the names of forward's arguments; else it is called with inputs such as its
-    layers take, until it gives something for each sample.
+    What isn't in the model is guessed, and the file says so over each guess. A PyTorch module without known inputs is called
+    with inputs such as its layers take, those first that arrays of an .npz file given as `data` fit, until it gives something
+    for each sample.
 
     Args:
         source: an ONNX file, or what `export` takes: "FILE.py:FACTORY", "package.module:FACTORY", "torchvision:NAME".
         output: the recipe to write; default: NAME.toml in the current folder, NAME the model's.
         factory_arg: keyword arguments of the factory; not of an ONNX file.
-        inputs: input name → shape, as for `export`; default: found by trying. An ONNX file has its own.
+        inputs: input name → shape, as for `export`; default: found by trying what the samples fit. An ONNX file has its own.
         images, data: what to calibrate on, a folder of images or arrays, one of them; the recipe names it.
         force: write over a recipe that is there.
 
@@ -248,7 +250,7 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
     gray = keys.get("channels") == "gray"
     usual = {"scale": "1/255", **keys} if gray else {"preset": "imagenet", **keys}
     if image.dtype == "uint8":
-        return keys, "The input takes pixels as they are. Guessed: how an image is brought to its size."
+        return keys, _PIXELS
     photos = _photos()
     recorded = statistics(model.proto)
     if recorded is None or not photos:
@@ -297,11 +299,10 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
             inputs, _ = stated_inputs(source, request.inputs)
         elif source.inputs:
             inputs = source.inputs
-        elif request.data is not None and (shown := _shown(source, Path(request.data))) is not None:
-            inputs, longest = shown
-            notes["inputs"] = f"As the arrays of {Path(request.data).name} are, by calling the module with such."
         else:
-            inputs, notes["inputs"] = _tried(source)
+            held = _held(request.data)
+            inputs, notes["inputs"] = _tried(source, held)
+            longest = max(_lengths(inputs, held), default=None)
         described = f"{text}, weights: {source.weights}"
         prepared = source.preprocess
     image = _image(inputs)
@@ -309,6 +310,8 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
         if text.startswith("torchvision:"):
             prepared = {"preset": "imagenet", **_layout(image)}
             notes["preprocess"] = "As torchvision's published weights of this model take it."
+        elif image.dtype == "uint8":
+            prepared, notes["preprocess"] = _layout(image), _PIXELS
         else:
             prepared = {"scale": "1/255"} if image.shape[1] == 1 else {"preset": "imagenet"}
             prepared |= _layout(image)
@@ -325,60 +328,53 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
     return _Subject(f"{module}:{factory}", described, takes, tuple(inputs), notes, prepared, longest=longest)
 
 
-def _shown(source: Source, data: Path) -> tuple[tuple[TensorInfo, ...], int | None] | None:
-    """Inputs as samples in an .npz file show them, and how long a sequence in them is, if other lengths will do, too; None:
-    they aren't there under the names of forward's arguments, or the module doesn't take such.
+def _held(data: str | os.PathLike[str] | None) -> dict[str, TensorInfo]:
+    """What the arrays of an .npz file are like, by name, where their first axis counts samples."""
+    if data is None or Path(data).suffix != ".npz":
+        return {}
+    return {
+        name: TensorInfo(name, _TAKEN_AS.get(array.dtype.name, array.dtype.name), ("batch", *array.shape[1:]))
+        for name, array in stored_arrays(Path(data)).items()
+        if array.ndim
+    }
+
+
+def _lengths(inputs: Sequence[TensorInfo], held: Mapping[str, TensorInfo]) -> Iterator[int]:
+    """How long the samples' sequences are."""
+    for info in inputs:
+        for size, own in zip(info.shape, held[info.name].shape if info.name in held else ()):
+            if size == "sequence" and isinstance(own, int):
+                yield own
+
+
+def _tried(source: Source, held: Mapping[str, TensorInfo]) -> tuple[tuple[TensorInfo, ...], str]:
+    """Inputs that the module takes, found by calling it, and how they were.
+
+    Args:
+        held: what the samples are like: inputs that they fit are tried first, then their own sizes.
     """
-    takes = Arguments(source.module)
-    if data.suffix != ".npz" or not data.is_file() or not takes.names:
-        return None
-    arrays = stored_arrays(data)
-    given = {name: arrays[name] for name in takes.names if name in arrays}
-    if not given or any(name not in given for name in takes.required):
-        return None
-    if any(array.ndim == 0 or array.dtype.kind not in "fiub" for array in given.values()):
-        return None
-    length = next((array.shape[1] for array in given.values() if array.ndim > 1), 0)
-    torch = require("torch", "torch", "looking at a module")
-    training = source.module.training
-    source.module.eval()
-    try:
-        for name in ("sequence", length):  # the second axis may be any number of tokens or steps, or is a fixed one
-            infos = tuple(
-                TensorInfo(
-                    key,
-                    "float32" if array.dtype.kind == "f" else array.dtype.name,
-                    (
-                        "batch",
-                        *(name if size == length and axis == 0 else size for axis, size in enumerate(array.shape[1:])),
-                    ),
-                )
-                for key, array in given.items()
-            )
-            if _runs(torch, source.module, infos, named=True):
-                return infos, length if name == "sequence" and length else None
-    finally:
-        source.module.train(training)
-    return None
-
-
-def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
-    """Inputs that the module takes, found by calling it, and how they were."""
     torch = require("torch", "torch", "looking at a module")
     takes = Arguments(source.module)
     names = takes.required or takes.ordered[:1] or ["input"]
-    names = [*names, *(name for name in takes.names if name == MASK and name not in names)]  # padded batches need it
-    places = [list(_candidates(torch, source.module, name)) for name in names]
+    further = {MASK, *held}  # padded batches need a mask
+    names = [*names, *(name for name in takes.names if name in further and name not in names)]
+    places = []
+    for name in names:
+        likely = list(_candidates(torch, source.module, name))
+        if (own := held.get(name)) is not None:
+            likely = [*(info for info in likely if _fits(own, info)), own, *likely]
+        places.append(list(dict.fromkeys(likely)))
+    combinations: Iterator[tuple[TensorInfo, ...]] = itertools.product(*places)
+    if held.keys() >= set(names):  # before the many that differ in one
+        combinations = itertools.chain([next(combinations), tuple(held[name] for name in names)], combinations)
     training = source.module.training
     source.module.eval()
     try:
-        for count, infos in enumerate(itertools.product(*places)):
-            if count == TRIES:
-                break
+        for infos in itertools.islice(combinations, TRIES):
             if _runs(torch, source.module, infos, named=bool(takes.names)):
                 shapes = ", ".join(f"{info.name} {list(info.shape)}" for info in infos)
                 why = f"Found by calling the module: it takes {shapes}"
-                if any(len(info.shape) == 4 for info in infos):
+                if any(len(info.shape) == 4 and info.name not in held for info in infos):
                     why += "; another height and width may be what it was trained with"
                 return tuple(infos), f"{why}."
     finally:
@@ -387,6 +383,13 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
     raise UsageError(
         f"{source.text}: its layers don't tell its inputs; forward takes: {takes}. Give their shapes, such as {typed}"
     )
+
+
+def _fits(own: TensorInfo, info: TensorInfo) -> bool:
+    """Whether arrays that are like `own` are such inputs."""
+    sizes = zip(own.shape, info.shape)
+    same = all(isinstance(size, str) or size == held for held, size in sizes)
+    return own.dtype == info.dtype and len(own.shape) == len(info.shape) and same
 
 
 def _candidates(torch: Any, module: Any, name: str) -> Iterator[TensorInfo]:

@@ -210,6 +210,28 @@ def without_gaps(torch: Any) -> Iterator[None]:
     def hypot(input: Any, other: Any) -> Any:
         return (input.square() + other.square()).sqrt()
 
+    def slices(input: Any, size: Any, count: int, dim: int) -> Any:
+        """Parts of an open axis (a batch doubled for guidance, two images in one), which the exporter makes a sequence."""
+        ends = [*(size * place for place in range(1, count)), input.shape[dim]]
+        return tuple(input.narrow(dim, size * place, end - size * place) for place, end in enumerate(ends))
+
+    def chunked(place: Any) -> Any:
+        def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+            if isinstance(length := input.shape[dim], torch.SymInt):
+                return slices(input, (length + chunks - 1) // chunks, chunks, dim)
+            return originals[place, "chunk"](input, chunks, dim)
+
+        return chunk
+
+    def splitting(place: Any) -> Any:
+        def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
+            size, length = split_size_or_sections, tensor.shape[dim]
+            if isinstance(size, torch.SymInt) and isinstance(length, torch.SymInt):
+                return slices(tensor, size, -(-length.node.hint // size.node.hint), dim)
+            return originals[place, "split"](tensor, size, dim)
+
+        return split
+
     def subtracted(place: Any, name: str) -> Any:
         def rsub(input: Any, other: Any, **options: Any) -> Any:
             """`1.0 - mask` of an integer mask, whose type the exporter doesn't promote."""
@@ -239,6 +261,8 @@ def without_gaps(torch: Any) -> Iterator[None]:
             for place in (torch, torch.Tensor)
             for name, made in (("median", median), ("kthvalue", kthvalue), ("hypot", hypot), ("istft", istft))
         },
+        **{(place, "chunk"): chunked(place) for place in (torch, torch.Tensor)},
+        **{(place, "split"): splitting(place) for place in (torch, torch.Tensor)},
         **{(place, name): subtracted(place, name) for place, name in ((torch, "rsub"), (torch.Tensor, "__rsub__"))},
         (torch, "hamming_window"): hamming,
         (torch, "blackman_window"): cosines(0.42, -0.5, 0.08),

@@ -49,11 +49,13 @@ class HeldBatch:
         issues: the nodes that do, or that don't fit because of others; empty: shapes go with any batch, as far as is known.
         certain: nothing but a batch of 1 can run; else only an output says that it has the inputs' batch, and hasn't.
         opened: the model with these nodes for any batch; None: not all can be.
+        length: the first node that holds a length of the trace instead, so that nothing is known of the batch.
     """
 
     issues: tuple[Issue, ...] = ()
     certain: bool = False
     opened: ModelProto | None = None
+    length: Issue | None = None
 
 
 def held_batch(proto: ModelProto) -> HeldBatch:
@@ -74,7 +76,10 @@ def held_batch(proto: ModelProto) -> HeldBatch:
                 dim.dim_param = dim.dim_param or f"{value.name}.{axis}"
     alone = all(info.open_axes in ((), (0,)) for info in infos.values())
     traces = [_Trace(light, guess, alone) for guess in ((1,) if alone else _GUESSES)]
-    trace = max(traces, key=lambda item: len(item.one))
+    sound = [item for item in traces if item.unfit() is None]
+    if not alone and not sound:  # else one sample alone doesn't fit, whatever its number
+        return HeldBatch(length=traces[0].unfit())
+    trace = max(sound or traces, key=lambda item: len(item.one))
     return trace.opened(proto, {infos[name].shape[0] for name in batched})
 
 
@@ -96,6 +101,17 @@ class _Trace:
 
     def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         return shapes_at(self.light, {"batch": batch}, self.guess)
+
+    def unfit(self) -> Issue | None:
+        """A Reshape that makes another number of elements of one sample than it gets."""
+        for node in self.nodes:
+            if node.op_type != "Reshape" or node.domain not in STANDARD:
+                continue
+            data, result = self.one.get(node.input[0]), self.one.get(node.output[0])
+            if data and result and math.prod(data) != math.prod(result):
+                reason = f"with {self.guess} for the open sizes it makes {x(result)} of {x(data)}"
+                return Issue(node.name, node.op_type, reason)
+        return None
 
     def opened(self, proto: ModelProto, names: set[int | str]) -> HeldBatch:
         """`names`: what the inputs' batch is called."""

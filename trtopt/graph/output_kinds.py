@@ -160,6 +160,7 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
       transposed convolution) or have the size of the image that goes in and another number of channels, are a mask. One
       channel without a sigmoid isn't: depths end like that, and are all on one side of 0. Nor are three: they are colours.
+      Nor is what a constant multiplies then: that is optical flow, in pixels of another size.
     - boxes: a name that says so and an axis of 4; or samples × (4 + classes) × anchors, joined from parts of which one has 4
       channels, or two have 2.
 
@@ -189,11 +190,13 @@ class _End:
         op: "softmax", "sigmoid", "linear", "norm" or "pool", whatever operators they are made of; else the operator's name.
         node: the operator; None where the output is an input or a weight.
         perms: what the transpositions behind it do.
+        scaled: whether a constant factor stands behind it.
     """
 
     op: str
     node: NodeProto | None
     perms: tuple[tuple[int, ...], ...]
+    scaled: bool
 
     def keeps(self, axis: int) -> bool:
         """Whether no transposition moves this axis; -1: the last one."""
@@ -241,7 +244,7 @@ class _Graph:
             return Kind.CLASSES
         if end.op in ("norm", "Tanh"):
             return Kind.EMBEDDING
-        if end.op == "sigmoid":
+        if end.op == "sigmoid" or (end.op == "pool" and self._pools_sigmoids(end)):
             return Kind.OTHER  # of classes that don't exclude each other: the largest says little
         if _says(name, _EMBEDDING_WORDS):
             return Kind.EMBEDDING
@@ -277,12 +280,20 @@ class _Graph:
             return Kind.MASK if channels != 1 and self._axis(end) == 1 else Kind.OTHER
         if end.op == "sigmoid" or _says(name, _MASK_WORDS):
             return Kind.MASK
-        if not isinstance(channels, int) or channels in (1, _COLOURS):
+        if not isinstance(channels, int) or channels in (1, _COLOURS) or end.scaled:
             return Kind.OTHER
         if end.op == "ConvTranspose" or (end.op in ("Resize", "Upsample") and self._enlarges(end)):
             return Kind.MASK
         same = any(image[2:] == size and image[1] != channels for image in self.images if -1 not in size)
         return Kind.MASK if end.op == "Conv" and same else Kind.OTHER
+
+    def _pools_sigmoids(self, end: _End) -> bool:
+        """Whether what is pooled are sigmoids, or these weighted by a softmax, as attention over time does."""
+        assert end.node is not None
+        pooled = self.end(end.node.input[0])
+        if pooled.op != "Mul" or pooled.node is None:
+            return pooled.op == "sigmoid"
+        return sorted(self.end(name).op for name in pooled.node.input) == ["sigmoid", "softmax"]
 
     def _unless_given(self, shape: tuple[int | str, ...], kind: Kind) -> Kind:
         """What has the shape of a floating input is such a thing again, as of an autoencoder: no scores."""
@@ -333,15 +344,16 @@ class _Graph:
     def end(self, name: str) -> _End:
         """What gives the output `name` its values."""
         perms: list[tuple[int, ...]] = []
-        node = self.makers.get(name)
+        node, scaled = self.makers.get(name), False
         while node is not None and (op := self._op(node)) == node.op_type:
             before = self._through(node)
             if before is None:
-                return _End(op, node, tuple(perms))
+                return _End(op, node, tuple(perms), scaled)
             if node.op_type == "Transpose":
                 perms.append(tuple(attribute(node, "perm", ())))
+            scaled |= node.op_type in ("Mul", "Div")
             node = self.makers.get(before)
-        return _End("" if node is None else self._op(node), node, tuple(perms))
+        return _End("" if node is None else self._op(node), node, tuple(perms), scaled)
 
     def _through(self, node: NodeProto) -> str | None:
         """The input whose values the node hands on; None: it makes its own."""

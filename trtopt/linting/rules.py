@@ -73,6 +73,10 @@ _WARNINGS = {
         "has no elements (shape {dims}): nothing goes in",
         "export it with the sizes that it gets, or with dynamic dimensions",
     ),
+    "length-held": (
+        "{reason}: the trace holds the sizes that it was made at",
+        "set these (trtopt check MODEL `set='NAME:SHAPE'` `fix='OUT.onnx'`), or export it again, by trtopt export",
+    ),
     "double": ("the {side} is float64, which TensorRT silently makes float32", "export the model in float32"),
     "integer": (
         "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
@@ -435,6 +439,8 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
 
 def one_sample(held: HeldBatch, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Finding]:
     """What holds a batch of 1 in a model whose inputs leave theirs open; an error unless `profiles` ask for no other."""
+    if held.length is not None:
+        yield _said("length-held", held.length.node, held.length.op, reason=held.length.reason)
     batched = [info.name for info in inputs if 0 in info.open_axes]
     asked = [ranges.max[:1] for profile in profiles for name, ranges in profile.items() if name in batched]
     alone = [info for info in inputs if info.open_axes]

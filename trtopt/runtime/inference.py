@@ -255,7 +255,7 @@ def _pieces(session: Session, arrays: Mapping[str, Array]) -> list[tuple[dict[st
     counts = {len(array) if array.ndim else 0 for array in arrays.values()}
     ranges = [profile[name] for profile in session.profiles for name in arrays]
     whole: list[tuple[dict[str, Array], int | None]] = [(dict(arrays), None)]
-    if alone(session.inputs) or len(counts) != 1 or counts == {0} or not ranges or not all(item.max for item in ranges):
+    if alone(session.inputs) or len(counts) != 1 or counts == {0} or not all(item.max for item in ranges):
         return whole
     pieces = list(session.batches(arrays))
     return list(pieces) if len(pieces) > 1 or pieces[0][1] != len(next(iter(pieces[0][0].values()))) else whole

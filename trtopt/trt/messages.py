@@ -227,6 +227,9 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"no tactics to implement the operation within workspace limit": (
             "the workspace is too small for at least one layer: raise or drop `workspace=`"
         ),
+        r"values for profile \d+ violate shape constraints": (
+            "the model holds sizes that `shapes=` doesn't go with, as traces do: give those that it was exported with"
+        ),
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),

@@ -7,6 +7,9 @@ of a Scaler and a network or a linear model builds, in INT8 too. Trees, support 
 
 **An Einsum** of activations and a constant is a product, too, where only the activations' last axes are summed.
 
+**Integers compared by ≤ or ≥** are not greater, or not less: TensorRT-RTX 1.7.1's builder ends the process (a segmentation
+fault) at a decoder's step that puts keys and values where `places == position` and attends where `places <= position`.
+
 **A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
 
 **A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
@@ -30,7 +33,7 @@ from trtopt.graph.view import Editor, attribute, constant, infer_into, is_consta
 LEARNED = "ai.onnx.ml"
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
 # Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
-_OLDEST = {"ImageScaler": 7, "Einsum": 12}
+_OLDEST = {"ImageScaler": 7, "Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12}
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -109,6 +112,13 @@ def _image_scaler(line: _Line, node: ir.Node) -> _Results:
     bias = np.asarray(attribute(node, "bias", [0.0]), np.float32).reshape(-1, 1, 1)
     scaled = line("Mul", node.inputs[0], line.number(attribute(node, "scale", 1.0)))
     return [line("Add", scaled, line.number(bias))]
+
+
+def _or_equal(line: _Line, node: ir.Node) -> _Results:
+    """Of floats NaN is neither: they stay."""
+    if not all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
+        return None
+    return [line("Not", line("Greater" if node.op_type == "LessOrEqual" else "Less", *node.inputs))]
 
 
 def _scaler(line: _Line, node: ir.Node) -> _Results:
@@ -353,5 +363,7 @@ _RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
     (LEARNED, "LinearClassifier"): _classifier,
     ("", "DFT"): _transform,
     ("", "Einsum"): _einsum,
+    ("", "LessOrEqual"): _or_equal,
+    ("", "GreaterOrEqual"): _or_equal,
     ("", "ImageScaler"): _image_scaler,
 }
