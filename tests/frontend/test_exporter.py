@@ -925,7 +925,7 @@ def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path:
         export(Together(), tmp_path / "m.onnx", inputs=inputs)
     assert export(Together(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
     infos = [TensorInfo(name, "float32", shape) for name, shape in inputs.items()]
-    reason = why(RuntimeError("odd"), infos, (), lambda: False)
+    reason = why(RuntimeError("odd"), infos, {}, (), lambda: False)
     assert "without open sizes, too" in reason and "left:1x3x8x8" not in reason
 
 

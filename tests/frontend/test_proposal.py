@@ -15,6 +15,7 @@ from world import RTX, World
 
 import trtopt
 from trtopt.core.errors import DataError, MissingDependency, ModelError, OutputError, UsageError
+from trtopt.frontend.exporter import export
 from trtopt.frontend.proposal import init
 from trtopt.recipes.loader import Recipe, load_recipe, package_file
 
@@ -75,6 +76,13 @@ OWN = textwrap.dedent("""
     class Puzzle(nn.Module):
         def forward(self, box):
             return box["image"]
+
+    class Vibration(nn.Module):  # whose kernel is longer than a sequence of words may be
+        def __init__(self):
+            super().__init__()
+            self.conv, self.out = nn.Conv1d(2, 4, 16, 4), nn.Linear(4, 3)
+        def forward(self, wave):
+            return self.out(self.conv(wave).mean(2))
 """)
 
 
@@ -199,6 +207,11 @@ def test_what_is_given_is_taken(here: Path) -> None:
                 "mask": ("int64", ("batch", "sequence"), "1x8,8x40,32x40"),
             },
         ),
+        (
+            "Vibration",
+            {"wave": np.ones((4, 2, 900), np.float32)},
+            {"wave": ("float32", ("batch", 2, "length"), "1x2x128,1x2x900,8x2x900")},
+        ),
         ("Waves", {"wave": np.ones((4, 1, 800))}, {"wave": ("float32", ("batch", 1, 800), "1x1x800,8x1x800,32x1x800")}),
         (
             "Shop",
@@ -229,6 +242,16 @@ def test_inputs_are_as_the_samples(here: Path, name: str, arrays: dict[str, Any]
     )
     np.savez("s.npz", **arrays)
     assert shapes(load_recipe(init(f"own.py:{name}", data="s.npz").recipe)) == inputs
+
+
+@pytest.mark.parametrize("data", [None, "s.npz"])
+def test_a_signal_is_exported_at_a_length_of_its_range(here: Path, data: str | None) -> None:
+    np.savez("s.npz", wave=np.ones((4, 2, 900), np.float32))
+    made = init("own.py:Vibration", data=data)
+    assert shapes(load_recipe(made.recipe))["wave"][2] == (
+        "1x2x128,1x2x900,8x2x900" if data else "1x2x128,1x2x128,8x2x512"
+    )
+    assert export(str(made.recipe), "m.onnx").verified
 
 
 def test_samples_that_calibrate_would_refuse_are_refused(here: Path) -> None:

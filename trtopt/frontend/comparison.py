@@ -97,12 +97,7 @@ def _elsewhere(
     differs, the model is good for others, and that is said.
     """
     infos, batch = subject.infos, subject.first
-    traced = {
-        size: subject.arrays[info.name].shape[axis]
-        for info in infos
-        for axis, size in enumerate(info.shape)
-        if isinstance(size, str) and size != batch
-    }
+    traced = {name: size for name, size in subject.sizes.items() if name != batch}
     at = _listed(traced)
     tried: list[str] = []
     found: list[ExportComparison] = []

@@ -134,7 +134,7 @@ def export(request: ExportRequest) -> ExportResult:
             raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
         if isinstance(preprocess, Mapping):
             preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
-        arrays, sampled = samples_for(infos, request.sample, preprocess or source.preprocess)
+        arrays, sampled = samples_for(infos, request.sample, preprocess or source.preprocess, source.ranges)
         notes: list[str] = []
 
         def noted(*texts: str) -> None:
@@ -283,7 +283,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     except ModelError:
         raise
     except Exception as error:
-        reason = why(error, infos, operators_of(subject), goes_fixed)
+        reason = why(error, infos, subject.sizes, operators_of(subject), goes_fixed)
         raise ModelError(f"{subject.text} can't be exported{reason} (torch: {essence(error, 1)})") from error
     try:
         model = load_model(proto)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnx import defs
 
 from trtopt.core.foreign import chain, place
 from trtopt.core.values import TensorInfo
-from trtopt.frontend.samples import Subject, made_up, sizes_for
+from trtopt.frontend.samples import Subject, made_up
 
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
 # What is wrong with a module, by a part of the name of an operator that it runs, else by what its error says; {at}: where.
@@ -41,11 +41,16 @@ _SIGNS = {
 
 
 def why(
-    error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[str], goes_fixed: Callable[[], bool]
+    error: BaseException,
+    infos: Sequence[TensorInfo],
+    sizes: Mapping[str, int],
+    operators: Sequence[str],
+    goes_fixed: Callable[[], bool],
 ) -> str:
     """The class of the failure in our words: what, where in the user's code, what to do.
 
     Args:
+        sizes: what the inputs' named sizes were.
         goes_fixed: tries without open sizes, and says whether that works; asked where nothing else explains the failure.
     """
     told = "".join(str(item) for item in chain(error))
@@ -77,7 +82,7 @@ def why(
     tries = []
     for info in infos:
         if any(isinstance(size, str) for size in info.shape):
-            batch, *rest = (sizes_for(infos).get(str(size), size) for size in info.shape)
+            batch, *rest = (sizes.get(str(size), size) for size in info.shape)
             fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
             kind = "" if info.dtype == "float32" else f":{info.dtype}"
             tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from trtopt.core.errors import ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import existing_file
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import importing, quiet
-from trtopt.core.values import TensorInfo
+from trtopt.core.values import Profile, TensorInfo
 from trtopt.core.words import first_of
 from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
@@ -35,6 +35,7 @@ class Source:
         text: what messages call it.
         weights: a path, "random (seed 0)", "the factory's own" or "the module's own".
         notes: what the user should know.
+        ranges: of its inputs' shapes, where a recipe has them.
     """
 
     module: Any
@@ -45,6 +46,7 @@ class Source:
     opset: int | None = None
     preprocess: str | Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    ranges: Profile = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -146,6 +148,7 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, argumen
         outputs=recipe.outputs,
         opset=recipe.opset,
         preprocess=recipe.preprocess,
+        ranges=recipe.ranges,
     )
     return _weighted(source, weights or recipe.weights)
 

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -42,6 +42,7 @@ from trtopt.recipes.loader import known_recipes, load_recipe, package_file
 
 SIZES = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512)  # pixels
 SEQUENCE = 16
+LENGTH = 8 * SEQUENCE  # of a signal
 MASK = "attention_mask"  # optional in transformers' models
 TRIES = 200  # of a module's forward
 TRIED = 16  # images that are decoded, to see whether they can be
@@ -78,7 +79,8 @@ class InitResult(Plain):
 @dataclass(frozen=True)
 class _Subject:
     """What is known of a model; `takes`: all inputs, as samples are given for them, `inputs`: those that the recipe has;
-    `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ; `longest`: the samples' length."""
+    `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ; `spans`: least, best and most of named
+    sizes."""
 
     source: str
     description: str
@@ -87,7 +89,7 @@ class _Subject:
     notes: Mapping[str, str]
     preprocess: str | Mapping[str, Any] | None = None
     scaled: bool = False
-    longest: int | None = None
+    spans: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 @taking(InitRequest)
@@ -292,7 +294,7 @@ def _photos() -> list[Path]:
 
 
 def _torch(request: InitRequest, folder: Path) -> _Subject:
-    text, longest = os.fspath(request.source), None
+    text, spans = os.fspath(request.source), dict[str, tuple[int, int, int]]()
     with opened(text, None, request.factory_arg) as source:
         notes = {"source": " ".join(note if note.endswith(".") else f"{note}." for note in source.notes)}
         if request.inputs:
@@ -302,7 +304,7 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
         else:
             held = _held(request.data)
             inputs, notes["inputs"] = _tried(source, held)
-            longest = max(_lengths(inputs, held), default=None)
+            spans = _spans(inputs, held)
         described = f"{text}, weights: {source.weights}"
         prepared = source.preprocess
     image = _image(inputs)
@@ -325,7 +327,7 @@ def _torch(request: InitRequest, folder: Path) -> _Subject:
     if len({info.shape[:1] for info in takes}) > 1:  # where samples lie is known of the exported model
         takes = tuple(replace(info, batch_axis=None) for info in takes)
     prepared = prepared if image is not None else None
-    return _Subject(f"{module}:{factory}", described, takes, tuple(inputs), notes, prepared, longest=longest)
+    return _Subject(f"{module}:{factory}", described, takes, tuple(inputs), notes, prepared, spans=spans)
 
 
 def _held(data: str | os.PathLike[str] | None) -> dict[str, TensorInfo]:
@@ -339,12 +341,19 @@ def _held(data: str | os.PathLike[str] | None) -> dict[str, TensorInfo]:
     }
 
 
-def _lengths(inputs: Sequence[TensorInfo], held: Mapping[str, TensorInfo]) -> Iterator[int]:
-    """How long the samples' sequences are."""
+def _spans(inputs: Sequence[TensorInfo], held: Mapping[str, TensorInfo]) -> dict[str, tuple[int, int, int]]:
+    """Least, best and most of sizes that were found open: up to the samples' own, and of a signal none that wasn't tried."""
+    spans: dict[str, tuple[int, int, int]] = {}
     for info in inputs:
-        for size, own in zip(info.shape, held[info.name].shape if info.name in held else ()):
-            if size == "sequence" and isinstance(own, int):
-                yield own
+        for axis, size in enumerate(info.shape):
+            if size not in ("sequence", "length"):
+                continue
+            least, own = 8 if size == "sequence" else LENGTH, held[info.name].shape[axis] if info.name in held else None
+            if isinstance(own, int):
+                spans[size] = (min(least, own), own, own)
+            elif size == "length":
+                spans.setdefault(size, (LENGTH, LENGTH, 4 * LENGTH))
+    return spans
 
 
 def _tried(source: Source, held: Mapping[str, TensorInfo]) -> tuple[tuple[TensorInfo, ...], str]:
@@ -431,7 +440,7 @@ def _runs(torch: Any, module: Any, infos: Sequence[TensorInfo], named: bool) -> 
         else (0,)
     )
     for length in lengths:
-        sizes = {"batch": 2, "sequence": length, "length": 8 * length}
+        sizes = {"batch": 2, "sequence": length, "length": LENGTH // SEQUENCE * length}
         random = np.random.default_rng(SEED)
         arrays = []
         for info in infos:
@@ -472,7 +481,7 @@ def _written(subject: _Subject, request: InitRequest, folder: Path) -> tuple[str
             ),
         )
     )
-    ranges = _ranges(subject.inputs, subject.longest)
+    ranges = _ranges(subject.inputs, subject.spans)
     if ranges:
         tuned = "Ranges (least, best, most) are guesses: an engine is tuned for the middle and takes nothing beyond the ends."
         notes["inputs"] = f"{notes.get('inputs', '')} {tuned}".strip()
@@ -523,12 +532,12 @@ def _arrays(subject: _Subject) -> str:
     return ", ".join(f"{info.name} ({' × '.join(map(str, info.shape))}, {info.dtype})" for info in subject.inputs)
 
 
-def _ranges(inputs: Sequence[TensorInfo], longest: int | None) -> dict[str, ShapeRange]:
-    """A range for each input with open sizes; a name has one range wherever it stands, a sequence up to the samples' length."""
+def _ranges(inputs: Sequence[TensorInfo], spans: Mapping[str, tuple[int, int, int]]) -> dict[str, ShapeRange]:
+    """A range for each input with open sizes; a name has one range wherever it stands, from `spans` if it is there."""
     needing = [info for info in inputs if info.open_axes]
     lengths = all(size in ("batch", "sequence") for info in needing for size in info.shape if isinstance(size, str))
-    sequence = (8, 64, 256) if longest is None else (min(8, longest), longest, longest)
-    known: dict[str, tuple[int, int, int]] = {"sequence": sequence, "batch": (1, 8, 32)} if lengths else {}
+    known: dict[str, tuple[int, int, int]] = {"sequence": (8, 64, 256), "batch": (1, 8, 32)} if lengths else {}
+    known |= spans
     ranges = {}
     for info in needing:
         places = []

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, MissingDependency, ModelError, UsageError
 from trtopt.core.library_output import quiet
-from trtopt.core.values import TensorInfo
+from trtopt.core.values import Profile, TensorInfo
 from trtopt.data import open_data
 from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.arrays import usable
@@ -29,15 +29,16 @@ PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
 
 
 def samples_for(
-    infos: tuple[TensorInfo, ...], sample: Sample | None, preprocess: Any
+    infos: tuple[TensorInfo, ...], sample: Sample | None, preprocess: Any, ranges: Profile
 ) -> tuple[dict[str, NDArray[Any]], str]:
-    """Inputs to trace and compare with, and what they are."""
+    """Inputs to trace and compare with, and what they are; made-up ones and images are of sizes within `ranges`."""
+    sizes = sizes_for(infos, ranges)
     if sample is None:
-        photos = _photos(infos, preprocess)
+        photos = _photos(infos, preprocess, sizes)
         if photos is not None:
             said = f"as {preprocess}" if isinstance(preprocess, str) else "as asked for"
             return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed {said}"
-        return synthetic_inputs(infos, sizes_for(infos)), "synthetic (seed 0)"
+        return synthetic_inputs(infos, sizes), "synthetic (seed 0)"
     if isinstance(sample, (Mapping, np.ndarray)):
         arrays = sample if isinstance(sample, Mapping) else {infos[0].name: sample}
         for info in infos:
@@ -51,13 +52,13 @@ def samples_for(
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
         found = {name: array[:] if array.ndim else array.whole() for name, array in stored_arrays(path).items()}
-        whole, _ = samples_for(infos, found, preprocess)
+        whole, _ = samples_for(infos, found, preprocess, ranges)
         return whole, str(path)
     if path.suffix in (".npz", ".npy"):
         batches = open_data(infos, data=path, limit=SAMPLES)
     else:
         images = [path] if path.is_file() else path
-        batches = open_data(_sized(infos), images=images, preprocess=preprocess, limit=SAMPLES)
+        batches = open_data(_sized(infos, sizes), images=images, preprocess=preprocess, limit=SAMPLES)
     return joined(batches), os.fspath(sample)
 
 
@@ -72,29 +73,36 @@ def made_up(sampled: str) -> bool:
     return sampled.startswith("synthetic")
 
 
-def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray[Any]] | None:
+def _photos(infos: tuple[TensorInfo, ...], preprocess: Any, sizes: Mapping[str, int]) -> dict[str, NDArray[Any]] | None:
     """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
     if preprocess is None or not on_images(infos, None):
         return None
     try:
         files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
-        return joined(open_data(_sized(infos), images=files, preprocess=preprocess))
+        return joined(open_data(_sized(infos, sizes), images=files, preprocess=preprocess))
     except MissingDependency:
         return None
 
 
-def _sized(infos: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+def _sized(infos: tuple[TensorInfo, ...], sizes: Mapping[str, int]) -> tuple[TensorInfo, ...]:
     """With the sizes that dynamic dimensions have while exporting, the batch apart: images are resized to them."""
-    sizes = sizes_for(infos)
     return tuple(
         replace(info, shape=(info.shape[0], *(sizes.get(str(size), size) for size in info.shape[1:]))) for info in infos
     )
 
 
-def sizes_for(infos: Sequence[TensorInfo]) -> dict[str, int]:
-    """What each dynamic dimension is while exporting. All differ from 1 and, where they can, from each other."""
-    names = [size for info in infos for size in info.shape if isinstance(size, str)]
-    return {name: SIZES.get(name, 8) for name in names}
+def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
+    """What each dynamic dimension is while exporting, but for the batch within its range, where a recipe has one. All differ
+    from 1 and, where they can, from each other."""
+    sizes: dict[str, int] = {}
+    for info in infos:
+        for axis, name in enumerate(info.shape):
+            if isinstance(name, str):
+                size = SIZES.get(name, 8)
+                if axis and info.name in ranges:
+                    size = min(max(size, ranges[info.name].min[axis]), ranges[info.name].max[axis])
+                sizes.setdefault(name, size)
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,16 @@ class Subject:
         """The size that counts samples: one that is called batch, else the first of the first input that has any."""
         sizes = [size for info in self.infos for size in info.shape]
         return next((size for size in sizes if str(size).lower().startswith("batch")), sizes[0] if sizes else 1)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What each named size is in the samples."""
+        return {
+            name: self.arrays[info.name].shape[axis]
+            for info in self.infos
+            for axis, name in enumerate(info.shape)
+            if isinstance(name, str)
+        }
 
     @property
     def samples(self) -> int:
