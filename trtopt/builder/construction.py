@@ -49,6 +49,7 @@ from trtopt.core.files import (
 )
 from trtopt.core.options import taking
 from trtopt.core.progress import Duration
+from trtopt.core.shapes import outside
 from trtopt.core.temporary import scratch
 from trtopt.core.values import (
     BuildSpec,
@@ -299,6 +300,14 @@ class _Build:
         )
         (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
 
+    def _warn_of_shapes(self) -> None:
+        """Say that the samples (the first one speaks for them) have shapes that the engine won't take."""
+        if self.request.images is None and self.request.data is None:
+            return
+        first = next(iter(real_samples(self.model, replace(self.request, limit=1))))
+        if problem := outside(self.spec.profiles, self.model.inputs, first):
+            self.request.reporter.warn(f"{problem}, which it won't take: give others as `shapes=`, or other samples")
+
     def _warn_of_inputs(self, folded: onnx.ModelProto) -> None:
         """Say which inputs of an engine that takes FP16 hold more in the samples than FP16 does."""
         spec = self.spec
@@ -337,6 +346,7 @@ class _Build:
         validate_profiles(inputs, spec.profiles, longest=longest(folded))  # folding may have shown them
         self._measure(folded)
         self._warn_of_inputs(folded)
+        self._warn_of_shapes()
         lowered, engine, report = self._construct(folded)
         tell_cut_off(request)
         if count := len(lowered.merged):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import named
-from trtopt.core.values import EXAMPLE, SHAPE, GivenProfile, Profile, ShapeRange, TensorInfo, named_size
+from trtopt.core.values import EXAMPLE, SHAPE, GivenProfile, Profile, ShapeRange, TensorInfo, named_size, x
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
@@ -251,3 +251,27 @@ def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, i
         channels = 3 if info.shape[3] in (1, 3, 4) else 1
         return (3, 3, 3) if axis == channels else (320, 640, 960)
     return (8, 128, 512)
+
+
+def outside(profiles: Sequence[Profile], inputs: Sequence[TensorInfo], samples: Mapping[str, Any]) -> str:
+    """Empty, or what of these samples no profile takes, however many go in at a time.
+
+    Args:
+        samples: input name → array, samples along the first axis. Inputs of one shape aren't looked at: the range of one is of
+            its values, if it has any.
+    """
+    infos = [info for info in inputs if info.open_axes and info.name in samples]
+    shapes = {info.name: tuple(samples[info.name].shape[1:]) for info in infos}
+
+    def taken(info: TensorInfo, bounds: ShapeRange) -> bool:
+        ends = [pair for axis, pair in enumerate(zip(bounds.min, bounds.max)) if axis != info.batch_axis]
+        shape = shapes[info.name]
+        return len(shape) == len(ends) and all(low <= size <= high for size, (low, high) in zip(shape, ends))
+
+    missed = [[i.name for i in infos if i.name in item and not taken(i, item[i.name])] for item in profiles]
+    if not missed or not all(missed):
+        return ""
+    names = min(missed, key=len)
+    ranges = dict.fromkeys(f"{name} {x(item[name].min)} to {x(item[name].max)}" for item in profiles for name in names)
+    listed = ", ".join(f"{name} {x(shapes[name])}" for name in names)
+    return f"samples of {listed} are outside the engine's shapes, {' or '.join(ranges)}"

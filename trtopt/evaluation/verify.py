@@ -23,6 +23,7 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
+from trtopt.core.shapes import outside
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
@@ -197,8 +198,8 @@ def verify(request: VerifyRequest) -> Agreement:
         EngineError, DeviceError: the engine can't run.
         BuildFailed: it can't be built with tensors inside it as outputs.
         UsageError: there are no samples, or two kinds of them; the reference is a TensorRT engine, or the candidate one whose
-            graph is needed and wasn't kept; the outputs differ in name or shape, the labels don't fit, or a kind or limit
-            can't be right.
+            graph is needed and wasn't kept; samples are outside the engine's shapes; the outputs differ in name or shape, the
+            labels don't fit, or a kind or limit can't be right.
     """
     limits = Limits.of(request.min_agreement, request.min_snr)
     if request.batches is not None and (request.images is not None or request.data is not None):
@@ -247,6 +248,7 @@ def verify(request: VerifyRequest) -> Agreement:
             new = by_samples(_without_embedding(runner, graph), inputs, outputs)
             if engine is not None:
                 place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
+                new = _within(engine, new, inputs)
         agreement = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
     layers: tuple[LayerAgreement, ...] = ()
     if request.per_layer:
@@ -265,6 +267,19 @@ def verify(request: VerifyRequest) -> Agreement:
         beyond_fp16=batches.beyond_fp16,
         choices={name: follow[name] for name in few if name in follow},
     )
+
+
+def _within(engine: Path, run: Runner, inputs: Sequence[TensorInfo]) -> Runner:
+    """`run` of such samples as the engine itself takes."""
+    manifest = load_manifest(engine)
+    profiles = () if manifest is None or manifest.embedded else manifest.ranges  # if embedded, of pixels
+
+    def checked(batch: Arrays) -> Arrays:
+        if problem := outside(profiles, inputs, batch):
+            raise UsageError(f"{problem}: give others, or build it with other `shapes=`")
+        return run(batch)
+
+    return checked
 
 
 def _lowest_db(output: OutputAgreement) -> float:
