@@ -84,6 +84,16 @@ def test_a_build_spec_is_plain_json() -> None:
     assert BuildSpec(precision=Precision.BF16).base is Precision.BF16
 
 
+def test_shapes_that_a_range_holds() -> None:
+    bounds = ShapeRange.parse("1x3x8,4x3x16,8x3x32")
+    assert bounds.holds((1, 3, 8))
+    assert bounds.holds([8, 3, 32])
+    assert not bounds.holds((9, 3, 32))
+    assert not bounds.holds((1, 3, 7))
+    assert not bounds.holds((1, 3))
+    assert not bounds.holds((1, 3, 8, 8))
+
+
 def test_targets_as_numbers() -> None:
     assert parse_targets(89) == (89,) == parse_targets("sm89")
     assert parse_targets([80, "sm89,sm120"]) == (80, 89, 120)

@@ -23,6 +23,7 @@ from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import DataError, TrtoptError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.data import ImageBatches, open_data
+from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.runtime.inference import run
@@ -48,12 +49,19 @@ MEMORY = 2 << 30  # bytes that a process may hold at most
 SECONDS = 60  # generous: on an idle machine none takes ten
 
 
+def loaded(path: Path) -> NDArray[Any]:
+    if path.suffix == ".npy":
+        return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
+    with np.lib.npyio.NpzFile(path) as archive:
+        return archive["x"]  # type: ignore[no-any-return]
+
+
 def numpys(path: Path) -> NDArray[Any] | None:
     """What NumPy reads, if it is what the model takes and all of it is finite; None: it can't be, or NumPy can't."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            array = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.lib.npyio.NpzFile(path)["x"]
+            array = loaded(path)
             usable = array.dtype.kind == "f" and np.isfinite(array.astype(np.float32)).all()
     except Exception:  # of any kind: that is NumPy's way with damaged files
         return None
@@ -106,6 +114,22 @@ def test_unpacked_arrays_are_the_same_or_refused_by_name(tmp_path: Path) -> None
             assert not folder.exists() or [str(item.relative_to(folder)) for item in folder.rglob("*.*")] == ["0/0.npy"]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/fd is Linux's")
+def test_an_archive_that_is_refused_is_closed_at_once(tmp_path: Path) -> None:
+    refused = 0
+    for name, content in ARRAYS.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        if path.suffix == ".npz":
+            try:
+                stored_arrays(path)
+            except DataError:  # its traceback keeps what was opened alive
+                links = [item.resolve() for item in Path("/proc/self/fd").iterdir()]
+                assert path.resolve() not in links, name
+                refused += 1
+    assert refused > 20
+
+
 def test_run_reads_arrays_as_numpy_does_or_refuses_them_by_name(tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     value = onnx.helper.make_tensor_value_info("x", 1, ["n", 3, 32, 32])
@@ -122,8 +146,7 @@ def test_run_reads_arrays_as_numpy_does_or_refuses_them_by_name(tmp_path: Path) 
             assert isinstance(error, (DataError, UsageError)), name
             assert str(path) in str(error) or "'x'" in str(error) or "`input=" in str(error), error
         else:
-            expected = np.load(path) if path.suffix == ".npy" else np.lib.npyio.NpzFile(path)["x"]
-            np.testing.assert_array_equal(found, expected.astype(np.float32), err_msg=name)
+            np.testing.assert_array_equal(found, loaded(path).astype(np.float32), err_msg=name)
             ran += 1
     assert ran > 5
 

@@ -304,7 +304,7 @@ class _Build:
         """Say that the samples (the first one speaks for them) have shapes that the engine won't take."""
         if self.request.images is None and self.request.data is None:
             return
-        first = next(iter(real_samples(self.model, replace(self.request, limit=1))))
+        first = next(iter(self.samples or real_samples(self.model, replace(self.request, limit=1))))
         if problem := outside(self.spec.profiles, self.model.inputs, first):
             self.request.reporter.warn(f"{problem}, which it won't take: give others as `shapes=`, or other samples")
 

@@ -264,9 +264,8 @@ def outside(profiles: Sequence[Profile], inputs: Sequence[TensorInfo], samples: 
     shapes = {info.name: tuple(samples[info.name].shape[1:]) for info in infos}
 
     def taken(info: TensorInfo, bounds: ShapeRange) -> bool:
-        ends = [pair for axis, pair in enumerate(zip(bounds.min, bounds.max)) if axis != info.batch_axis]
-        shape = shapes[info.name]
-        return len(shape) == len(ends) and all(low <= size <= high for size, (low, high) in zip(shape, ends))
+        shape, axis = shapes[info.name], info.batch_axis
+        return bounds.holds(shape if axis is None else (*shape[:axis], *bounds.min[axis : axis + 1], *shape[axis:]))
 
     missed = [[i.name for i in infos if i.name in item and not taken(i, item[i.name])] for item in profiles]
     if not missed or not all(missed):

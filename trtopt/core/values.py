@@ -106,6 +106,12 @@ class ShapeRange:
     def static(self) -> bool:
         return self.min == self.max
 
+    def holds(self, shape: Sequence[int]) -> bool:
+        """Whether a shape lies between `min` and `max`."""
+        return len(shape) == len(self.min) and all(
+            low <= size <= high for low, size, high in zip(self.min, shape, self.max)
+        )
+
     def __str__(self) -> str:
         return x(self.opt) if self.static else ",".join(map(x, (self.min, self.opt, self.max)))
 

@@ -90,7 +90,7 @@ class Signature:
         candidates = [
             index
             for index, profile in enumerate(self.profiles)
-            if all(inside(shape, profile[name]) for name, shape in shapes_by_name.items())
+            if all(profile[name].holds(shape) for name, shape in shapes_by_name.items())
         ]
         if not candidates:
             ranges = " or ".join(
@@ -205,12 +205,6 @@ def _on_host(engine: Any, name: str) -> bool:
 def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:
     low, best, high = engine.get_tensor_profile_shape(tensor.name, index)
     return ShapeRange(*(tuple(int(size) for size in shape) for shape in (low, best, high)))
-
-
-def inside(shape: Shape, bounds: ShapeRange) -> bool:
-    return len(shape) == len(bounds.min) and all(
-        low <= size <= high for low, size, high in zip(bounds.min, shape, bounds.max)
-    )
 
 
 def _distance(shapes: Mapping[str, Shape], profile: Profile) -> int:

@@ -124,9 +124,9 @@ class _Plain(StoredArray):
 class _Member(StoredArray):
     """A member read through its archive, which compares the checksum at its end: fast from first to last."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> None:
+    def __init__(self, path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo, file: IO[bytes]) -> None:
         self._archive, self._item = archive, item
-        self._file: Any = archive.open(item)
+        self._file: Any = file
         self._at = 0  # byte of the array that comes next
         packed = item.compress_type != zipfile.ZIP_STORED
         super().__init__(path, self._file, item.file_size, exact=True, packed=packed)
@@ -165,13 +165,16 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, StoredArray
     Raises:
         DataError: it can't be read.
     """
-    with readable(path):
+    with readable(path), contextlib.ExitStack() as unread:
         opened_regular(path).close()
-        archive = zipfile.ZipFile(path)  # closed with the last array that is read through it
+        archive = unread.enter_context(zipfile.ZipFile(path))
         arrays: dict[str, StoredArray] = {}
         for name, item in members(archive).items():
-            plain = checked and item.compress_type == zipfile.ZIP_STORED
-            arrays[name] = _uncompressed(path, archive, item) if plain else _Member(path, archive, item)
+            if checked and item.compress_type == zipfile.ZIP_STORED:
+                arrays[name] = _uncompressed(path, archive, item)
+            else:
+                arrays[name] = _Member(path, archive, item, unread.enter_context(archive.open(item)))
+        unread.pop_all()  # it is closed with the last array that is read through it
         return arrays
 
 

@@ -21,7 +21,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import ShapeRange, check_timeout, parse_seconds, x
 from trtopt.cuda.arrays import View, views
-from trtopt.cuda.tensors import Tensor, check_array, inside
+from trtopt.cuda.tensors import Tensor, check_array
 from trtopt.runtime.batch_queue import Array, BatcherStats, Group, Queue, Request, Shapes
 from trtopt.runtime.batch_threads import serve
 from trtopt.runtime.session import Session
@@ -250,7 +250,7 @@ class Batcher:
             ranges: list[Range] = []
             for profile in signature.profiles:
                 bounds = [profile[tensor.name] for tensor in self._inputs]
-                if all(inside((item.min[0], *shape), item) for shape, item in zip(shapes, bounds)):
+                if all(item.holds((item.min[0], *shape)) for shape, item in zip(shapes, bounds)):
                     ranges += _batches(profile, self._inputs)
             if not signature.profiles:
                 batch = self._inputs[0].shape[0]
