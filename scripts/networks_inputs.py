@@ -149,6 +149,8 @@ def network(name: str, crops: NDArray[Any]) -> Any:
     torch.manual_seed(0)
     extra = {"init_weights": True, "aux_logits": False} if name == "googlenet" else {}
     module = SMALL[name]() if name in SMALL else torchvision.models.get_model(name, weights=None, **extra)
+    if isinstance(module, torchvision.models.VisionTransformer):
+        torch.nn.init.normal_(module.heads.head.weight, std=0.02)  # they are zeros, and all results with them
     module.eval()
     norms = [layer for layer in module.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
     for layer in norms:
