@@ -522,3 +522,25 @@ def test_inputs_that_are_no_samples_run_as_they_stand(op: str, shape: tuple[int,
     x, other = values(8, 6), values(*shape, seed=1)
     found = OnnxRunner(net, optimize=True)({"x": x, "other": other})["y"]
     np.testing.assert_allclose(found, x * other if op == "Mul" else x @ other, rtol=1e-5)
+
+
+def test_a_graph_with_control_flow_is_judged() -> None:
+    """A body stays in FP32 between casts, and the nodes around it round as TensorRT's do."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,3,8,8] x) => (float[n,4,8,8] y) <float zero = {0}> {
+        seen = Conv(x, w)
+        mean = ReduceMean <keepdims = 0> (seen)
+        positive = Greater(mean, zero)
+        chosen = If (positive) <then_branch = a () => (float[n,4,8,8] p) { p = Relu(seen) },
+                                else_branch = b () => (float[n,4,8,8] q) { q = Sigmoid(seen) }>
+        y = Conv(chosen, v)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    weights = {"w": values(4, 3, 1, 1), "v": values(4, 4, 1, 1, seed=1)}
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    proto, _ = fold(proto)  # gives every node a name
+    half = typed(proto, Precision.FP16)
+    assert has_half(half)
+    samples = np.concatenate([values(8, 3, 8, 8), -values(8, 3, 8, 8)])
+    found = verify(proto, half, data=samples)
+    assert 50 < found.snr_db < 90
+    assert verify(proto, half, data=samples, per_layer=True).layers

@@ -136,6 +136,10 @@ def test_data_that_decides_control_flow_is_no_setting() -> None:
     }"""
     assert "set=['flag=VALUE']" in how_to_decide(onnx.parser.parse_model(text.replace("CONDITION", "flag")))
     assert how_to_decide(onnx.parser.parse_model(text.replace("CONDITION", "many"))) == ""
+    image = text.replace("n,4", "1,3,8,8")  # sizes are known, and the values are an image's
+    assert how_to_decide(onnx.parser.parse_model(image.replace("CONDITION", "many"))) == ""
+    alone = text.replace("n,4", "1,4").replace(", bool flag", "")  # no input would be left
+    assert how_to_decide(onnx.parser.parse_model(alone.replace("CONDITION", "many"))) == ""
     scan = """<ir_version: 9, opset_import: ["" : 17]> g (float[4] first, float[n,4] x) => (float[4] last, float[n,4] y) {
         last, y = Scan <num_scan_inputs = 1, body = step (float[4] s, float[4] v) => (float[4] t, float[4] w) {
             t = Add(s, v)

@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from graphs import conv_relu, model, node, photos, rapidocr, rendered_text, values
 from numpy.typing import NDArray
@@ -308,6 +309,26 @@ def test_control_flow_keeps_its_body() -> None:
     proto = model(nodes, weights={"zero": np.array(0, np.float32)})
     result = folded(proto)
     same_outputs(proto, result, {"x": values(1, 3, 8, 8)}, {"x": -values(1, 3, 8, 8)})
+
+
+def test_a_loop_that_goes_on_by_a_constant_is_folded() -> None:
+    """As TorchScript writes `for i in range(n)`: the condition that the body gives is a constant from outside."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,4] x, int64 turns) => (float[n,4] y)
+        <bool yes = {1}, float half = {0.5}, float[4] one = {1, 1, 1, 1}> {
+        start = Add(x, one)
+        y = Loop (turns, yes, start) <body = step (int64 turn, bool going, float[n,4] old) => (bool on, float[n,4] new) {
+            less = Mul(old, half)
+            more = Constant <value = float[4] {0, 1, 2, 3}> ()
+            new = Add(less, more)
+            on = Identity(yes)
+        }>
+    }"""
+    proto = onnx.parser.parse_model(text)
+    result, report = fold(proto)
+    assert not report.problem
+    for turns in (0, 1, 3):
+        same_outputs(proto, result, {"x": values(2, 4), "turns": np.array(turns)})
+    assert fold(result)[0].SerializeToString() == result.SerializeToString()
 
 
 def test_the_report_counts_what_went() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import onnx
 from graphs import conv_relu, model, node, values
 from half_models import half
 from onnx import ModelProto, TensorProto
+from onnx.helper import make_graph, make_tensor_value_info
 
 from trtopt.graph.half import fp32_typed, has_half, widen
 from trtopt.graph.passes.typed import typed_already
@@ -75,3 +79,47 @@ def test_inputs_are_rounded_to_their_type_too() -> None:
     x[0, 0, 0, :2] = 65504.0, 70000.0
     (found,) = OnnxSession(wide, threads=1)({"x": x}).values()
     assert found[0, 0, 0, :3].tolist() == [32752.0, np.inf, 1024.0]
+
+
+def _body(
+    nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[int, Any]], outputs: Mapping[str, tuple[int, Any]]
+) -> onnx.GraphProto:
+    ends = ([make_tensor_value_info(name, *of) for name, of in side.items()] for side in (inputs, outputs))
+    return make_graph(nodes, "body", *ends)
+
+
+def test_bodies_of_control_flow_round_as_the_graph_does() -> None:
+    half_image = TensorProto.FLOAT16, ["batch", 3, 8, 8]
+    halved = _body([node("Mul", "x s", "halved")], {}, {"halved": half_image})
+    above = [node("Greater", "x zero", "above"), node("Not", "above", "below")]
+    positive = _body([*above, node("Where", "below zero x", "positive")], {}, {"positive": half_image})
+    step = _body(
+        [node("Add", "carried quarter", "more"), node("Identity", "going", "on")],
+        {"turn": (TensorProto.INT64, []), "going": (TensorProto.BOOL, []), "carried": half_image},
+        {"on": (TensorProto.BOOL, []), "more": half_image},
+    )
+    proto = model(
+        [
+            node("ReduceMax", "x", "most", "most", keepdims=0), node("Greater", "most zero", "any", "any"),
+            node("If", "any", "chosen", "if", then_branch=halved, else_branch=positive),
+            node("Loop", "turns any chosen", "y", "loop", body=step),
+        ],
+        weights={
+            "s": np.array(0.5, np.float16), "zero": np.array(0, np.float16), "quarter": np.array(0.25, np.float16),
+            "turns": np.array(3, np.int64),
+        },
+        outputs={"y": ["batch", 3, 8, 8]}, dtype=TensorProto.FLOAT16,
+    )  # fmt: skip
+    wide = widen(proto)
+    onnx.checker.check_model(wide, full_check=True)
+    x = values(1, 3, 8, 8).astype(np.float16)
+    x[0, 0, 0, :2] = 4098.0, 4096.0
+    for image in (x, -np.abs(x)):
+        (expected,), (found,) = (
+            OnnxSession(item, threads=1)({"x": image.astype(kind)}).values()
+            for item, kind in ((proto, np.float16), (wide, np.float32))
+        )
+        np.testing.assert_array_equal(found, expected.astype(np.float32))
+    # FP16 holds 4096 and 4100 of the input, and 2048 + 0.25 is 2048 again, three times.
+    found = OnnxSession(wide, threads=1)({"x": np.full((1, 3, 8, 8), 4097.0, np.float32)})["y"]
+    assert np.unique(found).tolist() == [2048.0]

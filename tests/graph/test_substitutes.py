@@ -219,3 +219,19 @@ def test_integers_are_compared_without_or_equal(op: str, other: str) -> None:
         value.type.tensor_type.elem_type = TensorProto.INT64
     operators = same(proto, a=places, b=np.array([[2], [4], [99]]))
     assert operators == {other, "Not", "Cast"}
+
+
+def test_a_loop_gets_the_condition_that_it_lacks() -> None:
+    shape = ["n", 4]
+    body = helper.make_graph(
+        [node("Mul", "old half", "new"), node("Identity", "going", "on")], "body",
+        [helper.make_tensor_value_info(name, *of) for name, of in
+         {"turn": (TensorProto.INT64, []), "going": (TensorProto.BOOL, []), "old": (TensorProto.FLOAT, shape)}.items()],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("new", 1, shape)],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["turns", "", "x"], ["y"], "loop", body=body)
+    proto = model([loop], inputs={"x": shape}, outputs={"y": shape}, weights={"half": np.float32(0.5)})
+    proto.graph.input.append(helper.make_tensor_value_info("turns", TensorProto.INT64, []))
+    assert same(proto, x=values(2, 4), turns=np.array(3)) == {"Loop"}
+    (found,) = fold(proto)[0].graph.node
+    assert all(found.input)

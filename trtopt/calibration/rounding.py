@@ -79,7 +79,9 @@ def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.flo
     pads, groups = attribute(node, "pads", [0] * 2 * axes), attribute(node, "group", 1)
     padded = np.pad(array, [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:])]) if any(pads) else array
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilations)]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, 2 + axes)))
+    # Typed for one axis alone in some of the NumPy versions that are supported.
+    view: Any = np.lib.stride_tricks.sliding_window_view
+    windows: NDArray[np.float32] = view(padded, spans, tuple(range(2, 2 + axes)))
     windows = windows[_stepped(strides, dilations)]
     size = int(np.prod(kernel)) * weight.shape[1]
     # Every so many positions along each axis: neighbours say much the same.

@@ -20,6 +20,7 @@ from trtopt.core.values import TensorInfo, x
 from trtopt.graph.inputs import forget_batch_axes
 from trtopt.graph.proto import Links, all_graphs, node_reads, tensor_info, whole_copy
 
+_SETTING = 16  # numbers that an input which is a setting has at most
 _OPEN = "?"
 
 
@@ -61,8 +62,8 @@ def decided(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
 def how_to_decide(proto: ModelProto) -> str:
     """What to type for control flow that inputs decide: their values, or else their sizes.
 
-    Empty where none does, or one that is no setting but data: with sizes that are open, or no tensor of numbers. A Scan is
-    decided by nothing: it goes along an axis.
+    Empty where none does, or one that is no setting but data: with sizes that are open, no tensor of numbers, or many of them.
+    Nor where no input would be left. A Scan is decided by nothing: it goes along an axis.
     """
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
@@ -77,11 +78,12 @@ def how_to_decide(proto: ModelProto) -> str:
             pending += [item for item in further if item not in seen]
             seen.update(further)
     infos = {value.name: tensor_info(value) for value in proto.graph.input}
-    if any(by_value and (infos[name].open_axes or not infos[name].numeric) for name, by_value in deciding):
+    by_values = [infos[name] for name, by_value in deciding if by_value]
+    if any(info.open_axes or not info.numeric or math.prod(map(int, info.shape)) > _SETTING for info in by_values):
         return ""
-    values = [f"{name}=VALUE" for name, by_value in deciding if by_value]
+    values = [f"{info.name}=VALUE" for info in by_values]
     settings = values or [f"{name}:SIZES" for name, _ in deciding]
-    if not settings:
+    if not settings or len(values) == len(inputs):
         return ""
     what = "the value" if values else "sizes"
     return f"trtopt check MODEL {named('set', settings)} `fix='OUT.onnx'` writes the model with {what} of that input decided"

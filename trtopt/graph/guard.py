@@ -40,7 +40,7 @@ def fault(before: ModelProto, after: ModelProto) -> str:
 
     Sorts the nodes of `after` where they aren't in order.
     """
-    if problem := invalid(after, "it"):
+    if problem := invalid(after, "the result"):
         return problem
     if (was := _drawn(before)) != (now := _drawn(after)):
         return f"it draws random numbers {now} times, no longer {was}"

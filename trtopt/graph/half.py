@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.core.errors import ModelError
 from trtopt.graph.proto import infer_shapes, refill, subgraphs, to_array
 
 EXACT = "/exact"  # behind the name of a tensor in a widened model: before it is rounded to its half type
@@ -33,36 +34,42 @@ def widen(proto: ModelProto) -> ModelProto:
 
     As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32, and what is read
     of an input rounded to its type; the model itself where it has no FP16 and BF16.
-
-    Raises:
-        ModelError: FP16 or BF16 with control flow, whose types can't be followed here.
     """
     if not has_half(proto):
         return proto
-    types = _types(proto)
-    widened = _with_fp32_constants(proto)
-    graph = widened.graph
-    nodes: list[onnx.NodeProto] = []
-    held: dict[str, str] = {}  # input → what its type holds of it
-    weights = {tensor.name for tensor in graph.initializer}
-    for value in graph.input:
-        name, target = value.name, value.type.tensor_type.elem_type
-        if target in _HALVES and name not in weights:
-            held[name] = f"{name}/held"
-            nodes.append(helper.make_node("Cast", [name], [f"{name}/rounded"], to=target))
-            nodes.append(helper.make_node("Cast", [f"{name}/rounded"], [held[name]], to=TensorProto.FLOAT))
+    widened = ModelProto()
+    widened.CopyFrom(proto)
+    graph, weights = widened.graph, {tensor.name for tensor in proto.graph.initializer}
+    inputs = {value.name: value.type.tensor_type.elem_type for value in graph.input if value.name not in weights}
+    held = {name: f"{name}/held" for name, target in inputs.items() if target in _HALVES}
+    _widen_graph(graph, infer_shapes(proto).graph, {}, held)
+    rounded = [node for name, short in held.items() for node in _rounding(name, short, inputs[name])]
+    refill(graph.node, [*rounded, *graph.node])
+    return widened
+
+
+def _widen_graph(
+    graph: onnx.GraphProto, inferred: onnx.GraphProto, outside: Mapping[str, int], held: Mapping[str, str]
+) -> None:
+    """In place, bodies of control flow, too.
+
+    Args:
+        inferred: the same graph with inferred types.
+        outside: types of the values that a body takes from outside.
+        held: the graph's input → what its type holds of it, which is read in its place.
+    """
+    types = {**outside, **_types(graph, inferred)}
+    _widen_constants(graph)
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    for node in graph.node:
-        if any(subgraphs(node)):
-            raise ModelError(
-                f"an FP16 or BF16 model with control flow ({node.op_type} {node.name!r}) can't be run on the CPU; "
-                "compare the engine's outputs on a GPU instead"
-            )
+    nodes: list[onnx.NodeProto] = []
+    for node, twin in zip(graph.node, inferred.node, strict=True):
         source = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
         cast = _cast_to(node)
         _widen_attributes(node)
+        for body, its_twin in zip(subgraphs(node), subgraphs(twin), strict=True):
+            _widen_graph(body, its_twin, types, held)
         for index, name in enumerate(node.input):
             node.input[index] = held.get(name, name)
         nodes.append(node)
@@ -70,13 +77,19 @@ def widen(proto: ModelProto) -> ModelProto:
             target = cast or types.get(name, source)  # without an inferred type: what goes in comes out
             if name and target in _HALVES:
                 types[name] = target
-                exact, short = f"{name}{EXACT}", f"{name}/rounded"
-                node.output[index] = exact
-                nodes.append(helper.make_node("Cast", [exact], [short], to=target))
-                nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
+                node.output[index] = f"{name}{EXACT}"
+                nodes += _rounding(node.output[index], name, target)
     refill(graph.node, nodes)
     del graph.value_info[:]
-    return widened
+
+
+def _rounding(name: str, rounded: str, target: int) -> list[onnx.NodeProto]:
+    """To a half type, and back to FP32."""
+    short = f"{rounded}/rounded"
+    return [
+        helper.make_node("Cast", [name], [short], to=target),
+        helper.make_node("Cast", [short], [rounded], to=TensorProto.FLOAT),
+    ]
 
 
 def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
@@ -87,9 +100,11 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     """
     if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
         return proto, {}
-    types = _types(proto)
-    typed = _with_fp32_constants(proto)
+    types = _types(proto.graph, infer_shapes(proto).graph)
+    typed = ModelProto()
+    typed.CopyFrom(proto)
     graph = typed.graph
+    _widen_constants(graph)
     renamed = {value.name: f"{value.name}/fp32" for value in graph.input if types[value.name] in _HALVES}
     ends = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     nodes: list[onnx.NodeProto] = [
@@ -120,22 +135,18 @@ def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     return typed, islands
 
 
-def _types(proto: ModelProto) -> dict[str, int]:
+def _types(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> dict[str, int]:
     """Tensor → its type, as far as ONNX's inference knows it."""
-    graph = proto.graph
-    types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(proto).graph.value_info}
+    types = {value.name: value.type.tensor_type.elem_type for value in inferred.value_info}
     types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
-def _with_fp32_constants(proto: ModelProto) -> ModelProto:
-    """A copy whose FP16 and BF16 initializers are FP32."""
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    for tensor in copy.graph.initializer:
+def _widen_constants(graph: onnx.GraphProto) -> None:
+    """Initializers of a half type become FP32."""
+    for tensor in graph.initializer:
         if tensor.data_type in _HALVES:
             tensor.CopyFrom(numpy_helper.from_array(to_array(tensor).astype(np.float32), tensor.name))
-    return copy
 
 
 def _widen_attributes(node: onnx.NodeProto) -> None:

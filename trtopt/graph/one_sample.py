@@ -12,8 +12,10 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from trtopt.core.values import Issue, x
@@ -330,7 +332,7 @@ class _Trace:
         del node.input[3:]
         return True
 
-    def _constant(self, node: NodeProto, what: str, content: np.ndarray) -> str:
+    def _constant(self, node: NodeProto, what: str, content: NDArray[Any]) -> str:
         name = unique(f"{node.output[0]}_{what}", {item.name for item in self.light.graph.initializer})
         self.light.graph.initializer.append(numpy_helper.from_array(content, name))
         return name

@@ -140,13 +140,14 @@ def open_samples(data: DataSet, inputs: Sequence[TensorInfo], threads: int, fold
 
 def decode_to_file(part: Samples, path: Path) -> Path:
     """Images as the network takes them, in one .npy file that many passes can map."""
+    layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
     try:
         with path.open("wb") as file:  # written, not mapped: on a full disk a mapped page ends the process
             for index, batch in enumerate(part):
                 (values,) = batch.values()
                 if not index:
                     header = {"descr": values.dtype.str, "fortran_order": False}
-                    np.lib.format.write_array_header_1_0(file, header | {"shape": (part.samples, *values.shape[1:])})
+                    layout.write_array_header_1_0(file, header | {"shape": (part.samples, *values.shape[1:])})
                 file.write(np.ascontiguousarray(values).data)
     except OSError as error:
         raise OutputError(f"can't keep decoded images in {path.parent}: {error.strerror or error}") from error

@@ -376,8 +376,9 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
     for ops, words in _OPERATORS:
         yield from _several(graph.of(*ops), words)
     if flow := graph.of(*CONTROL_FLOW):
-        fixed = "condition" if graph.of("If") else "number of steps"
-        decide = how_to_decide(graph.proto) or f"export with the {fixed} fixed"
+        without = "condition fixed, or both sides computed and torch.where between them"
+        without = without if graph.of("If") else "number of steps fixed"
+        decide = how_to_decide(graph.proto) or f"export with the {without}"
         yield from _several(flow, "control-flow", decide=decide)
 
 

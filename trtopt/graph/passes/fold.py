@@ -57,7 +57,7 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
-from trtopt.graph.view import attribute, constant, constant_tensor, operand, read_ir, sizes
+from trtopt.graph.view import attribute, constant, constant_tensor, operand, read_ir, sizes, subgraphs
 
 ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
@@ -331,10 +331,25 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     lift(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
+    _write_constant_results(model)
     result: ModelProto = ir.to_proto(model)
     for value in model.graph.initializers.values():
         value.const_value = None  # onnxscript's rules remember their last match, which would keep all weights alive
     return result
+
+
+def _write_constant_results(model: ir.Model) -> None:
+    """A constant that a body of control flow gives becomes a node: onnxslim loses initializers that are outputs."""
+    for body in [body for node in model.graph.all_nodes() for body in subgraphs(node)]:
+        for place, value in enumerate(body.outputs):
+            if value.name in body.initializers and value.const_value is not None:
+                node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
+                node.outputs[0].name = value.name
+                body.outputs[place] = node.outputs[0]
+                ir.convenience.replace_all_uses_with(value, node.outputs[0])
+                del body.initializers[value.name]
+                body.append(node)
+                body.sort()
 
 
 def _refuse(proto: ModelProto) -> None:

@@ -10,6 +10,8 @@ of a Scaler and a network or a linear model builds, in INT8 too. Trees, support 
 **Integers compared by ≤ or ≥** are not greater, or not less: TensorRT-RTX 1.7.1's builder ends the process (a segmentation
 fault) at a decoder's step that puts keys and values where `places == position` and attends where `places <= position`.
 
+**A Loop without a condition** gets one that is true: TensorRT-RTX 1.7.1's parser doesn't know it otherwise.
+
 **A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
 
 **A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
@@ -33,7 +35,7 @@ from trtopt.graph.view import Editor, attribute, constant, infer_into, is_consta
 LEARNED = "ai.onnx.ml"
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
 # Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
-_OLDEST = {"ImageScaler": 7, "Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12}
+_OLDEST = {"ImageScaler": 7, "Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7}
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -119,6 +121,12 @@ def _or_equal(line: _Line, node: ir.Node) -> _Results:
     if not all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
         return None
     return [line("Not", line("Greater" if node.op_type == "LessOrEqual" else "Less", *node.inputs))]
+
+
+def _loop(line: _Line, node: ir.Node) -> _Results:
+    if len(node.inputs) > 1 and node.inputs[1] is None:
+        node.replace_input_with(1, line.number(True, np.bool_))
+    return None
 
 
 def _scaler(line: _Line, node: ir.Node) -> _Results:
@@ -366,4 +374,5 @@ _RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
     ("", "LessOrEqual"): _or_equal,
     ("", "GreaterOrEqual"): _or_equal,
     ("", "ImageScaler"): _image_scaler,
+    ("", "Loop"): _loop,
 }
