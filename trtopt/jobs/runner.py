@@ -144,8 +144,8 @@ def show_jobs(request: JobsStateRequest) -> JobsResult:
     if not (folder / "jobs").is_dir():
         if listed:
             raise UsageError(
-                f"there is no state folder {folder}: trtopt jobs run {shlex.quote(str(given))} makes it; of a run with a "
-                "`state=` of its own, show that folder"
+                f"there is no state folder {folder}: trtopt jobs run {shlex.quote(str(given))} makes it; where a run was given "
+                "another one, show that"
             )
         raise UsageError(f"{folder} isn't the state folder of a job list; trtopt jobs run LIST.toml makes LIST.state")
     check_folder(folder)
