@@ -106,7 +106,7 @@ class Cluster:
         host, _, port = asked.rpartition(":")
         try:
             if host and port.isdecimal() and "://" not in asked:
-                socket.create_connection((host, int(port)), _PATIENCE).close()
+                socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
             with _own_handler():
                 self._ray.init(
                     log_to_driver=False,

@@ -80,7 +80,7 @@ class State:
                 lock = stack.enter_context((folder / "lock").open("a+b", buffering=0))
                 if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
                     lock.seek(0)
-                    holder = lock.read().decode().strip() or "unknown process"
+                    holder = lock.read().decode(errors="replace").strip() or "unknown process"
                     raise UsageError(
                         f"another run is at work on {folder} ({holder}): wait for it, end it, or give another folder with "
                         "`state=`"
