@@ -302,6 +302,20 @@ def test_an_unexpected_error_is_one_line_without_a_traceback(
     assert "Traceback" not in written.err
 
 
+def test_too_little_memory_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def large() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(trtopt, "version", large, raising=False)
+    monkeypatch.setattr(sys, "argv", ["trtopt", "version"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    assert "error: there isn't enough memory: free some" in capsys.readouterr().err
+
+
 def test_ctrl_c_says_so_and_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stopped(**_: Any) -> None:
         raise KeyboardInterrupt

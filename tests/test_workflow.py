@@ -13,7 +13,7 @@ import pytest
 from world import World, has, samples
 
 from trtopt import build, run
-from trtopt.core.errors import MissingDependency, UsageError
+from trtopt.core.errors import CalibrationError, MissingDependency, UsageError
 from trtopt.data.samples import write_crops
 from trtopt.workflow import pipeline
 
@@ -140,6 +140,21 @@ def test_samples_may_be_given_and_precision_may_be_the_recipes(world: World) -> 
     assert pipeline(half, folder / "out", target="sm89").build.precision["fp16"] == 2
     with pytest.raises(UsageError, match=r"own\.toml.*: precision is 'int4'"):
         pipeline(_recipe(folder, world, 'precision = "int4"'), folder / "out")
+
+
+def test_a_precision_is_advised_as_pipeline_takes_it(world: World) -> None:
+    folder = world.model.parent
+    node, ends = onnx.helper.make_node("Relu", ["x"], ["y"]), ("n", 3, 32, 32)
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ends) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "relu", values[:1], values[1:])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), world.model
+    )
+    np.savez(folder / "own.npz", x=samples(16))
+    recipe = _recipe(folder, world, 'data = "own.npz"')
+    with pytest.raises(CalibrationError, match=r"nothing to quantize.*build it with `precision='fp16'`"):
+        pipeline(recipe, folder / "out", target="sm89")
+    has(world.run("pipeline", recipe, "-o", folder / "out", "--target", "sm89").err, "build it with --precision fp16")
 
 
 def test_photos_that_are_not_installed_are_missed_before_the_first_stage(world: World) -> None:

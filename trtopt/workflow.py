@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.report import fading
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import BackendError, EngineError, InvalidModel, UsageError
+from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
 from trtopt.core.progress import Duration, Reporter, recorded
@@ -39,6 +40,7 @@ from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.session import Session
 
 COMPARED = 64  # samples
+_PRECISION = re.compile(r"`(fp16|bf16|int8|fp8)=True`")  # as build takes it
 CALIBRATION = "calibration"  # folder for a recipe's images, in the output folder
 
 
@@ -335,7 +337,11 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     samples = _samples(recipe, request, folder)
     files["engine"] = folder / f"{recipe.name}.{subject.precision}.engine"
     files["graph"] = folder / f"{recipe.name}.{subject.precision}.onnx"
-    result = construct(_build_request(subject, request, samples, files))
+    try:
+        result = construct(_build_request(subject, request, samples, files))
+    except TrtoptError as error:
+        error.args = (_PRECISION.sub(r"`precision='\1'`", str(error)), *error.args[1:])  # pipeline's own option
+        raise
     files["manifest"] = result.manifest
     if result.cached:
         ledger.skipped.append("build")

@@ -259,7 +259,7 @@ def _labels(net: ModelProto, arrays: Any) -> list[int]:
 def test_a_drop_of_accuracy_is_judged_by_labels(crops: Any, tmp_path: Path) -> None:
     net = _net(bad=(1, 2))
     true = _labels(net, crops[:80])
-    (tmp_path / "labels.txt").write_text("\n".join(map(str, true)))
+    (tmp_path / "labels.txt").write_text("\n".join(map(str, true)), encoding="utf-8-sig")  # as some editors save
     kind = {"output_kind": ["y=classes"]}
     loose = _tuned(net, crops, tmp_path, max_drop="60%", labels=tmp_path / "labels.txt", **kind)
     strict = _tuned(net, crops, tmp_path, max_drop=0.0, labels=true, **kind)

@@ -23,7 +23,8 @@ import trtopt
 from trtopt.builder import construction
 from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.errors import EngineError, OutputError, UsageError
+from trtopt.core.errors import DeviceError, EngineError, OutputError, UsageError
+from trtopt.cuda.device import Probe
 from trtopt.engine.manifest import load_manifest
 from trtopt.engine.store import PLAN, Store
 from trtopt.graph.io import load_model
@@ -175,7 +176,7 @@ def test_of_a_store_that_may_only_be_read_engines_are_taken_and_the_rest_is_buil
     assert any("will not be in the store: can't make the store's locks" in warning for warning in heard.warnings)
     assert (tmp_path / "c.engine").is_file()
     with pytest.raises(OutputError, match=r"locks.*give another `store=`"):
-        Session.for_model(model, bf16=True, target=TARGET, store=where)
+        _open(model, where, bf16=True)
 
 
 def test_what_is_damaged_there_is_built_again_and_told(model: Path, tmp_path: Path, where: str) -> None:
@@ -276,6 +277,15 @@ def test_what_needs_more_than_one_engine_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         Session.for_model(model, target=TARGET, backend="onnxruntime", **{"store": where, **options})
+
+
+def test_that_there_is_no_gpu_is_told_before_the_build(
+    model: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe(reason="no driver"))
+    with pytest.raises(DeviceError, match=r"running an engine needs an NVIDIA GPU: no driver.*`backend='onnxruntime'`"):
+        Session.for_model(model, target=TARGET, store=where)
+    assert not Store(where).folders()
 
 
 def test_an_unknown_option_is_told_with_the_nearest(model: Path, where: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import plain
+from trtopt.core.documents import plain, read_toml
 from trtopt.core.values import Precision
 
 
@@ -35,3 +35,8 @@ def test_a_result_is_the_same_after_json() -> None:
     }
     assert type(found["parts"][0]["precision"]) is str
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_toml_as_an_editor_of_windows_saves_it(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfsize = 3\r\n[part]\r\nname = "\xc3\xa8"\r\n')
+    assert read_toml(tmp_path / "a.toml") == {"size": 3, "part": {"name": "\u00e8"}}

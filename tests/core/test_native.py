@@ -26,6 +26,11 @@ def test_a_crash_is_put_into_words_and_ends_the_process_as_it_does_without() -> 
     assert (done.returncode, done.stderr) == (-signal.SIGABRT, "\nerror: abort\n")
 
 
+def test_a_name_that_is_no_utf8_is_written_with_escapes() -> None:
+    done = ended(f"with last_words('error: mod\\udce8le'):\n    {CRASH}")
+    assert (done.returncode, done.stderr) == (-signal.SIGSEGV, "\nerror: mod\\udce8le\n")
+
+
 def test_afterwards_the_process_is_as_it_was() -> None:
     done = ended(f"with last_words('a'):\n    with last_words('b'):\n        pass\n    pass\n{CRASH}")
     assert (done.returncode, done.stderr) == (-signal.SIGSEGV, "")

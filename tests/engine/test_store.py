@@ -318,6 +318,12 @@ def test_prune_by_command(store: Store) -> None:
         trtopt.prune_store(store=str(store.folder), max_size="a lot")
     with pytest.raises(UsageError, match="no store"):
         trtopt.list_store(store="none")
+    for look in (trtopt.list_store, trtopt.verify_store, trtopt.prune_store):
+        with pytest.raises(
+            UsageError, match=r"there is no store .*absent: a build with this `store=` makes the folder"
+        ):
+            look(store=store.folder / "absent")
+    assert not (store.folder / "absent").exists()
 
 
 # A team's ------------------------------------------------------------------------------------------------------------------

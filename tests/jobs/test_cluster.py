@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,11 +154,22 @@ def test_a_cluster_that_isnt_there_is_named(world: World, monkeypatch: pytest.Mo
             return False
 
         def init(self, **_: Any) -> None:
-            raise ConnectionError("nobody listens")
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            raise ConnectionError("it is no Ray")
 
     monkeypatch.setattr(module, "require", lambda *_: Absent())
-    with pytest.raises(BackendError, match=r"`ray='10.0.0.1:6379'`: .*nobody listens.*ray start --head"):
-        trtopt.run_jobs(listed(world), workers=1, ray="10.0.0.1:6379")
+    handler = signal.getsignal(signal.SIGTERM)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(BackendError, match=rf"`ray='{address}'`: .*it is no Ray.*ray start --head"):
+            trtopt.run_jobs(listed(world), workers=1, ray=address)
+    assert signal.getsignal(signal.SIGTERM) is handler  # Ray takes it
+    refused = pytest.raises(BackendError, match=r"can't be reached.*refused.*ray start --head")
+    with refused:  # Ray itself tries for many minutes
+        trtopt.run_jobs(listed(world), workers=1, ray=address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with refused:
+        trtopt.run_jobs(listed(world), workers=1, ray="auto")
 
     def missing(name: str, extra: str, purpose: str) -> None:
         raise MissingDependency(f"{purpose} needs {name}: {to_install(extra)}")

@@ -276,7 +276,7 @@ def test_shards_that_no_job_comes_from_any_more_are_removed(world: World) -> Non
     trtopt.run_jobs(path, workers=1, reporter=told)
     second = shards(world)
     assert len(second) == 2 and len(second.keys() & first.keys()) == 1
-    assert "1 shards that no job comes from any more were removed" in told.lines
+    assert "removed 1 shard that no job comes from any more" in told.lines
     listed(world, LIST.replace('["auto", "entropy"]', '["auto", "mse"]'))
     more = trtopt.run_jobs(path, workers=1)
     assert more.observed == 0 and shards(world) == second  # another method needs them
@@ -461,6 +461,7 @@ def test_the_command_line_says_what_became_of_each(world: World) -> None:
     by_name = {job["name"]: job for job in json.loads(shown.out)["jobs"]}
     assert by_name["model.photos.auto"]["digest"] == content["jobs"][2]["digest"]
     has(world.run("jobs", "show", world.folder / "jobs.state").out, "absent.arrays.auto", "failed")
+    assert world.run("jobs", "show", path).out == world.run("jobs", "show", world.folder / "jobs.state").out
 
 
 def test_bad_requests_are_refused_before_any_work(world: World) -> None:
@@ -468,6 +469,7 @@ def test_bad_requests_are_refused_before_any_work(world: World) -> None:
     for option in ("--workers", "--threads", "--shard"):
         has(world.refused("jobs", "run", path, option, "0"), f"{option} is 0", "at least 1")
     has(world.refused("jobs", "show", world.folder), "isn't the state folder", "trtopt jobs run")
+    has(world.refused("jobs", "show", path), "no state folder", "jobs.state", f"trtopt jobs run {path}")
     assert not (world.folder / "jobs.state").exists()
     with pytest.raises(OutputError, match="`state=`"):
         trtopt.run_jobs(path, state=world.model / "state")

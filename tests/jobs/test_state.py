@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,16 @@ def test_whether_a_run_is_at_work_can_be_asked(tmp_path: Path) -> None:
     with State.locked(tmp_path / "state"):
         assert state.at_work()
     assert not state.at_work()
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OutputError, match=r"state folder .*`state=`"), State.locked(tmp_path / "state"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_place_that_cant_be_used_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,13 @@ def test_a_failing_session_is_a_model_error() -> None:
     assert session({"x": values(1, 3, 8, 8)})["y"].shape == (1, 4, 8, 8)
     with pytest.raises(ModelError, match="can't run"):
         session({"x": values(1, 2, 8, 8)})
+
+
+def test_a_name_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"mod\xe8le.onnx")
+    onnx.save(conv_relu(), path)
+    with pytest.raises(ModelError, match=r"names are UTF-8, which .*le.onnx' isn't: rename it"):
+        OnnxRunner(path, optimize=True)
 
 
 def test_an_input_of_one_row_fixes_the_batch_of_the_others() -> None:

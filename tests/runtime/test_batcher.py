@@ -638,6 +638,8 @@ def test_a_closed_session_is_every_requests_error(cuda: FakeCuda, open_session: 
         for future in (first, second):
             assert isinstance(future.exception(20), DeviceError)
         del future, first, second
+    with pytest.raises(DeviceError, match="this session is closed"):
+        Batcher(session)
     del batcher, session
 
 

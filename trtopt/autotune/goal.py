@@ -118,7 +118,7 @@ def _labels(labels: Any) -> tuple[int, ...]:
                 f"`labels=` takes the number of a class for each sample, or a file of them: {error}"
             ) from error
     path = existing_file(labels, "the labels")
-    words = path.read_text(encoding="utf-8", errors="replace").split()
+    words = path.read_text(encoding="utf-8-sig", errors="replace").split()
     if wrong := next((word for word in words if not word.isdecimal()), None):
         raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
     return tuple(map(int, words))

@@ -131,6 +131,9 @@ def _failure(error: Exception) -> int:
                 what = "folder" if flag == "--images" else "file or folder"
                 problem = f"{flag} takes one {what}, no list such as a shell makes of *"
         texts = [f"{problem}; try '{command} -h'"]
+    elif isinstance(error, MemoryError):
+        kind, status = "MemoryError", 1
+        texts = ["there isn't enough memory: free some, or raise the limit (ulimit -v, a container's)"]
     else:
         kind, status = "InternalError", 70
         texts = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]

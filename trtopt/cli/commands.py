@@ -21,7 +21,7 @@ from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, m
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
 from trtopt.core.values import x
-from trtopt.core.words import first_of
+from trtopt.core.words import counted, first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, VerifyRequest
@@ -139,21 +139,22 @@ def calibrate(result: Any, values: Options) -> Iterator[str]:
     """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
     counts = Counter(entry.method for entry in result.table.tensors.values())
     methods = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    origin = f"{result.samples} samples"
+    origin = counted(result.samples, "sample")
     if result.coverage is not None:
         origin = str(values["import_cache"])
         print_table(origin, (result.coverage.header, "count", "names"), result.coverage.rows())
-    yield f"{values['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}"
+    yield f"{values['output']}: {counted(len(result.table.tensors), 'tensor')} ({methods}) from {origin}"
     if result.convergence and not any(result.convergence in note for note in result.notes):
         yield f"  {result.convergence}"
     if result.repairs is not None:
         yield f"  {result.repairs}"
         if count := len(result.table.smoothed):
-            yield f"  channels of {count} activation{'s' * (count > 1)} scaled alike before that, by the weights around"
+            yield f"  channels of {counted(count, 'activation')} scaled alike before that, by the weights around"
     if result.exported is not None:
-        yield f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names"
+        tensors, others = counted(result.exported.tensors, "tensor"), counted(result.exported.others, "further name")
+        yield f"{result.exported.path}: {tensors}, {others}"
     if result.skipped:
-        yield f"  {len(result.skipped)} files skipped, with the reasons above"
+        yield f"  {counted(len(result.skipped), 'file')} skipped, with the reasons above"
 
 
 @command_of(SensitivityRequest, "trtopt sensitivity model.onnx --images photos/ --preprocess imagenet")
@@ -330,7 +331,7 @@ def run(result: Any, values: Options) -> Iterator[str]:
         print_table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)
         more = max(item.shape[0] for item in result.outputs if item.shape) - len(rows) if result.arrays else 0
         if more > 0:
-            yield f"{more} more samples{'' if result.files else ': -o DIR writes the outputs of all'}"
+            yield f"{counted(more, 'more sample')}{'' if result.files else ': -o DIR writes the outputs of all'}"
     yield f"{result.backend}, {result.timing}"
     for path in result.files:
         yield f"  {path}"
@@ -363,7 +364,7 @@ def run_jobs(result: Any, values: Options) -> Iterator[str]:
 def show_jobs(result: Any, values: Options) -> Iterator[str]:
     """Say what a state folder holds: each job's state and result. A run may be at work on it."""
     print_table(
-        str(values["state"]), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
+        str(result.state), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
     )
     yield result.summary
 
@@ -460,7 +461,7 @@ def list_store(result: Any, values: Options) -> Iterator[str]:
     if rows:
         print_table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
     most = memory_size(result.max_size)
-    yield f"{result.folder}: {_engines(len(rows))}, {memory_size(result.nbytes)}; a build leaves at most {most}"
+    yield f"{result.folder}: {counted(len(rows), 'engine')}, {memory_size(result.nbytes)}; a build leaves at most {most}"
     if result.damaged:
         yield f"  {len(result.damaged)} damaged, put aside: the next prune removes them first"
 
@@ -470,7 +471,7 @@ def verify_store(result: Any, values: Options) -> Iterator[str]:
     """Compare every engine in a store with what was stored; what differs is put aside. Exit status 1 if any does."""
     for digest, problem in result.damaged.items():
         yield f"{digest[:12]}: put aside: {problem}"
-    yield f"{result.folder}: {_engines(len(result.whole))} as stored, {len(result.damaged)} damaged"
+    yield f"{result.folder}: {counted(len(result.whole), 'engine')} as stored, {len(result.damaged)} damaged"
 
 
 @command_of(PruneStoreRequest, "trtopt store prune --max-size 20GB", group=store, name="prune")
@@ -479,10 +480,6 @@ def prune_store(result: Any, values: Options) -> Iterator[str]:
     in_use = f", {result.in_use} of them in use" if result.in_use else ""
     count = len(result.removed)
     yield f"{result.folder}: {count} removed, {memory_size(result.nbytes)}; {memory_size(result.left)} left{in_use}"
-
-
-def _engines(count: int) -> str:
-    return f"{count} engine{'s' * (count != 1)}"
 
 
 def _serve(values: Options, reporter: Reporter) -> Any:

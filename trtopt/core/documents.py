@@ -121,7 +121,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         Damaged: it can't be read, isn't TOML, or is beyond the limits.
     """
     try:
-        text = _content(path, TOML_LIMIT).decode()
+        text = _content(path, TOML_LIMIT).decode("utf-8-sig")  # editors add a mark
         if _LONG_KEY.search(text):
             raise Damaged(f"nested deeper than {DEPTH} levels")
         content = tomllib.loads(text)

@@ -42,7 +42,7 @@ def last_words(text: str) -> Iterator[None]:
     if _say is None or stream < 0:
         yield
         return
-    said = f"\n{text}\n".encode()
+    said = f"\n{text}\n".encode(errors="backslashreplace")  # a file's name may be no UTF-8
     with _lock:
         _saying.append(said)
         _say(stream, said)

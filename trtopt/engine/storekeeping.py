@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import Plain, plain
@@ -75,7 +77,7 @@ def list_store(request: StoreRequest) -> StoreListing:
             on this machine that is looked at, never what lies behind it.
 
     Raises:
-        UsageError: `store` names none.
+        UsageError: `store` names none, or a folder that isn't there.
         OutputError: its folder can't be made.
     """
     store = _opened(request)
@@ -129,6 +131,8 @@ def _opened(request: StoreRequest) -> Store:
     where = named_store(request.store, "local")
     if where is None:
         raise UsageError("`store='none'` is no store: give local, a folder or a URL")
+    if where != "local" and "://" not in where and not os.path.lexists(Path(where).expanduser()):
+        raise UsageError(f"there is no store {where}: a build with this `store=` makes the folder")
     store = Store(where)
     if store.url is not None:
         request.reporter.note(f"{store.folder} is looked at, the working copy of {store.url}")

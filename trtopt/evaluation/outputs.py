@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
+from trtopt.core.words import counted
 from trtopt.graph.output_kinds import Kind
 
 Floats = NDArray[np.float64]
@@ -153,7 +154,7 @@ def measure(output: Mapping[str, Any], samples: int) -> str:
     """What the output's kind is measured by, such as "same class for 97.0% of 64 samples"; "" for other values."""
     kind, agreement = Kind(output["kind"]), output["agreement"]
     if kind is Kind.CLASSES:
-        return f"same class for {share(agreement)} of {samples} samples"
+        return f"same class for {share(agreement)} of {counted(samples, 'sample')}"
     if kind is Kind.MASK:
         return f"same class for {share(agreement)} of the pixels"
     if kind is Kind.TOKENS:

@@ -7,7 +7,12 @@ all models that take them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -35,6 +40,7 @@ from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
 
 # Nothing is sent anywhere unless asked for; the processes that Ray starts inherit it.
 _unreported = Shared(lambda: variable("RAY_USAGE_STATS_ENABLED", "0"))
+_PATIENCE = 10.0  # seconds, for a cluster to answer; Ray itself tries for many minutes
 _RETRIES = 2  # of a task whose worker or node is lost; Ray's own
 _TYPE = "accelerator_type:"  # Ray's resource of a node's kind of GPU
 _TRACE = 0.001  # of a resource that says where a task goes, and isn't used up
@@ -96,13 +102,18 @@ class Cluster:
         options: dict[str, Any] = {} if address == "auto" else {"address": address}
         if address == "local":
             options |= {"num_cpus": cores(), "include_dashboard": False}
+        asked = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+        host, _, port = asked.rpartition(":")
         try:
-            self._ray.init(
-                log_to_driver=False,
-                logging_level="error",
-                runtime_env={"env_vars": {"OPENCV_FOR_THREADS_NUM": "1"}},
-                **options,
-            )
+            if host and port.isdecimal() and "://" not in asked:
+                socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+            with _own_handler():
+                self._ray.init(
+                    log_to_driver=False,
+                    logging_level="error",
+                    runtime_env={"env_vars": {"OPENCV_FOR_THREADS_NUM": "1"}},
+                    **options,
+                )
         except Exception as error:  # Ray's own have no common base
             raise BackendError(
                 f"`ray='{address}'`: the cluster can't be reached or started ({str(error)[:300]}); give the address of "
@@ -234,6 +245,17 @@ class Cluster:
             self._ray.cancel(reference, force=True)
         if self._own:
             self._ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """SIGTERM stays the process's: Ray takes it, and ends with the status 15."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _observe_remote(

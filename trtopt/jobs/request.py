@@ -37,5 +37,5 @@ class JobsStateRequest:
     """The arguments of `trtopt.show_jobs`, which describes them."""
 
     state: str | os.PathLike[str] = field(
-        metadata=about(help="The state folder of a job list.", metavar="STATE", typed=Path)
+        metadata=about(help="The state folder of a job list, or the list.", metavar="STATE", typed=Path)
     )

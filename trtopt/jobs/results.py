@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtopt.core.documents import AnyText, Count, Duration, Name, converted
+from trtopt.core.words import counted
 from trtopt.jobs.joblist import BuildJob, Job
 
 STATES = ("pending", "running", "done", "failed")
@@ -98,7 +99,7 @@ class JobResult:
         if self.kind == "build":
             return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
-        return f"{sum(self.tensors.values())} tensors ({counts}) from {self.samples} samples"
+        return f"{counted(sum(self.tensors.values()), 'tensor')} ({counts}) from {counted(self.samples, 'sample')}"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.status}: {self.outcome}"
@@ -132,7 +133,9 @@ class JobsResult:
     def summary(self) -> str:
         """How many jobs are in which state."""
         counts = self._counts
-        return f"{len(self.jobs)} jobs: " + ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+        return f"{counted(len(self.jobs), 'job')}: " + ", ".join(
+            f"{counts[state]} {state}" for state in STATES if counts[state]
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

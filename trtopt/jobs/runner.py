@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from trtopt.core.files import check_writable, made_folder, sha256_file, sha256_j
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Phase, Reporter
+from trtopt.core.words import counted
 from trtopt.jobs.builders import Lane, check_place, local_lanes
 from trtopt.jobs.building import install, make_place
 from trtopt.jobs.contents import Contents
@@ -33,7 +35,7 @@ from trtopt.jobs.loop import BUILD, FINISH, OBSERVE, OPEN, STAGE, Call, Loop, Me
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.request import JobsRequest, JobsStateRequest
 from trtopt.jobs.results import JobResult, JobsResult
-from trtopt.jobs.state import State, check_folder
+from trtopt.jobs.state import State, check_folder, state_beside
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
 
 BUILDER = 1 << 30  # bytes: TensorRT's builder, before it was measured with a model
@@ -66,7 +68,7 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     """
     reporter, workers = request.reporter, request.workers
     started, listed = time.monotonic(), load_jobs(request.jobs)
-    folder = Path(request.state) if request.state is not None else Path(request.jobs).with_suffix(".state")
+    folder = state_beside(request.jobs) if request.state is None else Path(request.state)
     have = cores()
     workers = workers or max(1, have // (request.threads or 1))
     if workers * (request.threads or 1) > have:
@@ -100,7 +102,7 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         elif on_gpu:
             gpus: Gpus = _asked("trtopt.jobs.gpus:find_gpus")
             identity, places = gpus.identity, gpus.places()
-            reporter.note(f"{len(places)} GPUs: {', '.join(gpus.names)}")
+            reporter.note(f"{counted(len(places), 'GPU')}: {', '.join(gpus.names)}")
             own = Pool(len(places), request.threads or max(1, have // len(places)), places)
             stack.callback(own.close)
             engine = Local(pool, request.threads or 1, state.scratch, own, gpus.device)
@@ -130,11 +132,21 @@ def show_jobs(request: JobsStateRequest) -> JobsResult:
     """What a state folder holds of its jobs, by name; a run may be at work on it. If none is, no job is running: those
     that were when one was killed are pending.
 
+    Args:
+        state: the folder, or the list that it lies beside.
+
     Raises:
         UsageError: it isn't a state folder, or it holds something else than files and folders.
     """
-    folder = Path(request.state)
+    given = Path(request.state)
+    listed = given.is_file()
+    folder = state_beside(given) if listed else given
     if not (folder / "jobs").is_dir():
+        if listed:
+            raise UsageError(
+                f"there is no state folder {folder}: trtopt jobs run {shlex.quote(str(given))} makes it; where a run was given "
+                "another one, show that"
+            )
         raise UsageError(f"{folder} isn't the state folder of a job list; trtopt jobs run LIST.toml makes LIST.state")
     check_folder(folder)
     state = State(folder)
@@ -298,7 +310,7 @@ class _Run:
             {job.name: self._pass_of.get(job.name, "") for job in self.jobs}, {item.key: item.shards for item in done}
         )
         if removed:
-            self.reporter.note(f"{removed} shards that no job comes from any more were removed")
+            self.reporter.note(f"removed {counted(removed, 'shard')} that no job comes from any more")
 
     def _shard_size(self, data: OpenData, batch: int) -> int:
         """Samples in each shard: a multiple of the batch that models have fixed, so that their batches stay the same."""

@@ -51,6 +51,11 @@ class _Failure(TypedDict):
 _Besides = TypedDict("_Besides", {"key": str, "pass": str, "sha256": str, "error": _Failure | None}, total=False)
 
 
+def state_beside(jobs: str | os.PathLike[str]) -> Path:
+    """Where a list's state is, unless it is told otherwise."""
+    return Path(jobs).with_suffix(".state")
+
+
 class State:
     """A state folder at work; made by `State.locked`."""
 
@@ -71,16 +76,17 @@ class State:
         with contextlib.ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context((folder / "lock").open("a+", encoding="utf-8"))
+                # Unbuffered: what a full disk doesn't take would be tried again when it is closed.
+                lock = stack.enter_context((folder / "lock").open("a+b", buffering=0))
                 if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
                     lock.seek(0)
+                    holder = lock.read().decode(errors="replace").strip() or "unknown process"
                     raise UsageError(
-                        f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end "
-                        "it, or give another folder with `state=`"
+                        f"another run is at work on {folder} ({holder}): wait for it, end it, or give another folder with "
+                        "`state=`"
                     )
                 lock.truncate(0)
-                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-                lock.flush()
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 shutil.rmtree(state.scratch, ignore_errors=True)
                 for part in ("jobs", "shards", "scratch"):
                     (folder / part).mkdir(exist_ok=True)
@@ -94,7 +100,7 @@ class State:
     def at_work(self) -> bool:
         """Whether a run holds the folder now; True, too, where that can't be asked."""
         try:
-            with (self.folder / "lock").open("r+", encoding="utf-8") as lock:
+            with (self.folder / "lock").open("r+b") as lock:
                 return not _lock(lock)
         except FileNotFoundError:
             return False
@@ -267,7 +273,7 @@ def check_folder(folder: Path) -> None:
                     )
 
 
-def _lock(file: IO[str], patience: float = 0.0) -> bool:
+def _lock(file: IO[bytes], patience: float = 0.0) -> bool:
     """Take the lock that ends with this process; False if another holds it, after so many seconds still."""
     try:
         if sys.platform == "win32":

@@ -80,6 +80,8 @@ def open_session(
         ModelError: it can't load the model; its message is quoted.
     """
     ort = require("onnxruntime", "ort", purpose)
+    if not isinstance(model, ModelProto) and os.fsencode(model) != os.fspath(model).encode(errors="replace"):
+        raise ModelError(f"ONNX Runtime opens files whose names are UTF-8, which {os.fspath(model)!r} isn't: rename it")
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised, too
     if threads is not None:

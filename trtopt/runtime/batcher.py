@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.core.errors import UsageError
+from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import ShapeRange, check_timeout, parse_seconds, x
 from trtopt.cuda.arrays import View, views
@@ -25,6 +25,7 @@ from trtopt.cuda.tensors import Tensor, check_array
 from trtopt.runtime.batch_queue import Array, BatcherStats, Group, Queue, Request, Shapes
 from trtopt.runtime.batch_threads import serve
 from trtopt.runtime.session import Session
+from trtopt.runtime.slot_pool import CLOSED
 
 Range = tuple[int, int]  # batches from, to
 
@@ -61,7 +62,7 @@ class Batcher:
     Raises:
         UsageError: an argument that can't be right, an input or output without a batch axis, or no profile that says how large
             batches may be.
-        DeviceError: this process was forked from the one that opened the session.
+        DeviceError: the session is closed, or this process was forked from the one that opened it.
     """
 
     @typed
@@ -76,6 +77,8 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         session._alive()
+        if session._closing:
+            raise DeviceError(CLOSED)
         delay = parse_seconds(max_delay, "`max_delay=`")
         usual, most = 2 * max(1, len(session._gpus)), session._slots.most
         slots = usual if slots is None else slots

@@ -33,6 +33,15 @@ def ordinals(devices: str | Sequence[int]) -> list[int]:
     return [int(number) for number in devices]
 
 
+def check_for_gpus(what: str, graph: str) -> None:
+    """DeviceError where there is no GPU to run `what`, with what to ask for instead."""
+    if not (gpus := probe()):
+        raise DeviceError(
+            f"running {what} needs an NVIDIA GPU: {gpus.reason}. To develop without one, ask for {graph}, on the CPU: "
+            "`backend='onnxruntime'`; it is never taken by itself"
+        )
+
+
 def open_gpus(
     engine: Path,
     manifest: Manifest | None,
@@ -53,13 +62,7 @@ def open_gpus(
     Raises:
         UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
     """
-    gpus = probe()
-    if not gpus:
-        raise DeviceError(
-            f"running {engine.name} needs an NVIDIA GPU: {gpus.reason}. To develop without one, ask for the graph "
-            "that build kept by `save_onnx=`, on the CPU: `backend='onnxruntime'`; it is "
-            "never taken by itself"
-        )
+    check_for_gpus(engine.name, "the graph that build kept by `save_onnx=`")
     plan = engine.read_bytes()
     origin = plan_origin(plan) if manifest is None else manifest.origin
     generation = plan_loader(backend, origin)

@@ -40,7 +40,7 @@ from trtopt.engine.store import Entry
 from trtopt.runtime.background import Background
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
-from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
+from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
 from trtopt.runtime.predictions import Prediction, best
 from trtopt.runtime.profiling import LayerTimes
 from trtopt.runtime.slot import Slot, call_key, check_out
@@ -265,6 +265,8 @@ class Session:
 
         @taking(BuildRequest)
         def for_model(request: BuildRequest) -> Session:
+            if backend != "onnxruntime":  # said before the build
+                check_for_gpus("an engine", "its graph")
             return opened(request, of_entry, with_graph=backend == "onnxruntime")
 
         def of_entry(entry: Entry) -> Session:
