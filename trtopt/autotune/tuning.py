@@ -23,11 +23,11 @@ from trtopt.autotune.costs import Costs, Measured
 from trtopt.autotune.goal import PURPOSE, Goal, Judge
 from trtopt.autotune.search import Judging, Search, TunedChoice
 from trtopt.builder.asked import spec_of, with_profiles
-from trtopt.builder.lowering import fp8_points, lower
+from trtopt.builder.lowering import fp8_points, in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
-from trtopt.calibration.importing import kept_out
+from trtopt.calibration.importing import kept_out, without_scales
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.table import Table
@@ -42,7 +42,7 @@ from trtopt.core.version import __version__
 from trtopt.data import SAMPLES, Batches
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.graph.half import fp32_typed
+from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.fold import fold
@@ -50,6 +50,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of, one_row_a_sample
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
+from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
@@ -158,6 +159,12 @@ class _Subject:
         points = self.points(to_ir(smoothed(self.original, table.smoothed)), (), self.gates)
         return table.tensors.keys() >= set(points.activations)
 
+    def always_out(self, table: Table) -> tuple[str, ...]:
+        """What `lower` keeps out of INT8 in every choice: by what it holds, without a scale, or FP32 in an FP16 model."""
+        beyond = overflowing(to_ir(self.original), table.beyond_fp16) if self.spec.base is Precision.FP16 else {}
+        islands = in_fp32_types(self.folded)[1] if has_half(self.folded) else {}
+        return (*beyond, *islands, *without_scales(table))
+
     def points(self, graph: ir.Model, left_out: Sequence[str], gates: Sequence[str] = ()) -> Points:
         can = self.generation.capabilities
         return find_points(
@@ -207,8 +214,8 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         file = kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
     judging = Judging(judge, file)
     table = _first_scales(request, subject, scales)
-    check_scales(whole, table.amax)
-    int8_everywhere, noise = judging(["(as calibrated)"], partial(subject.lowered, (), (), table)), NoiseByPlace({}, {})
+    check_scales(subject.points(to_ir(original), subject.always_out(table)), table.amax)
+    int8_everywhere, noise = judging(table.digest, (), partial(subject.lowered, (), (), table)), NoiseByPlace({}, {})
     if int8_everywhere.missed:
         table, noise = _repaired(request, subject, key, table)
     proto = smoothed(original, table.smoothed)
@@ -216,11 +223,12 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     can, graph, deadline = subject.generation.capabilities, to_ir(proto), time.monotonic() + budget
 
     def found(table: Table) -> list[Tuning]:
+        always_out = subject.always_out(table)
         search = Search(
             graph=partial(subject.lowered, table=table),
-            points=partial(subject.points, graph, gates=table.gates),
+            points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
             noise=noise,
-            judging=judging,
+            judging=partial(judging, table.digest),
             costs=Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes))),
             overrides=spec.overrides,
             deadline=deadline,
@@ -229,7 +237,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             gates=table.gates,
         )
         before = TunedChoice.of(0, search.costs.share(search.whole), int8_everywhere)
-        return _found(search, graph, table, judge.samples, before, start)
+        return _found(search, graph, table, judging, before, start)
 
     tuning, *rivals = found(table)
     if subject.gates and tuning.timed and subject.has_gates(table):
@@ -244,7 +252,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
 
 
 def _found(
-    search: Search, graph: ir.Model, table: Table, samples: int, before: TunedChoice, start: float
+    search: Search, graph: ir.Model, table: Table, judging: Judging, before: TunedChoice, start: float
 ) -> list[Tuning]:
     """What the search finds, and the same with the products of one row a sample in floating point, where times decide.
 
@@ -257,12 +265,12 @@ def _found(
     timed = bool(search.costs.in_int8)
     tuning = Tuning(
         table=replace(table, left_out=reasons, in_fp8=in_fp8),
-        samples=samples,
+        samples=judging.judge.samples,
         before=before,
         whole=search.judged(()),
         chosen=search.judged(left_out, in_fp8),
         front=search.front(),
-        tried=len(search.tried) + 1,
+        tried=len(judging.asked),
         cost=search.costs.unit,
         seconds=time.monotonic() - start,
         unfinished=search.unfinished,
