@@ -310,6 +310,49 @@ def test_a_metric_lies_in_the_current_folder(crops: Any, tmp_path: Path, monkeyp
     result = _tuned(_net(), crops, tmp_path / "out", metric="my_score_of_tuning:mean", min=0.5)
     assert not result.tuning.left_out and sys.path == path
     has(result.tuning.chosen.figure, "my_score_of_tuning:mean 1")
+    monkeypatch.chdir(tmp_path.parent)
+    result = _tuned(_net(), crops, tmp_path / "out", metric=f"{tmp_path}/my_score_of_tuning.py:mean", min=0.5)
+    has(result.tuning.chosen.figure, "my_score_of_tuning.py:mean 1")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit(3)", "ends the program while it is imported: put what a script does under if __name__"),
+        ("def score(outputs): raise SystemExit(3)", re.escape("failed on {y (80, 40)}: SystemExit: 3")),
+    ],
+)
+def test_a_metric_that_ends_the_program_is_told(crops: Any, tmp_path: Path, code: str, said: str) -> None:
+    """The command ended without a word."""
+    (tmp_path / "ending_score.py").write_text(code)
+    with pytest.raises(UsageError, match=said):
+        _tuned(_net(), crops, tmp_path / "out", metric=f"{tmp_path}/ending_score.py:score", min=0.5)
+
+
+def test_few_samples_are_told(crops: Any, tmp_path: Path) -> None:
+    table = trtopt.calibrate(_net(), data={"x": crops[:80]}).table
+    for samples, said in (
+        (crops[:1], "1 sample judges"),
+        (crops[[0] * 40], "1 sample judges"),
+        (crops[:8], "8 samples"),
+    ):
+        heard = Heard()
+        _tuned(_net(), crops, tmp_path, data={"x": samples}, calib=table, min_snr=5, reporter=heard)
+        assert any(f"only {said}" in text and "give at least 32" in text for text in heard.warnings)
+    heard = Heard()
+    _tuned(_net(), crops, tmp_path, calib=table, min_snr=5, reporter=heard)
+    assert not heard.warnings
+
+
+def test_it_says_all_that_was_repaired_and_which_output_a_figure_is_of(crops: Any, tmp_path: Path) -> None:
+    """Where channels or scales made the difference it said that no weight was repaired."""
+    net = _net(bad=())
+    net.graph.output.append(helper.make_tensor_value_info("f", TensorProto.FLOAT, ["n", 16]))
+    tuning = _tuned(net, crops, tmp_path, min_snr=12, output_kind=["y=classes", "f=embedding"]).tuning
+    has(str(tuning), "nothing repaired", "; 1 choice in", "y: same class for", "; f: cosine")
+    table = tuning.table
+    table = replace(table, smoothed={"a": 1, "b": 2}, tensors={"x": replace(table.tensors["x"], method="output")})
+    has(str(replace(tuning, table=table)), "1 activation with other scales, 2 activations with channels scaled alike:")
 
 
 def _reader() -> ModelProto:
@@ -367,7 +410,15 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
         ),
         ({"labels": ["cat", "dog"], "max_drop": 0.1}, "takes the number of a class for each sample"),
         ({"labels": [1.5, 2.0], "max_drop": 0.1}, "takes the number of a class for each sample"),
-        ({"labels": [1, 2], "max_drop": 0.1}, "2 labels were given for 80 samples"),
+        ({"labels": [1, 2], "max_drop": 0.1}, "2 labels were given for 80 samples: give one for each, in their order"),
+        (
+            {"labels": [1] * 80, "max_drop": 0.1, "limit": 9},
+            "give one for each, in their order; `limit=` takes samples by their content: drop it",
+        ),
+        (
+            {"labels": [40] * 80, "max_drop": 0.1, "output_kind": ["y=classes"]},
+            "label 40: output 'y' has classes 0 to 39; where labels begin at 1",
+        ),
         ({"metric": "json:loads"}, "go together"),
         ({"metric": "nowhere:at_all", "min": 1}, "can't be imported"),
         ({"metric": "json", "min": 1}, "write module:function"),
@@ -474,12 +525,26 @@ def test_the_command_prints_the_front(world: World, crops: Any) -> None:
     found = world.run(
         "tune", world.folder / "net.onnx", *given, "--min-snr", "28", "-o", world.folder / "m.engine", "--json"
     )
+    has(re.sub(r"\s+", " ", said.out), " no ", " yes ")
     document = json.loads(found.out)
     assert document["cached"] and list(document["tuning"]["left_out"]) == ["c1"]
     assert document["tuning"]["front"] and document["tuning"]["digest"] == document["calibration"]["digest"]
     lost = world.run("tune", world.folder / "net.onnx", *given, "-o", world.folder / "m.engine")
     assert lost.status != 0
     has(lost.err, "--min-snr 25", "--max-drop 0.5%", "--metric module:function")
+
+
+def test_the_command_says_what_is_missed_where_the_decibels_would_do(world: World, crops: Any) -> None:
+    onnx.save(_net(), world.folder / "net.onnx")
+    np.savez(world.folder / "crops.npz", x=crops[:80])
+    (world.folder / "loud.py").write_text("def score(outputs):\n    print('mine')\n    return 1.0\n")
+    arguments = ["--data", world.folder / "crops.npz", "--target", "sm89", "-o", world.folder / "m.engine"]
+    limits = ("--output-kind", "y=classes", "--min-agreement", "1", "--min-snr", "1")
+    said = world.run("tune", world.folder / "net.onnx", *arguments, *limits)
+    has(re.sub(r"[\s│]+", " ", said.out), "at least 100.0% is asked for")
+    metric = ("--metric", f"{world.folder}/loud.py:score", "--min", "0.5", "--json")
+    found = world.run("tune", world.folder / "net.onnx", *arguments, *metric)
+    assert json.loads(found.out)["tuning"] and "mine" in found.err  # on stdout is one object alone
 
 
 def test_sensitivity_reads_a_tuned_table(crops: Any, tmp_path: Path) -> None:

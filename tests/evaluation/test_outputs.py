@@ -161,6 +161,23 @@ def test_vectors_without_direction_are_left_out_and_lost_ones_count() -> None:
     assert (broken.cosine_min, broken.nonfinite, broken.snr_db) == (0.0, 1, -math.inf)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(Kind.CLASSES, (3,)), (Kind.TOKENS, (2, 3)), (Kind.MASK, (3, 2, 2)), (Kind.MASK, (1, 2, 2))],
+    ids=["classes", "tokens", "mask", "mask of one channel"],
+)
+def test_what_is_nan_is_no_class(kind: Kind, shape: tuple[int, ...]) -> None:
+    """NumPy's argmax gives the first NaN, so that NaN everywhere agreed with all samples of class 0."""
+    old = np.full((4, *shape), -1.0)
+    old[:, 0] = 0 if kind is not Kind.MASK or shape[0] > 1 else -1
+    old[..., 0] += 0.5 if kind is Kind.TOKENS else 0
+    new = old.copy()
+    new[:3] = np.nan
+    found = agreement(kind, old, new)
+    assert found.agreement == 0.25 and found.spread is not None
+    assert [item.agreement for item in found.spread.worst] == [0, 0, 0]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.floats(-20, 60), st.integers(0, 5), st.booleans())
 def test_the_channel_that_is_off_is_named_with_its_decibels(decibels: float, channel: int, turned: bool) -> None:

@@ -127,6 +127,13 @@ def test_a_planted_fault_is_found_at_its_node(built: Path, crops: Any, graph: st
     has(str(found), said)
 
 
+def test_where_one_layer_alone_differs_the_others_have_nothing(crops: Any) -> None:
+    candidate = _net()
+    _swapped_channels(candidate)
+    found = trtopt.verify(_net(), candidate, [{"x": crops}], per_layer=True)
+    has(verdict(found.layers), "c3 (Conv) loses most by itself", "dB, the others nothing")
+
+
 def _damped(gamma: float = 1e-6) -> ModelProto:
     """Blocks that add a branch scaled by `gamma`, as ConvNeXt, and what FP16 spoils of it."""
     nodes, weights, value = [], {}, "x"

@@ -20,13 +20,13 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
-from trtopt.autotune.goal import PURPOSE, Goal, Judge
+from trtopt.autotune.goal import PURPOSE, Goal, Judge, too_few
 from trtopt.autotune.search import Judging, Search, TunedChoice
 from trtopt.builder.asked import spec_of, with_profiles
 from trtopt.builder.lowering import fp8_points, in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples
-from trtopt.calibration.calibrator import CalibrateResult, calibrate
+from trtopt.calibration.calibrator import BY_OUTPUT, CalibrateResult, calibrate
 from trtopt.calibration.importing import kept_out, without_scales
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
@@ -100,8 +100,13 @@ class Tuning:
         return self.table.left_out
 
     def __str__(self) -> str:
-        count = len(self.table.repairs)
-        repairs = f"{count} weight{'s' * (count > 1)} rounded by their inputs" if count else "no weight repaired"
+        kinds = {
+            "weight{} rounded by their inputs": len(self.table.repairs),
+            "activation{} with other scales": sum(item.method == BY_OUTPUT for item in self.table.tensors.values()),
+            "activation{} with channels scaled alike": len(self.table.smoothed),
+        }
+        done = [f"{count} {kind.format('s' * (count > 1))}" for kind, count in kinds.items() if count]
+        repairs = ", ".join(done) or "nothing repaired"
         if self.left_out:
             count = len(self.left_out)
             eighths = f" ({self.chosen.in_fp8} in FP8)" if self.chosen.in_fp8 else ""
@@ -115,7 +120,8 @@ class Tuning:
         before = f"{self.before.snr_db:.1f}{fewer}"
         return (
             f"{out}, {repairs}: {before} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
-            f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
+            f"{self.tried} choice{'s' * (self.tried > 1)} "
+            f"in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -205,8 +211,8 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
     judge = Judge(original, samples, goal, kinds, cores(), whole=spec.fp8_layers)
-    if judge.doubt:
-        reporter.warn(judge.doubt)
+    for doubt in filter(None, (judge.doubt, too_few(judge.different))):
+        reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)
     file = None

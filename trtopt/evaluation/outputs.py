@@ -371,13 +371,18 @@ def _shares(counts: Sequence[NDArray[np.int64]]) -> _Measured:
     return {"agreement": share_of_all}, {"agreement": np.where(parts, same / np.maximum(parts, 1), 1.0)}
 
 
+def _largest(values: NDArray[Any], axis: int) -> NDArray[np.int64]:
+    """Which one is; where one of them is NaN none is: -1, which the reference never has."""
+    return np.where(np.isnan(values).any(axis), -1, values.argmax(axis))
+
+
 def _same_classes(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
     a, b = old.reshape(len(old), -1), new.reshape(len(new), -1)
-    return _counted(a.argmax(1) == b.argmax(1))
+    return _counted(a.argmax(1) == _largest(b, 1))
 
 
 def _same_tokens(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
-    return _counted(old == new if old.dtype.kind in "iub" else old.argmax(-1) == new.argmax(-1))
+    return _counted(old == new if old.dtype.kind in "iub" else old.argmax(-1) == _largest(new, -1))
 
 
 _Split = tuple[NDArray[np.int64], "NDArray[np.int64] | None"]
@@ -390,10 +395,11 @@ def _same_pixels(old: NDArray[Any], new: NDArray[Any], _: Any) -> tuple[bool, li
     if old.dtype.kind in "iub":  # the classes themselves
         return False, [(_counted(old == new), None)]
     if old.ndim > 3 and old.shape[1] > 1:
-        within, classes, pairs = False, old.shape[1], [(old.argmax(1), new.argmax(1))]
+        within, classes, pairs = False, old.shape[1], [(old.argmax(1), _largest(new, 1))]
     else:
         within, classes = bool(((old >= 0) & (old <= 1)).all()), 2
-        pairs = [((old > middle).astype(np.int64), (new > middle).astype(np.int64)) for middle in (0, 0.5)]
+        sides = ((old > middle, np.where(np.isnan(new), -1, new > middle)) for middle in (0, 0.5))
+        pairs = [(a.astype(np.int64), b.astype(np.int64)) for a, b in sides]
     return within, [
         (_counted(a == b), np.stack([np.bincount(item.ravel(), minlength=classes) for item in (a, a[a == b])]))
         for a, b in pairs

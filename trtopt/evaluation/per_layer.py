@@ -86,7 +86,8 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
         return "no tensor differs" if worst.own_snr_db == np.inf else "what differs isn't felt behind it"
     rest = sorted(item.felt_snr_db for item in layers if item is not worst)
     sentence = f"{worst.what} loses most by itself: {decibels(worst.felt_snr_db)}"
-    sentence += f", the next {decibels(rest[0])}" if rest else ""
+    if rest:
+        sentence += f", the next {decibels(rest[0])}" if rest[0] < math.inf else ", the others nothing"
     stands_out = bool(rest) and worst.felt_snr_db < min(rest[0] - APART, HARMLESS)
     if worst.felt_snr_db >= GOOD and not stands_out:
         return f"{sentence}; no layer is off by itself: what is lost adds up, or is in the samples and the float model"

@@ -324,9 +324,14 @@ def _weights(graph: _Graph) -> Iterator[Finding]:
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
     """Raise InvalidModel where weights hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
-    for finding in _damaged(_Graph(proto)):
-        if finding.level == "error":
-            raise InvalidModel(f"{name}: {str(finding).removeprefix('error: ')}")
+    if problem := damage(proto):
+        raise InvalidModel(f"{name}: {problem}")
+
+
+def damage(proto: ModelProto) -> str:
+    """The first weights that hold NaN or infinity, and what to do; "": none do."""
+    findings = (finding for finding in _damaged(_Graph(proto)) if finding.level == "error")
+    return next((str(finding).removeprefix("error: ") for finding in findings), "")
 
 
 def _damaged(graph: _Graph) -> Iterator[Finding]:
