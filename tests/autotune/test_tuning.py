@@ -133,6 +133,22 @@ def test_what_holds_more_than_fp16_counts_as_fp32_in_every_choice(crops: Any, tm
     assert (result.tuning.chosen.share < 0.6) == (base == "fp16")
 
 
+def test_the_share_is_of_the_shapes_that_the_engine_is_tuned_for(crops: Any, tmp_path: Path) -> None:
+    """It was of the first sample's, which may be a short one."""
+    net = _net(bad=())
+    net.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "width"
+    head = next(item for item in net.graph.initializer if item.name == "w")
+    head.CopyFrom(numpy_helper.from_array(values(4000, 16, seed=3), "w"))
+    next(item for item in net.graph.initializer if item.name == "b").CopyFrom(
+        numpy_helper.from_array(values(4000), "b")
+    )
+    net.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 4000
+    shapes = "x:1x3x16x8,1x3x16x256,8x3x16x256"
+    result = _tuned(net, crops, tmp_path, min_snr=8, shapes=shapes, precision_override=["fc=fp16"])
+    assert result.coverage["fp16"] > 0.001
+    assert result.tuning.chosen.share == pytest.approx(result.coverage["int8"], abs=1e-4)
+
+
 def test_scales_may_come_from_a_cache_without_histograms(crops: Any, tmp_path: Path) -> None:
     net = _net()
     cache, table = tmp_path / "old.cache", tmp_path / "old.calib.json"
@@ -457,6 +473,16 @@ def test_limits_out_of_reach_are_told_apart(crops: Any, tmp_path: Path) -> None:
     with pytest.raises(AccuracyLost, match=r"the budget ended"):
         _tuned(_net(layers=12), crops, tmp_path, min_snr=60, budget="0.001s")
     assert not (tmp_path / "m.engine").exists()
+
+
+def test_a_limit_out_of_reach_behind_a_choice_says_so(crops: Any, tmp_path: Path) -> None:
+    net = _net(bad=())
+    net.graph.node.extend(
+        [node("ArgMax", "y", "i", "best", axis=1), node("Cast", "i", "z", "as_float", to=TensorProto.FLOAT)]
+    )
+    net.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 1]))
+    with pytest.raises(AccuracyLost, match=r"follow a choice .*z \(ArgMax best\); judge by `metric=`"):
+        _tuned(net, crops, tmp_path, min_snr=90, output_kind=["y=other", "z=other"])
 
 
 def test_what_it_says_is_what_verify_finds_in_the_saved_graph(crops: Any, tmp_path: Path) -> None:

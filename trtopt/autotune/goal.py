@@ -325,7 +325,7 @@ class Judge:
         if not replace(limits, min_snr=limits.min_snr + error).missed(description):
             return []
         return [
-            f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.1f} dB over them"
+            f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"
         ]
 
     def _error(self, numbers: Sequence[int], results: Sequence[Arrays]) -> float:

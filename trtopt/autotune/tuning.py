@@ -23,6 +23,7 @@ from trtopt.autotune.costs import Costs, Measured
 from trtopt.autotune.goal import PURPOSE, Goal, Judge, too_few
 from trtopt.autotune.search import Judging, Search, TunedChoice
 from trtopt.builder.asked import spec_of, with_profiles
+from trtopt.builder.construction import opt_shapes
 from trtopt.builder.lowering import fp8_points, in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples
@@ -39,9 +40,11 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
+from trtopt.core.words import first_of
 from trtopt.data import SAMPLES, Batches
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
+from trtopt.graph.choices import choices
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
@@ -149,6 +152,7 @@ class _Subject:
     spec: BuildSpec
     generation: Generation
     preprocess: Preprocess | None
+    shapes: Mapping[str, Sequence[int]]  # that the engine is tuned for
 
     @cached_property
     def original(self) -> ModelProto:
@@ -225,7 +229,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     if int8_everywhere.missed:
         table, noise = _repaired(request, subject, key, table)
     proto = smoothed(original, table.smoothed)
-    sizes = sizes_in(proto, {name: array.shape for name, array in judge.runs[0].feed.items()})
+    sizes = sizes_in(proto, subject.shapes)
     can, graph, deadline = subject.generation.capabilities, to_ir(proto), time.monotonic() + budget
 
     def found(table: Table) -> list[Tuning]:
@@ -245,7 +249,16 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         before = TunedChoice.of(0, search.costs.share(search.whole), int8_everywhere)
         return _found(search, graph, table, judging, before, start)
 
-    tuning, *rivals = found(table)
+    try:
+        tuning, *rivals = found(table)
+    except AccuracyLost as error:
+        if goal.limits is None or not (follow := choices(model.proto)):
+            raise
+        which = first_of(f"{name} ({node})" for name, node in follow.items())
+        raise AccuracyLost(
+            f"{error}; outputs that follow a choice change much where rounding takes the other of two nearly equal values: "
+            f"{which}; judge by `metric=`, or tune the model that ends before the choice"
+        ) from error
     if subject.gates and tuning.timed and subject.has_gates(table):
         with contextlib.suppress(AccuracyLost):  # then it stays in floating point
             rivals += found(replace(table, gates=subject.gates))
@@ -296,7 +309,10 @@ def _subject(request: BuildRequest) -> _Subject:
     """The model of the request, refused before long work where layers can't be chosen for it."""
     spec = spec_of(request)
     if spec.precision is not Precision.INT8:
-        raise UsageError("layers are chosen for INT8: add `int8=True`, or drop the limits")
+        raise UsageError(
+            "layers are chosen for INT8: add `int8=True`, or drop the limits; FP16 and BF16 take `min_snr=` alone, and verify "
+            "judges any engine by it and `min_agreement=`"
+        )
     if spec.calibrator != "trtopt":
         raise UsageError("`calibrator='native'` leaves the scales to TensorRT: drop it, or the limits")
     if request.images is None and request.data is None:
@@ -311,10 +327,10 @@ def _subject(request: BuildRequest) -> _Subject:
     generation = select(request.backend)
     generation.refuse(spec)
     preprocess = preparation(model, request)
-    with_profiles(spec, model, preprocess, SILENT)
+    profiles = with_profiles(spec, model, preprocess, SILENT).profiles
     folded, _ = fold(model.proto, reporter=request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
-    return _Subject(model, folded, spec, generation, preprocess)
+    return _Subject(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
 
 
 def _given_scales(request: BuildRequest) -> Table | None:

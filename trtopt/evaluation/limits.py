@@ -10,7 +10,7 @@ from typing import Any
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import MIN_AGREEMENT, read_share
-from trtopt.evaluation.outputs import NEAR_ZERO, cosine, decibels, measure, share
+from trtopt.evaluation.outputs import NEAR_ZERO, decibels, digits_below, measure
 from trtopt.graph.output_kinds import Kind
 
 MIN_SNR = 20.0
@@ -83,10 +83,13 @@ class Limits:
     def _of(self, output: Mapping[str, Any], samples: int) -> Iterator[str]:
         agreement, overlap = output["agreement"], output["overlap"]
         if agreement is not None and agreement < self.min_agreement:
-            yield f"{measure(output, samples)}, at least {share(self.min_agreement)} is asked for"
+            asked = 100 * self.min_agreement
+            exact = f"{asked:g}%" if round(asked, 1) != round(asked, 6) else f"{asked:.1f}%"
+            yield f"{measure(output, samples, self.min_agreement)}, at least {exact} is asked for"
         least = min(MIN_OVERLAP, self.min_agreement)
         if overlap is not None and overlap < least:
-            yield f"overlap {overlap:.2f} outside the commonest class, at least {least:.2g} is asked for"
+            digits = digits_below(overlap, least, 2)
+            yield f"overlap {overlap:.{digits}f} outside the commonest class, at least {least:.2g} is asked for"
         by_agreement = Kind(output["kind"]) in _BY_AGREEMENT
         least_snr = MIN_SNR if self.min_snr is None and not by_agreement else self.min_snr
         if least_snr is None or output["integers"]:
@@ -103,10 +106,11 @@ class Limits:
         snr = float(output["snr_db"] if lowest is None else channels["snr_db"][lowest])
         if snr < least_snr:
             where = "" if lowest is None else f" in channel {lowest}"
-            text = f"{decibels(snr)}{where}, at least {least_snr:g} is asked for"
+            text = f"{decibels(snr, least_snr)}{where}, at least {least_snr:g} is asked for"
             yield (
                 text + "; the reference is next to zero: give samples where it isn't, or only `min_agreement=`" * silent
             )
         nearest = output["cosine_min"]
         if nearest is not None and self.min_snr is None and float(nearest) < MIN_COSINE:
-            yield f"cosine {cosine(nearest)} at the lowest, at least {MIN_COSINE:g} is asked for"
+            digits = digits_below(float(nearest), MIN_COSINE, 4)
+            yield f"cosine {float(nearest):.{digits}f} at the lowest, at least {MIN_COSINE:g} is asked for"

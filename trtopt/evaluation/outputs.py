@@ -149,16 +149,20 @@ class OutputAgreement:
 # All from JSON values (`OutputAgreement.describe()`), as a manifest has them too.
 
 
-def measure(output: Mapping[str, Any], samples: int) -> str:
-    """What the output's kind is measured by, such as "same class for 97.0% of 64 samples"; "" for other values."""
+def measure(output: Mapping[str, Any], samples: int, least: float = 1.0) -> str:
+    """What the output's kind is measured by, such as "same class for 97.0% of 64 samples"; "" for other values.
+
+    Args:
+        least: see `share`.
+    """
     kind, agreement = Kind(output["kind"]), output["agreement"]
     if kind is Kind.CLASSES:
-        return f"same class for {share(agreement)} of {samples} samples"
+        return f"same class for {share(agreement, least)} of {samples} samples"
     if kind is Kind.MASK:
-        return f"same class for {share(agreement)} of the pixels"
+        return f"same class for {share(agreement, least)} of the pixels"
     if kind is Kind.TOKENS:
         what = "of the values are the same" if output["integers"] else "of the positions have the same largest class"
-        return f"{share(agreement)} {what}"
+        return f"{share(agreement, least)} {what}"
     if kind is Kind.EMBEDDING:
         return f"cosine {cosine(output['cosine_mean'])} in the mean, {cosine(output['cosine_min'])} at the lowest"
     channels = output["channels"]
@@ -220,10 +224,10 @@ def _figure(name: str, value: Any) -> str:
     return words[name](value) if name in words else f"difference {float(value):.3g}"
 
 
-def share(value: Any) -> str:
-    """In per cent; never 100 % for less, as 3 pixels of a million are."""
-    texts = [f"{float(value):.{digits}%}" for digits in (1, 2, 3, 4)]
-    return next((text for text in texts if value == 1 or text[:3] != "100"), "<100%")
+def share(value: Any, least: float = 1.0) -> str:
+    """In per cent; less than `least` never as that: 3 pixels of a million that differ aren't 100 %."""
+    digits = digits_below(100 * float(value), 100 * least, 1)
+    return f"{float(value):.{digits}%}" if digits < 5 else f"<{100 * least:g}%"
 
 
 def cosine(value: Any) -> str:
@@ -231,9 +235,16 @@ def cosine(value: Any) -> str:
     return f"{float(value):.4f}" if float(value) < 0.99995 else f"{float(value):.7f}"
 
 
-def decibels(value: Any) -> str:
-    """In words; of the figure or its name in JSON."""
-    return f"{float(value):.1f} dB"
+def decibels(value: Any, least: float = -math.inf) -> str:
+    """In words; of the figure or its name in JSON. Less than `least` never as that."""
+    return f"{float(value):.{digits_below(float(value), least, 1)}f} dB"
+
+
+def digits_below(value: float, least: float, digits: int) -> int:
+    """So many, or up to four more, as it takes to tell a value that is below another from that one."""
+    if not value < least:
+        return digits
+    return next((number for number in range(digits, digits + 4) if round(value, number) < least), digits + 4)
 
 
 # Sums --------------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
-from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, samples_first
+from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, rebatched, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits, not_finite
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
@@ -266,10 +266,11 @@ def verify(request: VerifyRequest) -> Agreement:
     layers: tuple[LayerAgreement, ...] = ()
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
+        samples = list(rebatched(batches.first, LAYER_SAMPLES))
         if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, joined(batches.first), request.reporter)
+            layers = _layers_of(engine, *protos, samples, request.reporter)
         else:
-            layers = compare_layers(*protos, joined(batches.first))
+            layers = compare_layers(*protos, samples)
     few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
     follow = choices(model.proto) if few and not callable(reference) else {}
     spoiled = any(item.nonfinite for item in agreement.outputs) and not callable(graph)
@@ -305,7 +306,7 @@ def _lowest_db(output: OutputAgreement) -> float:
 
 
 def _layers_of(
-    engine: Path, reference: ModelProto, graph: ModelProto, batch: Arrays, reporter: Reporter
+    engine: Path, reference: ModelProto, graph: ModelProto, samples: Sequence[Arrays], reporter: Reporter
 ) -> tuple[LayerAgreement, ...]:
     """Of the engine itself, by a build with its tensors as outputs."""
     manifest, preprocessing = load_manifest(engine), embedded_in(graph)
@@ -321,7 +322,7 @@ def _layers_of(
                 arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
                 return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
 
-            return compare_engine_layers(reference, graph, batch, run, min(batches, default=1))
+            return compare_engine_layers(reference, graph, samples, run, min(batches, default=1))
 
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
