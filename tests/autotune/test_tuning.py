@@ -355,9 +355,29 @@ def test_few_samples_are_told(crops: Any, tmp_path: Path) -> None:
         heard = Heard()
         _tuned(_net(), crops, tmp_path, data={"x": samples}, calib=table, min_snr=5, reporter=heard)
         assert any(f"only {said}" in text and "give at least 32" in text for text in heard.warnings)
+    for batch in ("n", 40):  # of a fixed batch a run holds several
+        heard = Heard()
+        _tuned(_net(batch=batch), crops, tmp_path, min_snr=5, reporter=heard)
+        assert not any("samples judge" in text for text in heard.warnings)
+
+
+def test_a_share_that_no_output_has_is_told(crops: Any, tmp_path: Path) -> None:
     heard = Heard()
-    _tuned(_net(), crops, tmp_path, calib=table, min_snr=5, reporter=heard)
-    assert not heard.warnings
+    _tuned(_net(bad=()), crops, tmp_path, min_agreement=0.99, min_snr=5, reporter=heard)
+    assert any("`min_agreement=` has nothing to judge" in text for text in heard.warnings)
+    heard = Heard()
+    _tuned(_net(bad=()), crops, tmp_path, min_agreement=0.5, output_kind=["y=classes"], reporter=heard)
+    assert not any("nothing to judge" in text for text in heard.warnings)
+
+
+def test_a_drop_needs_several_classes(crops: Any, tmp_path: Path) -> None:
+    """One score a sample was told to be called classes, and then that there are classes 0 to 0."""
+    net = _net(bad=())
+    net.graph.node.append(node("ReduceMean", "y", "z", "mean", axes=[1]))
+    net.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 1]))
+    for kinds in ([], ["z=classes"]):
+        with pytest.raises(UsageError, match=r"is of the largest of several classes.*`metric=`"):
+            _tuned(net, crops, tmp_path, max_drop=0.1, labels=[0, 1] * 40, output_kind=kinds)
 
 
 def test_it_says_all_that_was_repaired_and_which_output_a_figure_is_of(crops: Any, tmp_path: Path) -> None:

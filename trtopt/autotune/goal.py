@@ -23,7 +23,7 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, TrtoptError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.library_output import importing
-from trtopt.core.values import read_share
+from trtopt.core.values import read_share, x
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, samples_first
@@ -236,7 +236,12 @@ class Judge:
         self.order = sorted(range(len(self.runs)), key=lambda number: checksums[number])
         count = len(self.order)
         self.rounds = [count] if whole else sorted({*(math.ceil(count / part) for part in ROUNDS), count})
-        self.different = len(set(checksums))
+        alone = [
+            {name: array[k : k + 1] for name, array in run.samples.items()}
+            for run in self.runs
+            for k in range(run.real)
+        ]
+        self.different = len(set(map(checksum, alone)))
         if goal.labels is not None and len(goal.labels) != self.samples:
             why = "; `limit=` takes samples by their content: drop it" * (len(goal.labels) > self.samples)
             raise UsageError(
@@ -244,6 +249,12 @@ class Judge:
             )
         self.expected = self._runner(proto, optimize=True)(range(count))
         self.reference = _of_all(self.expected) if goal.metric is not None else {}
+        if goal.max_drop is not None and not self._classifier():
+            found = ", ".join(f"{item.name} is {kinds.get(item.name, '')} {x(item.shape)}" for item in self.infos)
+            raise UsageError(
+                f"`max_drop=` is of the largest of several classes, and no output is samples × classes: {found}; say which is "
+                "(`output_kind=['NAME=classes']`), or measure by `metric=`"
+            )
         self.doubt = self._doubt() if goal.max_drop is not None else ""
         if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
             raise AccuracyLost(
@@ -301,13 +312,18 @@ class Judge:
         feeds = [self.runs[number].samples for number in numbers]
         return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
 
+    def _classifier(self) -> str:
+        """The first output that is classes, of more than one."""
+        arrays = self.expected[0]
+        names = (name for name, kind in self.kinds.items() if kind is Kind.CLASSES)
+        return next((name for name in names if arrays[name][0].size > 1), "")
+
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
         agreement = self._agreement(range(len(self.runs)), self.expected, self.goal.labels)
-        classifiers = [item.name for item in agreement.outputs if item.kind is Kind.CLASSES]
-        if agreement.reference_accuracy is None or not classifiers:
+        if agreement.reference_accuracy is None:
             return ""
-        right, chance = agreement.reference_accuracy.top1, 1 / max(1, self.expected[0][classifiers[0]][0].size)
+        right, chance = agreement.reference_accuracy.top1, 1 / self.expected[0][self._classifier()][0].size
         if right > chance + 2 * math.sqrt(chance * (1 - chance) / self.samples):
             return ""
         return (

@@ -44,6 +44,7 @@ from trtopt.core.words import first_of
 from trtopt.data import SAMPLES, Batches
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
+from trtopt.evaluation.limits import without_share
 from trtopt.graph.choices import choices
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
@@ -215,7 +216,8 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
     judge = Judge(original, samples, goal, kinds, cores(), whole=spec.fp8_layers)
-    for doubt in filter(None, (judge.doubt, too_few(judge.different))):
+    no_share = "" if request.min_agreement is None else without_share(kinds.values())
+    for doubt in filter(None, (judge.doubt, too_few(judge.different), no_share)):
         reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)

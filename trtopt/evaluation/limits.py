@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,16 @@ def not_finite(accuracy: Mapping[str, Any]) -> list[str]:
         for name, output in accuracy["outputs"].items()
         if (count := output["nonfinite"])
     ]
+
+
+def without_share(kinds: Iterable[Kind]) -> str:
+    """What to say where a share is asked for, and outputs are of such kinds that none has one; "" where one has."""
+    if not set(kinds).isdisjoint(_BY_AGREEMENT):
+        return ""
+    return (
+        f"`min_agreement=` has nothing to judge, as no output is classes, tokens or a mask; `min_snr=` ({MIN_SNR:g} dB unless "
+        "given) does; `output_kind=` says what an output is"
+    )
 
 
 @dataclass(frozen=True)

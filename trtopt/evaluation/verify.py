@@ -30,7 +30,7 @@ from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
 from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, rebatched, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
-from trtopt.evaluation.limits import Limits, not_finite
+from trtopt.evaluation.limits import Limits, not_finite, without_share
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.per_layer import (
     SAMPLES as LAYER_SAMPLES,
@@ -263,6 +263,8 @@ def verify(request: VerifyRequest) -> Agreement:
             if not callable(reference):
                 refuse_damaged(load_model(reference).proto, "the reference")
             raise
+    if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
+        request.reporter.warn(warning)
     layers: tuple[LayerAgreement, ...] = ()
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
@@ -506,7 +508,7 @@ def _hits(name: str, array: NDArray[Any], labels: NDArray[Any]) -> tuple[int, in
     if labels.min() < 0 or labels.max() >= scores.shape[1]:
         low, high, last = int(labels.min()), int(labels.max()), scores.shape[1] - 1
         numbered = f"label{f's {low} to' * (low != high)} {high}: output {name!r} has classes 0 to {last}"
-        raise UsageError(numbered + "; where labels begin at 1, give each less 1" * (high == last + 1))
+        raise UsageError(numbered + "; where labels begin at 1, give each less 1" * (high == last + 1 > 1))
     best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
     right = (best == labels[:, None]) & ~np.isnan(np.take_along_axis(scores, labels[:, None], 1))
     return int(right[:, 0].sum()), int(right.any(1).sum())
