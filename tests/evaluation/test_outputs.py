@@ -120,6 +120,15 @@ def test_one_channel_is_split_in_the_middle_of_its_range(scale: float, shift: fl
     assert agreement(Kind.MASK, (share * scale + shift)[:, 0], (other * scale + shift)[:, 0]).agreement == 0.75
 
 
+def test_an_overlap_that_is_not_whole_does_not_read_so() -> None:
+    old = np.full((1, 1, 100, 100), -1.0)
+    old[..., :50] = 1
+    new = old.copy()
+    new[..., 0, 0] = -1
+    found = json.loads(json.dumps(agreement(Kind.MASK, old, new).describe()))
+    assert "overlap 0.9998 outside" in sentence("y", found, 1)  # it was 1.00
+
+
 def test_a_mask_that_loses_its_objects_shows_in_the_overlap() -> None:
     old = np.zeros((4, 1, 100, 100))
     old[1, 0, :10, :10] = 1  # 100 of 40000 pixels

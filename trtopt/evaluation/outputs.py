@@ -182,7 +182,8 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
         return f"{start} equal"
     parts = [part for part in (measure(output, samples),) if part]
     if output["overlap"] is not None:
-        parts.append(f"overlap {output['overlap']:.2f} outside the commonest class")
+        digits = digits_below(output["overlap"], 1.0, 2)
+        parts.append(f"overlap {output['overlap']:.{digits}f} outside the commonest class")
     near, rows = output["near_zero"], output["rows"]
     remark = "the reference is next to zero" + f" on {near} of {rows} samples" * (rows > 1)
     difference = f"largest difference {float(output['max_abs']):.3g}"
