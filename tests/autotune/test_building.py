@@ -904,7 +904,7 @@ def test_an_engine_that_loses_more_than_its_graph_is_not_delivered(gpu: Gpu, bui
         ({"best": True, "min_snr": float("inf")}, "`min_snr=` is inf"),
         ({"best": True, "output_kind": ["z=classes"]}, "there is no output 'z'; there is y"),
         ({"int8": True, "output_kind": {"y": "clases"}}, "'clases' isn't a kind.*did you mean y=classes"),
-        ({"int8": False, "fp16": True, "min_agreement": 0.9}, "layers are chosen for INT8: add `int8=True`"),
+        ({"int8": False, "fp16": True, "min_agreement": 0.9}, "layers are chosen for INT8: add `int8=True`.*verify"),
         ({"int8": False, "fp16": True, "min_snr": 20.0, "data": None}, "`min_snr=` is judged on real samples"),
         ({"int8": False, "fp8": True, "min_agreement": 0.9}, "layers are chosen for INT8"),
         ({"best": True, "max_drop": "1%"}, "`max_drop=` is judged by a search"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,20 @@ def test_each_kind_has_its_limit(kind: Kind, old: Array, new: Array, said: list[
         assert text.endswith(f"{part} is asked for")
     assert missed(kind, old, new, lax) == []
     assert missed(kind, old, old, Limits(1.0, 100)) == []  # equal: "inf" dB
+
+
+@pytest.mark.parametrize("by", [1e-2, 1e-3, 1e-4])
+def test_what_is_missed_by_little_does_not_read_as_if_it_held(by: float) -> None:
+    """ "42.5 dB, at least 42.5 is asked for" stood there."""
+    snr = float(10 * np.log10((VALUES**2).sum() / ((VALUES - NOISY) ** 2).sum()))
+    (said,) = missed(Kind.OTHER, VALUES, NOISY, Limits(min_snr=round(snr + by, 4)))
+    shown, asked = map(float, re.findall(r"[\d.]+(?= dB| is asked)", said))
+    assert shown < asked
+    share = np.zeros((10_000, 2))
+    share[:, 1] = 1
+    (said,) = missed(Kind.CLASSES, share, np.where(np.arange(10_000)[:, None] < 9_000, share, -share), Limits(0.9 + by))
+    shown, asked = map(float, re.findall(r"[\d.]+(?=%)", said))
+    assert shown < asked
 
 
 def test_one_embedding_that_is_turned_is_found_among_many() -> None:

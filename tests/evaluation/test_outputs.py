@@ -120,6 +120,15 @@ def test_one_channel_is_split_in_the_middle_of_its_range(scale: float, shift: fl
     assert agreement(Kind.MASK, (share * scale + shift)[:, 0], (other * scale + shift)[:, 0]).agreement == 0.75
 
 
+def test_an_overlap_that_is_not_whole_does_not_read_so() -> None:
+    old = np.full((1, 1, 100, 100), -1.0)
+    old[..., :50] = 1
+    new = old.copy()
+    new[..., 0, 0] = -1
+    found = json.loads(json.dumps(agreement(Kind.MASK, old, new).describe()))
+    assert "overlap 0.9998 outside" in sentence("y", found, 1)  # it was 1.00
+
+
 def test_a_mask_that_loses_its_objects_shows_in_the_overlap() -> None:
     old = np.zeros((4, 1, 100, 100))
     old[1, 0, :10, :10] = 1  # 100 of 40000 pixels
@@ -159,6 +168,23 @@ def test_vectors_without_direction_are_left_out_and_lost_ones_count() -> None:
     assert math.isnan(agreement(Kind.EMBEDDING, np.zeros((2, 3)), np.ones((2, 3))).cosine_min or 0)
     broken = agreement(Kind.EMBEDDING, old[:1], np.array([[np.nan, 1.0]]))
     assert (broken.cosine_min, broken.nonfinite, broken.snr_db) == (0.0, 1, -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(Kind.CLASSES, (3,)), (Kind.TOKENS, (2, 3)), (Kind.MASK, (3, 2, 2)), (Kind.MASK, (1, 2, 2))],
+    ids=["classes", "tokens", "mask", "mask of one channel"],
+)
+def test_what_is_nan_is_no_class(kind: Kind, shape: tuple[int, ...]) -> None:
+    """NumPy's argmax gives the first NaN, so that NaN everywhere agreed with all samples of class 0."""
+    old = np.full((4, *shape), -1.0)
+    old[:, 0] = 0 if kind is not Kind.MASK or shape[0] > 1 else -1
+    old[..., 0] += 0.5 if kind is Kind.TOKENS else 0
+    new = old.copy()
+    new[:3] = np.nan
+    found = agreement(kind, old, new)
+    assert found.agreement == 0.25 and found.spread is not None
+    assert [item.agreement for item in found.spread.worst] == [0, 0, 0]
 
 
 @settings(max_examples=60, deadline=None)

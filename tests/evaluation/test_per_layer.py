@@ -127,6 +127,27 @@ def test_a_planted_fault_is_found_at_its_node(built: Path, crops: Any, graph: st
     has(str(found), said)
 
 
+def test_where_one_layer_alone_differs_the_others_have_nothing(crops: Any) -> None:
+    candidate = _net()
+    _swapped_channels(candidate)
+    found = trtopt.verify(_net(), candidate, [{"x": crops}], per_layer=True)
+    has(verdict(found.layers), "c3 (Conv) loses most by itself", "dB, the others nothing")
+
+
+def test_samples_may_differ_in_shape(crops: Any) -> None:
+    """An internal error, as of texts of several lengths."""
+    net = _net()
+    for value in (*net.graph.input, *net.graph.output):
+        for dim in value.type.tensor_type.shape.dim[2:]:
+            dim.dim_param = f"open{id(dim)}"
+    candidate = ModelProto()
+    candidate.CopyFrom(net)
+    _swapped_channels(candidate)
+    samples = [{"x": crops[:2]}, {"x": crops[2:3, :, :12]}, {"x": crops[3:5, :, :, :10]}]
+    found = trtopt.verify(net, candidate, samples, per_layer=True)
+    has(verdict(found.layers), "c3 (Conv) loses most by itself")
+
+
 def _damped(gamma: float = 1e-6) -> ModelProto:
     """Blocks that add a branch scaled by `gamma`, as ConvNeXt, and what FP16 spoils of it."""
     nodes, weights, value = [], {}, "x"

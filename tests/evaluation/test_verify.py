@@ -19,11 +19,11 @@ from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner, Result
-from world import World, has
+from world import Heard, World, has
 
 import trtopt
 from trtopt.cli import app
-from trtopt.core.errors import DataError, ModelError, UsageError
+from trtopt.core.errors import DataError, InvalidModel, ModelError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.evaluation.verify import Agreement, verify
@@ -216,6 +216,29 @@ def test_infinity_is_exit_status_1_without_limits(digits: Digits, tmp_path: Path
     assert plain["missed"] and not plain["ok"]
     fine = verified("m.onnx", "--json")
     assert fine.exit_code == 0 and json.loads(fine.stdout)["ok"]
+
+
+def test_a_share_that_no_output_has_is_told(digits: Digits) -> None:
+    for kind, count in (("other", 1), ("classes", 0)):
+        heard = Heard()
+        found = verify(
+            digits.model(), digits.model(), digits.batches(), threads=1,
+            min_agreement=0.9, output_kind=[f"logits={kind}"], reporter=heard,
+        )  # fmt: skip
+        assert found.ok and len(heard.warnings) == count
+        assert all("`min_agreement=` has nothing to judge" in text for text in heard.warnings)
+
+
+def test_damaged_weights_are_named(digits: Digits, tmp_path: Path) -> None:
+    """The advice was to build it with --fp16; of the reference, to look at the preprocessing."""
+    weights = digits.weights.copy()
+    weights[3] = np.nan
+    spoiled = verify(digits.model(), digits.model(weights=weights), digits.batches(), digits.labels, threads=1)
+    assert spoiled.top1 == 0 and spoiled.candidate_accuracy is not None and spoiled.candidate_accuracy.top1 == 0
+    assert spoiled.describe()["damage"] in str(spoiled) and "holds NaN or infinity" in spoiled.damage
+    assert "fp16" not in str(spoiled)
+    with pytest.raises(InvalidModel, match=r"the reference: .*holds NaN or infinity; the weights are damaged"):
+        verify(digits.model(weights=weights), digits.model(), digits.batches(), threads=1)
 
 
 def test_equal_outputs_and_outputs_without_classes() -> None:

@@ -206,6 +206,21 @@ def test_damaged_weights_are_an_error() -> None:
     assert codes(conv_relu(weights={"w": damaged}))["non-finite-weight"].level == "error"
 
 
+def test_weights_that_fp16_made_infinite_are_told_from_damaged_ones() -> None:
+    """ "Export them again" gave the same file."""
+    proto = model(
+        [
+            node("Cast", "x", "h", to=TensorProto.FLOAT16),
+            node("MatMul", "h w", "m", "mm"),
+            node("Cast", "m", "y", to=TensorProto.FLOAT),
+        ],
+        weights={"w": np.float16([[1, np.inf]] * 3)},
+        inputs={"x": ("n", 3)},
+    )
+    found = codes(proto)["non-finite-weight"]
+    assert found.level == "error" and "65,504" in found.message and "in FP32" in found.hint
+
+
 def test_a_table_of_masks_is_not_taken_for_damaged() -> None:
     def lookup(*row: float) -> dict[str, Any]:
         table = {"masks": np.array([[0.0, 0.0], row], np.float32)}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, floating_within, gpu_for
-from trtopt.autotune.goal import Goal, goal_of
+from trtopt.autotune.goal import Goal, goal_of, too_few
 from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
@@ -65,7 +65,6 @@ from trtopt.trt import select
 
 GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
-FEW = 32  # below, one sample's class decides too much
 
 
 @taking(BuildRequest)
@@ -349,10 +348,8 @@ class _Best:
     def build(self) -> BuildResult:
         if not self.request.force and (result := self._up_to_date()):
             return result
-        if (count := self.samples.samples) < FEW:
-            self.reporter.warn(
-                f"only {count} samples judge the accuracy, so one decides over {1 / count:.0%}: give at least {FEW}"
-            )
+        if not self.built and (doubt := too_few(self.samples.samples)):  # else the search has said so
+            self.reporter.warn(doubt)
         with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
             engines, comparison = self._selected(folder, stack)
             best = engines[Precision(comparison.kept)]

@@ -20,16 +20,17 @@ from onnx import ModelProto
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.quality import checksum
 from trtopt.core.documents import plain
-from trtopt.core.errors import AccuracyLost, DataError, UsageError
+from trtopt.core.errors import AccuracyLost, DataError, TrtoptError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.library_output import importing
-from trtopt.core.values import read_share
+from trtopt.core.values import read_share, x
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, samples_first
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
+from trtopt.frontend.factories import module_of_file
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
@@ -37,6 +38,7 @@ from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "tuning"
 REFERENCE = "reference"  # an argument of the user's own function
+FEW = 32  # samples; below, one decides too much
 ROUNDS = (16, 8, 4, 2)  # a graph is looked at after so many parts of the samples
 Metric = Callable[..., float]
 
@@ -125,25 +127,41 @@ def _labels(labels: Any) -> tuple[int, ...]:
 
 
 def _function(text: str) -> Metric:
-    """What "module:function" names; the current folder's modules count too."""
+    """What "module:function" names, or "path/to/FILE.py:function"; the current folder's modules count too."""
     module, _, name = text.rpartition(":")
     with importing:
         path = list(sys.path)
         try:
             sys.path.append(str(Path.cwd()))
-            function: Any = importlib.import_module(module)
+            is_file = module.endswith(".py")
+            function: Any = module_of_file(Path(module)) if is_file else importlib.import_module(module)
             for part in name.split("."):
                 function = getattr(function, part)
+        except TrtoptError:
+            raise
+        except SystemExit as error:
+            raise UsageError(
+                f"`metric='{text}'` can't be imported: {module} ends the program while it is imported: put what a script does "
+                "under if __name__ == '__main__':"
+            ) from error
         except Exception as error:  # a module of the user's own may raise anything
             raise UsageError(
                 f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module "
-                "that is installed or lies in the current folder"
+                "that is installed or lies in the current folder, or path/to/FILE.py:function"
             ) from error
         finally:
             sys.path[:] = path
     if not callable(function):
         raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
     return function  # type: ignore[no-any-return]
+
+
+def too_few(count: int) -> str:
+    """What to say where so few samples judge; "" where they are enough."""
+    if count >= FEW:
+        return ""
+    judge = f"{count} sample judges" if count == 1 else f"{count} samples judge"
+    return f"only {judge} the accuracy, so one decides over {1 / count:.0%}: give at least {FEW}"
 
 
 # Judging a choice --------------------------------------------------------------------------------------------------------
@@ -214,13 +232,29 @@ class Judge:
         self.infos = network_outputs(proto.graph.output, inputs)
         self.runs = list(single_runs(inputs, batches))
         self.samples = sum(run.real for run in self.runs)
-        self.order = sorted(range(len(self.runs)), key=lambda number: checksum(self.runs[number].feed))
+        checksums = [checksum(run.feed) for run in self.runs]
+        self.order = sorted(range(len(self.runs)), key=lambda number: checksums[number])
         count = len(self.order)
         self.rounds = [count] if whole else sorted({*(math.ceil(count / part) for part in ROUNDS), count})
+        alone = [
+            {name: array[k : k + 1] for name, array in run.samples.items()}
+            for run in self.runs
+            for k in range(run.real)
+        ]
+        self.different = len(set(map(checksum, alone)))
         if goal.labels is not None and len(goal.labels) != self.samples:
-            raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
+            why = "; `limit=` takes samples by their content: drop it" * (len(goal.labels) > self.samples)
+            raise UsageError(
+                f"{len(goal.labels)} labels were given for {self.samples} samples: give one for each, in their order{why}"
+            )
         self.expected = self._runner(proto, optimize=True)(range(count))
         self.reference = _of_all(self.expected) if goal.metric is not None else {}
+        if goal.max_drop is not None and not self._classifier():
+            found = ", ".join(f"{item.name} is {kinds.get(item.name, '')} {x(item.shape)}" for item in self.infos)
+            raise UsageError(
+                f"`max_drop=` is of the largest of several classes, and no output is samples × classes: {found}; say which is "
+                "(`output_kind=['NAME=classes']`), or measure by `metric=`"
+            )
         self.doubt = self._doubt() if goal.max_drop is not None else ""
         if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
             raise AccuracyLost(
@@ -248,7 +282,8 @@ class Judge:
         if goal.limits is not None:
             missed = (self._missed(description, error) if whole else goal.limits.missed(description)) or missed
         samples = agreement.samples
-        figures = [text for output in description["outputs"].values() if (text := measure(output, samples))]
+        measured = {name: measure(output, samples) for name, output in description["outputs"].items()}
+        figures = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
         measures = TunedFigures(*(_least(description, name) for name in ("agreement", "cosine_min")))
         if agreement.reference_accuracy and agreement.candidate_accuracy and goal.max_drop is not None:
             before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
@@ -277,13 +312,18 @@ class Judge:
         feeds = [self.runs[number].samples for number in numbers]
         return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
 
+    def _classifier(self) -> str:
+        """The first output that is classes, of more than one."""
+        arrays = self.expected[0]
+        names = (name for name, kind in self.kinds.items() if kind is Kind.CLASSES)
+        return next((name for name in names if arrays[name][0].size > 1), "")
+
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
         agreement = self._agreement(range(len(self.runs)), self.expected, self.goal.labels)
-        classifiers = [item.name for item in agreement.outputs if item.kind is Kind.CLASSES]
-        if agreement.reference_accuracy is None or not classifiers:
+        if agreement.reference_accuracy is None:
             return ""
-        right, chance = agreement.reference_accuracy.top1, 1 / max(1, self.expected[0][classifiers[0]][0].size)
+        right, chance = agreement.reference_accuracy.top1, 1 / self.expected[0][self._classifier()][0].size
         if right > chance + 2 * math.sqrt(chance * (1 - chance) / self.samples):
             return ""
         return (
@@ -301,7 +341,7 @@ class Judge:
         if not replace(limits, min_snr=limits.min_snr + error).missed(description):
             return []
         return [
-            f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.1f} dB over them"
+            f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"
         ]
 
     def _error(self, numbers: Sequence[int], results: Sequence[Arrays]) -> float:
@@ -332,7 +372,7 @@ class Judge:
             arguments.append(np.array(goal.labels))
         try:
             return float(goal.metric(*arguments, **keywords))
-        except Exception as error:  # the user's own function may raise anything
+        except (Exception, SystemExit) as error:  # the user's own function may raise anything
             shapes = ", ".join(
                 f"{name} {f'list of {len(item)}' if isinstance(item, list) else item.shape}"
                 for name, item in arguments[0].items()

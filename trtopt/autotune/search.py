@@ -67,7 +67,7 @@ class Search:
     graph: Callable[[Sequence[str], Sequence[str]], ModelProto]
     points: Callable[[Sequence[str]], Points]
     noise: NoiseByPlace
-    judging: Judging
+    judging: Callable[[Sequence[str], Callable[[], ModelProto]], Judged]
     costs: Costs
     overrides: Sequence[Override]
     deadline: float
@@ -90,6 +90,8 @@ class Search:
             for node in nodes:
                 if node in self.layer_noise:
                     self.layer_noise[node] += self.noise.activations.get(tensor, 0.0) / len(nodes)
+        weights = sum(self.noise.weights.get(name, 0.0) for name in self.whole.quantized)
+        self.total_noise = weights + sum(self.noise.activations.get(name, 0.0) for name in self.whole.reads)
 
     def cost(self, left_out: Sequence[str]) -> float:
         """Over INT8 everywhere."""
@@ -111,7 +113,7 @@ class Search:
 
     def left(self, left_out: Sequence[str]) -> float:
         """The noise that the ledger sums up where these stay out."""
-        return self.noise.total - sum(self.layer_noise[name] for name in left_out)
+        return self.total_noise - sum(self.layer_noise[name] for name in left_out)
 
     def begin(self, ranking: Sequence[str]) -> tuple[int, int]:
         """How many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""
@@ -273,7 +275,7 @@ class Search:
 
     def reason(self, name: str, in_fp8: Sequence[str]) -> str:
         share = self.costs.work.get(name, 0) / (sum(self.costs.work.values()) or 1)
-        noise = f"makes {self.layer_noise[name] / self.noise.total:.1%} of the noise and " if self.noise.total else ""
+        noise = f"makes {self.layer_noise[name] / self.total_noise:.1%} of the noise and " if self.total_noise else ""
         time = ""
         if name in self.costs.in_int8:
             ours, other = self.costs.in_int8[name], self.costs.floating[name]
@@ -294,14 +296,15 @@ class Judging:
     """How graphs do. Kept in a file, one JSON line each: an interrupted search goes on from there."""
 
     def __init__(self, judge: Judge, path: Path | None) -> None:
-        self.judge, self.path, self.judgements = judge, path, dict[str, Judged]()
+        self.judge, self.path, self.judgements, self.asked = judge, path, dict[str, Judged](), set[str]()
         if path is None or not path.is_file():
             return
         self.judgements |= dict(filter(None, map(_line, path.read_text(encoding="utf-8").splitlines())))
 
-    def __call__(self, choice: Sequence[str], graph: Callable[[], ModelProto]) -> Judged:
-        """By the choice's name, where an earlier call ran its graph."""
-        name = sha256_json(list(choice))
+    def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> Judged:
+        """By the digest of the scales and the choice's name, where an earlier call ran its graph."""
+        name = sha256_json([scales, *choice])
+        self.asked.add(name)
         if name not in self.judgements:
             judged = self.judgements[name] = self.judge(graph())
             if self.path is not None:

@@ -20,14 +20,15 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
-from trtopt.autotune.goal import PURPOSE, Goal, Judge
+from trtopt.autotune.goal import PURPOSE, Goal, Judge, too_few
 from trtopt.autotune.search import Judging, Search, TunedChoice
 from trtopt.builder.asked import spec_of, with_profiles
-from trtopt.builder.lowering import fp8_points, lower
+from trtopt.builder.construction import opt_shapes
+from trtopt.builder.lowering import fp8_points, in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples
-from trtopt.calibration.calibrator import CalibrateResult, calibrate
-from trtopt.calibration.importing import kept_out
+from trtopt.calibration.calibrator import BY_OUTPUT, CalibrateResult, calibrate
+from trtopt.calibration.importing import kept_out, without_scales
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.table import Table
@@ -39,10 +40,13 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
+from trtopt.core.words import first_of
 from trtopt.data import SAMPLES, Batches
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.graph.half import fp32_typed
+from trtopt.evaluation.limits import without_share
+from trtopt.graph.choices import choices
+from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.fold import fold
@@ -50,6 +54,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of, one_row_a_sample
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
+from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
@@ -99,8 +104,13 @@ class Tuning:
         return self.table.left_out
 
     def __str__(self) -> str:
-        count = len(self.table.repairs)
-        repairs = f"{count} weight{'s' * (count > 1)} rounded by their inputs" if count else "no weight repaired"
+        kinds = {
+            "weight{} rounded by their inputs": len(self.table.repairs),
+            "activation{} with other scales": sum(item.method == BY_OUTPUT for item in self.table.tensors.values()),
+            "activation{} with channels scaled alike": len(self.table.smoothed),
+        }
+        done = [f"{count} {kind.format('s' * (count > 1))}" for kind, count in kinds.items() if count]
+        repairs = ", ".join(done) or "nothing repaired"
         if self.left_out:
             count = len(self.left_out)
             eighths = f" ({self.chosen.in_fp8} in FP8)" if self.chosen.in_fp8 else ""
@@ -114,7 +124,8 @@ class Tuning:
         before = f"{self.before.snr_db:.1f}{fewer}"
         return (
             f"{out}, {repairs}: {before} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
-            f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
+            f"{self.tried} choice{'s' * (self.tried > 1)} "
+            f"in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -142,6 +153,7 @@ class _Subject:
     spec: BuildSpec
     generation: Generation
     preprocess: Preprocess | None
+    shapes: Mapping[str, Sequence[int]]  # that the engine is tuned for
 
     @cached_property
     def original(self) -> ModelProto:
@@ -157,6 +169,12 @@ class _Subject:
         """Whether the table has scales for these."""
         points = self.points(to_ir(smoothed(self.original, table.smoothed)), (), self.gates)
         return table.tensors.keys() >= set(points.activations)
+
+    def always_out(self, table: Table) -> tuple[str, ...]:
+        """What `lower` keeps out of INT8 in every choice: by what it holds, without a scale, or FP32 in an FP16 model."""
+        beyond = overflowing(to_ir(self.original), table.beyond_fp16) if self.spec.base is Precision.FP16 else {}
+        islands = in_fp32_types(self.folded)[1] if has_half(self.folded) else {}
+        return (*beyond, *islands, *without_scales(table))
 
     def points(self, graph: ir.Model, left_out: Sequence[str], gates: Sequence[str] = ()) -> Points:
         can = self.generation.capabilities
@@ -198,8 +216,9 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
     judge = Judge(original, samples, goal, kinds, cores(), whole=spec.fp8_layers)
-    if judge.doubt:
-        reporter.warn(judge.doubt)
+    no_share = "" if request.min_agreement is None else without_share(kinds.values())
+    for doubt in filter(None, (judge.doubt, too_few(judge.different), no_share)):
+        reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)
     file = None
@@ -207,20 +226,21 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         file = kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
     judging = Judging(judge, file)
     table = _first_scales(request, subject, scales)
-    check_scales(whole, table.amax)
-    int8_everywhere, noise = judging(["(as calibrated)"], partial(subject.lowered, (), (), table)), NoiseByPlace({}, {})
+    check_scales(subject.points(to_ir(original), subject.always_out(table)), table.amax)
+    int8_everywhere, noise = judging(table.digest, (), partial(subject.lowered, (), (), table)), NoiseByPlace({}, {})
     if int8_everywhere.missed:
         table, noise = _repaired(request, subject, key, table)
     proto = smoothed(original, table.smoothed)
-    sizes = sizes_in(proto, {name: array.shape for name, array in judge.runs[0].feed.items()})
+    sizes = sizes_in(proto, subject.shapes)
     can, graph, deadline = subject.generation.capabilities, to_ir(proto), time.monotonic() + budget
 
     def found(table: Table) -> list[Tuning]:
+        always_out = subject.always_out(table)
         search = Search(
             graph=partial(subject.lowered, table=table),
-            points=partial(subject.points, graph, gates=table.gates),
+            points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
             noise=noise,
-            judging=judging,
+            judging=partial(judging, table.digest),
             costs=Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes))),
             overrides=spec.overrides,
             deadline=deadline,
@@ -229,9 +249,18 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             gates=table.gates,
         )
         before = TunedChoice.of(0, search.costs.share(search.whole), int8_everywhere)
-        return _found(search, graph, table, judge.samples, before, start)
+        return _found(search, graph, table, judging, before, start)
 
-    tuning, *rivals = found(table)
+    try:
+        tuning, *rivals = found(table)
+    except AccuracyLost as error:
+        if goal.limits is None or not (follow := choices(model.proto)):
+            raise
+        which = first_of(f"{name} ({node})" for name, node in follow.items())
+        raise AccuracyLost(
+            f"{error}; outputs that follow a choice change much where rounding takes the other of two nearly equal values: "
+            f"{which}; judge by `metric=`, or tune the model that ends before the choice"
+        ) from error
     if subject.gates and tuning.timed and subject.has_gates(table):
         with contextlib.suppress(AccuracyLost):  # then it stays in floating point
             rivals += found(replace(table, gates=subject.gates))
@@ -244,7 +273,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
 
 
 def _found(
-    search: Search, graph: ir.Model, table: Table, samples: int, before: TunedChoice, start: float
+    search: Search, graph: ir.Model, table: Table, judging: Judging, before: TunedChoice, start: float
 ) -> list[Tuning]:
     """What the search finds, and the same with the products of one row a sample in floating point, where times decide.
 
@@ -257,12 +286,12 @@ def _found(
     timed = bool(search.costs.in_int8)
     tuning = Tuning(
         table=replace(table, left_out=reasons, in_fp8=in_fp8),
-        samples=samples,
+        samples=judging.judge.samples,
         before=before,
         whole=search.judged(()),
         chosen=search.judged(left_out, in_fp8),
         front=search.front(),
-        tried=len(search.tried) + 1,
+        tried=len(judging.asked),
         cost=search.costs.unit,
         seconds=time.monotonic() - start,
         unfinished=search.unfinished,
@@ -282,7 +311,10 @@ def _subject(request: BuildRequest) -> _Subject:
     """The model of the request, refused before long work where layers can't be chosen for it."""
     spec = spec_of(request)
     if spec.precision is not Precision.INT8:
-        raise UsageError("layers are chosen for INT8: add `int8=True`, or drop the limits")
+        raise UsageError(
+            "layers are chosen for INT8: add `int8=True`, or drop the limits; FP16 and BF16 take `min_snr=` alone, and verify "
+            "judges any engine by it and `min_agreement=`"
+        )
     if spec.calibrator != "trtopt":
         raise UsageError("`calibrator='native'` leaves the scales to TensorRT: drop it, or the limits")
     if request.images is None and request.data is None:
@@ -297,10 +329,10 @@ def _subject(request: BuildRequest) -> _Subject:
     generation = select(request.backend)
     generation.refuse(spec)
     preprocess = preparation(model, request)
-    with_profiles(spec, model, preprocess, SILENT)
+    profiles = with_profiles(spec, model, preprocess, SILENT).profiles
     folded, _ = fold(model.proto, reporter=request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
-    return _Subject(model, folded, spec, generation, preprocess)
+    return _Subject(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
 
 
 def _given_scales(request: BuildRequest) -> Table | None:

@@ -365,7 +365,7 @@ class _Build:
             PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
         """
         spec, generation, reporter = self.spec, self.generation, self.request.reporter
-        shapes = _opt_shapes(self.model.inputs, spec.profiles)[0]
+        shapes = opt_shapes(self.model.inputs, spec.profiles)[0]
         sizes = sizes_in(folded, shapes)
         with scratch() as folder:
             lowered, engine = self._planned(folded, {}, folder)
@@ -455,7 +455,7 @@ class _Build:
                 name=self.name,
                 reporter=self.request.reporter,
             )
-            shapes = _opt_shapes(*self._engine())
+            shapes = opt_shapes(*self._engine())
             return lowered, seen_through(engine, lowered, spec, shapes, self.request.reporter)
         except UnsupportedOperator as error:
             parts = written_out(graph, error.issues, self.request.reporter)
@@ -738,7 +738,7 @@ def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | Non
     return path
 
 
-def _opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
+def opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
     """Of all inputs, what each profile is tuned for."""
     static = {item.name: item.shape for item in inputs}
     return [

@@ -123,7 +123,7 @@ def lower(
     typed, capabilities = generation.typed(spec), generation.capabilities
     unsafe = dict(measured or {})
     if table is not None and has_half(folded):
-        folded, islands = _in_fp32_types(folded)
+        folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
     model = to_ir_at(folded, _opset(folded, spec, table, embedded, typed=typed))
     if table is not None and spec.base is Precision.FP16:
@@ -164,7 +164,7 @@ def lower(
     )
 
 
-def _in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
+def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
     """A model with FP16 or BF16 types in FP32's, which are those that scales are of; and node → why it must stay in FP32, of
     those that a model in these types computes so itself."""
     own = typed_already(to_ir(folded))

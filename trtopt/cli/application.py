@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -147,14 +148,16 @@ def command_of(
             if "preprocess" in values:
                 values["preprocess"] = _prepared(values)
             values |= {field_name: parse(values[field_name]) for field_name, parse in read.items()}
-            if call is not None:
-                _collect_again()
-                result = call(values, _reporter())
-            else:
-                reporter = {"reporter": _reporter()} if "reporter" in entries else {}
-                function = getattr(trtopt, text.__name__)
-                _collect_again()
-                result = function(**values, **reporter)
+            # What a module or a metric of the user's own prints isn't part of the object.
+            with contextlib.redirect_stdout(sys.stderr) if json_output else contextlib.nullcontext():
+                if call is not None:
+                    _collect_again()
+                    result = call(values, _reporter())
+                else:
+                    reporter = {"reporter": _reporter()} if "reporter" in entries else {}
+                    function = getattr(trtopt, text.__name__)
+                    _collect_again()
+                    result = function(**values, **reporter)
             if json_output:
                 print(json.dumps(told(plain(result)), default=str))
             else:

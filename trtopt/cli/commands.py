@@ -227,7 +227,7 @@ def _built(result: Any, values: Options) -> Iterator[str]:
                 f"{item.snr_db:.1f}",
                 item.figure,
                 str(item.samples),
-                "" if item.missed else "yes",
+                _within(item, values["min_snr"]),
             )
             for item in tuning.front
         ]
@@ -252,6 +252,13 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         yield f"  {result.comparison['why']}"
     if result.not_measured:
         yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
+
+
+def _within(choice: Any, least: float | None) -> str:
+    """Whether a choice is within the limits; why not, where its dB alone would be."""
+    if not choice.missed:
+        return "yes"
+    return choice.missed[0] if least is not None and choice.snr_db >= least else "no"
 
 
 @command_of(InspectRequest, "trtopt inspect model.engine --diff other.engine")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import MIN_AGREEMENT, read_share
-from trtopt.evaluation.outputs import NEAR_ZERO, cosine, decibels, measure, share
+from trtopt.evaluation.outputs import NEAR_ZERO, decibels, digits_below, measure
 from trtopt.graph.output_kinds import Kind
 
 MIN_SNR = 20.0
@@ -35,6 +35,16 @@ def not_finite(accuracy: Mapping[str, Any]) -> list[str]:
         for name, output in accuracy["outputs"].items()
         if (count := output["nonfinite"])
     ]
+
+
+def without_share(kinds: Iterable[Kind]) -> str:
+    """What to say where a share is asked for, and outputs are of such kinds that none has one; "" where one has."""
+    if not set(kinds).isdisjoint(_BY_AGREEMENT):
+        return ""
+    return (
+        f"`min_agreement=` has nothing to judge, as no output is classes, tokens or a mask; `min_snr=` ({MIN_SNR:g} dB unless "
+        "given) does; `output_kind=` says what an output is"
+    )
 
 
 @dataclass(frozen=True)
@@ -83,10 +93,13 @@ class Limits:
     def _of(self, output: Mapping[str, Any], samples: int) -> Iterator[str]:
         agreement, overlap = output["agreement"], output["overlap"]
         if agreement is not None and agreement < self.min_agreement:
-            yield f"{measure(output, samples)}, at least {share(self.min_agreement)} is asked for"
+            asked = 100 * self.min_agreement
+            exact = f"{asked:g}%" if round(asked, 1) != round(asked, 6) else f"{asked:.1f}%"
+            yield f"{measure(output, samples, self.min_agreement)}, at least {exact} is asked for"
         least = min(MIN_OVERLAP, self.min_agreement)
         if overlap is not None and overlap < least:
-            yield f"overlap {overlap:.2f} outside the commonest class, at least {least:.2g} is asked for"
+            digits = digits_below(overlap, least, 2)
+            yield f"overlap {overlap:.{digits}f} outside the commonest class, at least {least:.2g} is asked for"
         by_agreement = Kind(output["kind"]) in _BY_AGREEMENT
         least_snr = MIN_SNR if self.min_snr is None and not by_agreement else self.min_snr
         if least_snr is None or output["integers"]:
@@ -103,10 +116,11 @@ class Limits:
         snr = float(output["snr_db"] if lowest is None else channels["snr_db"][lowest])
         if snr < least_snr:
             where = "" if lowest is None else f" in channel {lowest}"
-            text = f"{decibels(snr)}{where}, at least {least_snr:g} is asked for"
+            text = f"{decibels(snr, least_snr)}{where}, at least {least_snr:g} is asked for"
             yield (
                 text + "; the reference is next to zero: give samples where it isn't, or only `min_agreement=`" * silent
             )
         nearest = output["cosine_min"]
         if nearest is not None and self.min_snr is None and float(nearest) < MIN_COSINE:
-            yield f"cosine {cosine(nearest)} at the lowest, at least {MIN_COSINE:g} is asked for"
+            digits = digits_below(float(nearest), MIN_COSINE, 4)
+            yield f"cosine {float(nearest):.{digits}f} at the lowest, at least {MIN_COSINE:g} is asked for"

@@ -150,16 +150,20 @@ class OutputAgreement:
 # All from JSON values (`OutputAgreement.describe()`), as a manifest has them too.
 
 
-def measure(output: Mapping[str, Any], samples: int) -> str:
-    """What the output's kind is measured by, such as "same class for 97.0% of 64 samples"; "" for other values."""
+def measure(output: Mapping[str, Any], samples: int, least: float = 1.0) -> str:
+    """What the output's kind is measured by, such as "same class for 97.0% of 64 samples"; "" for other values.
+
+    Args:
+        least: see `share`.
+    """
     kind, agreement = Kind(output["kind"]), output["agreement"]
     if kind is Kind.CLASSES:
-        return f"same class for {share(agreement)} of {counted(samples, 'sample')}"
+        return f"same class for {share(agreement, least)} of {counted(samples, 'sample')}"
     if kind is Kind.MASK:
-        return f"same class for {share(agreement)} of the pixels"
+        return f"same class for {share(agreement, least)} of the pixels"
     if kind is Kind.TOKENS:
         what = "of the values are the same" if output["integers"] else "of the positions have the same largest class"
-        return f"{share(agreement)} {what}"
+        return f"{share(agreement, least)} {what}"
     if kind is Kind.EMBEDDING:
         return f"cosine {cosine(output['cosine_mean'])} in the mean, {cosine(output['cosine_min'])} at the lowest"
     channels = output["channels"]
@@ -179,7 +183,8 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
         return f"{start} equal"
     parts = [part for part in (measure(output, samples),) if part]
     if output["overlap"] is not None:
-        parts.append(f"overlap {output['overlap']:.2f} outside the commonest class")
+        digits = digits_below(output["overlap"], 1.0, 2)
+        parts.append(f"overlap {output['overlap']:.{digits}f} outside the commonest class")
     near, rows = output["near_zero"], output["rows"]
     remark = "the reference is next to zero" + f" on {near} of {rows} samples" * (rows > 1)
     difference = f"largest difference {float(output['max_abs']):.3g}"
@@ -221,10 +226,10 @@ def _figure(name: str, value: Any) -> str:
     return words[name](value) if name in words else f"difference {float(value):.3g}"
 
 
-def share(value: Any) -> str:
-    """In per cent; never 100 % for less, as 3 pixels of a million are."""
-    texts = [f"{float(value):.{digits}%}" for digits in (1, 2, 3, 4)]
-    return next((text for text in texts if value == 1 or text[:3] != "100"), "<100%")
+def share(value: Any, least: float = 1.0) -> str:
+    """In per cent; less than `least` never as that: 3 pixels of a million that differ aren't 100 %."""
+    digits = digits_below(100 * float(value), 100 * least, 1)
+    return f"{float(value):.{digits}%}" if digits < 5 else f"<{100 * least:g}%"
 
 
 def cosine(value: Any) -> str:
@@ -232,9 +237,16 @@ def cosine(value: Any) -> str:
     return f"{float(value):.4f}" if float(value) < 0.99995 else f"{float(value):.7f}"
 
 
-def decibels(value: Any) -> str:
-    """In words; of the figure or its name in JSON."""
-    return f"{float(value):.1f} dB"
+def decibels(value: Any, least: float = -math.inf) -> str:
+    """In words; of the figure or its name in JSON. Less than `least` never as that."""
+    return f"{float(value):.{digits_below(float(value), least, 1)}f} dB"
+
+
+def digits_below(value: float, least: float, digits: int) -> int:
+    """So many, or up to four more, as it takes to tell a value that is below another from that one."""
+    if not value < least:
+        return digits
+    return next((number for number in range(digits, digits + 4) if round(value, number) < least), digits + 4)
 
 
 # Sums --------------------------------------------------------------------------------------------------------------------
@@ -372,13 +384,18 @@ def _shares(counts: Sequence[NDArray[np.int64]]) -> _Measured:
     return {"agreement": share_of_all}, {"agreement": np.where(parts, same / np.maximum(parts, 1), 1.0)}
 
 
+def _largest(values: NDArray[Any], axis: int) -> NDArray[np.int64]:
+    """Which one is; where one of them is NaN none is: -1, which the reference never has."""
+    return np.where(np.isnan(values).any(axis), -1, values.argmax(axis))
+
+
 def _same_classes(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
     a, b = old.reshape(len(old), -1), new.reshape(len(new), -1)
-    return _counted(a.argmax(1) == b.argmax(1))
+    return _counted(a.argmax(1) == _largest(b, 1))
 
 
 def _same_tokens(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
-    return _counted(old == new if old.dtype.kind in "iub" else old.argmax(-1) == new.argmax(-1))
+    return _counted(old == new if old.dtype.kind in "iub" else old.argmax(-1) == _largest(new, -1))
 
 
 _Split = tuple[NDArray[np.int64], "NDArray[np.int64] | None"]
@@ -391,10 +408,11 @@ def _same_pixels(old: NDArray[Any], new: NDArray[Any], _: Any) -> tuple[bool, li
     if old.dtype.kind in "iub":  # the classes themselves
         return False, [(_counted(old == new), None)]
     if old.ndim > 3 and old.shape[1] > 1:
-        within, classes, pairs = False, old.shape[1], [(old.argmax(1), new.argmax(1))]
+        within, classes, pairs = False, old.shape[1], [(old.argmax(1), _largest(new, 1))]
     else:
         within, classes = bool(((old >= 0) & (old <= 1)).all()), 2
-        pairs = [((old > middle).astype(np.int64), (new > middle).astype(np.int64)) for middle in (0, 0.5)]
+        sides = ((old > middle, np.where(np.isnan(new), -1, new > middle)) for middle in (0, 0.5))
+        pairs = [(a.astype(np.int64), b.astype(np.int64)) for a, b in sides]
     return within, [
         (_counted(a == b), np.stack([np.bincount(item.ravel(), minlength=classes) for item in (a, a[a == b])]))
         for a, b in pairs

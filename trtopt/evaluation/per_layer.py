@@ -86,18 +86,21 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
         return "no tensor differs" if worst.own_snr_db == np.inf else "what differs isn't felt behind it"
     rest = sorted(item.felt_snr_db for item in layers if item is not worst)
     sentence = f"{worst.what} loses most by itself: {decibels(worst.felt_snr_db)}"
-    sentence += f", the next {decibels(rest[0])}" if rest else ""
+    if rest:
+        sentence += f", the next {decibels(rest[0])}" if rest[0] < math.inf else ", the others nothing"
     stands_out = bool(rest) and worst.felt_snr_db < min(rest[0] - APART, HARMLESS)
     if worst.felt_snr_db >= GOOD and not stands_out:
         return f"{sentence}; no layer is off by itself: what is lost adds up, or is in the samples and the float model"
     return sentence
 
 
-def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) -> tuple[LayerAgreement, ...]:
+def compare_layers(
+    reference: ModelProto, candidate: ModelProto, batches: Sequence[Arrays]
+) -> tuple[LayerAgreement, ...]:
     """In the candidate's order.
 
     Args:
-        batch: input name → array, the first axis counting samples; of the reference.
+        batches: input name → array, the first axis counting samples; of the reference. Samples of one shape in each.
 
     Raises:
         UsageError: the graphs have no floating tensor by the same name.
@@ -109,7 +112,7 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
     whole, pieces = _opened(new, pairs), _opened(_cut(new, pairs, kinds), pairs)
     preprocessing = embedded_in(candidate)
     sums = {name: _Sums() for name in pairs}
-    for chunk in _chunks(old, batch, 1):
+    for chunk in _chunks(old, batches, 1):
         tensors = _run(exact, chunk) | chunk
         stand_ins = {f"{name}{_STAND_IN}": tensors[other] for name, other in pairs.items()}
         inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
@@ -130,7 +133,7 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
 
 
 def compare_engine_layers(
-    reference: ModelProto, graph: ModelProto, batch: Arrays, run: Callable[[Arrays], Arrays], size: int = 1
+    reference: ModelProto, graph: ModelProto, batches: Sequence[Arrays], run: Callable[[Arrays], Arrays], size: int = 1
 ) -> tuple[LayerAgreement, ...]:
     """As `compare_layers`, of an engine with `tensors_of_engine` as outputs.
 
@@ -142,7 +145,7 @@ def compare_engine_layers(
     kinds, pairs = _kinds(old), {name: name for name in tensors_of_engine(reference, graph)}
     exact, pieces = _opened(old, pairs), _opened(_cut(old, pairs, kinds), pairs)
     sums = {name: _Sums() for name in pairs}
-    for chunk in _chunks(old, batch, size):
+    for chunk in _chunks(old, batches, size):
         tensors, results = _run(exact, chunk), run(chunk)
         own = _run(pieces, {**chunk, **{f"{name}{_STAND_IN}": np.asarray(results[name], np.float32) for name in pairs}})
         for name in pairs:
@@ -240,15 +243,16 @@ def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
     return open_session(proto, outputs=outputs, optimize=False, purpose="comparing layers")
 
 
-def _chunks(reference: ModelProto, batch: Arrays, size: int) -> Iterator[dict[str, Array]]:
+def _chunks(reference: ModelProto, batches: Sequence[Arrays], size: int) -> Iterator[dict[str, Array]]:
     """The samples, so many at a time as the reference says, or `size`."""
-    infos = [info for name, info in network_inputs(reference).items() if name in batch]
+    infos = [info for name, info in network_inputs(reference).items() if name in batches[0]]
     fixed_sizes = (
         int(info.shape[0]) for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0
     )
     size = 1 if alone(infos) else next(fixed_sizes, size)
-    for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
-        yield laid_out(chunk, infos)
+    for batch in batches:
+        for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
+            yield laid_out(chunk, infos)
 
 
 def _kinds(proto: ModelProto) -> dict[str, int]:

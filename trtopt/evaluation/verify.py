@@ -28,9 +28,9 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
-from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, samples_first
+from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, rebatched, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
-from trtopt.evaluation.limits import Limits, not_finite
+from trtopt.evaluation.limits import Limits, not_finite, without_share
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.per_layer import (
     SAMPLES as LAYER_SAMPLES,
@@ -46,6 +46,7 @@ from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.passes.typed import FP16_MAX
+from trtopt.linting.rules import damage, refuse_damaged
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 from trtopt.trt.plans import plan_header
@@ -58,8 +59,9 @@ Runner = Callable[[Arrays], Arrays]
 
 _FINITE = (
     "build it with `fp16=True` and these samples (`data=` or `images=`), which keep in FP32 what FP16 can't hold, as a table "
-    "calibrated on them does in INT8, or with `bf16=True`; `per_layer=True` names the first node that gives such values"
+    "calibrated on them does in INT8, or with `bf16=True`"
 )
+_FIRST = "; `per_layer=True` names the first node that gives such values"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Agreement:
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
         beyond_fp16: inputs that hold numbers beyond FP16's largest, 65,504, with the largest magnitude.
         choices: outputs of few dB that follow a choice among computed values, with the node that chooses.
+        damage: weights of the candidate that hold NaN or infinity, where its results do.
     """
 
     samples: int
@@ -91,6 +94,7 @@ class Agreement:
     layers: tuple[LayerAgreement, ...] = ()
     beyond_fp16: Mapping[str, float] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
+    damage: str = ""
 
     @property
     def snr_db(self) -> float:
@@ -121,6 +125,8 @@ class Agreement:
             values["beyond_fp16"] = dict(self.beyond_fp16)
         if self.choices:
             values["choices"] = dict(self.choices)
+        if self.damage:
+            values["damage"] = self.damage
         if self.layers:
             values["layers"] = [item.describe() for item in self.layers]
             values["verdict"] = verdict(self.layers)
@@ -157,12 +163,14 @@ class Agreement:
             lines.append(verdict(self.layers))
         what = "outside the limit" if self.limits is not None else "outside any limit"
         lines += [f"{what}: {text}" for text in self.missed]
-        if any(item.nonfinite for item in self.outputs):
+        if self.damage:
+            lines.append(f"the candidate itself is spoiled: {self.damage}")
+        elif any(item.nonfinite for item in self.outputs):
             for name, largest in self.beyond_fp16.items():
                 lines.append(
                     f"the samples hold {largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, in the input {name!r}"
                 )
-            lines.append(f"next: {_FINITE}")
+            lines.append(f"next: {_FINITE}{_FIRST * (not self.layers)}")
         return "\n".join(lines)
 
 
@@ -249,16 +257,25 @@ def verify(request: VerifyRequest) -> Agreement:
             if engine is not None:
                 place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
                 new = _within(engine, new, inputs)
-        agreement = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
+        try:
+            agreement = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
+        except DataError:
+            if not callable(reference):
+                refuse_damaged(load_model(reference).proto, "the reference")
+            raise
+    if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
+        request.reporter.warn(warning)
     layers: tuple[LayerAgreement, ...] = ()
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
+        samples = list(rebatched(batches.first, LAYER_SAMPLES))
         if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, joined(batches.first), request.reporter)
+            layers = _layers_of(engine, *protos, samples, request.reporter)
         else:
-            layers = compare_layers(*protos, joined(batches.first))
+            layers = compare_layers(*protos, samples)
     few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
     follow = choices(model.proto) if few and not callable(reference) else {}
+    spoiled = any(item.nonfinite for item in agreement.outputs) and not callable(graph)
     return replace(
         agreement,
         limits=limits,
@@ -266,6 +283,7 @@ def verify(request: VerifyRequest) -> Agreement:
         layers=layers,
         beyond_fp16=batches.beyond_fp16,
         choices={name: follow[name] for name in few if name in follow},
+        damage=damage(load_model(graph).proto) if spoiled else "",
     )
 
 
@@ -290,7 +308,7 @@ def _lowest_db(output: OutputAgreement) -> float:
 
 
 def _layers_of(
-    engine: Path, reference: ModelProto, graph: ModelProto, batch: Arrays, reporter: Reporter
+    engine: Path, reference: ModelProto, graph: ModelProto, samples: Sequence[Arrays], reporter: Reporter
 ) -> tuple[LayerAgreement, ...]:
     """Of the engine itself, by a build with its tensors as outputs."""
     manifest, preprocessing = load_manifest(engine), embedded_in(graph)
@@ -306,7 +324,7 @@ def _layers_of(
                 arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
                 return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
 
-            return compare_engine_layers(reference, graph, batch, run, min(batches, default=1))
+            return compare_engine_layers(reference, graph, samples, run, min(batches, default=1))
 
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
@@ -488,8 +506,9 @@ def _hits(name: str, array: NDArray[Any], labels: NDArray[Any]) -> tuple[int, in
     """How often the label is the best class, and one of the five best."""
     scores = array.astype(np.float64).reshape(len(array), -1)
     if labels.min() < 0 or labels.max() >= scores.shape[1]:
-        classes = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
-        raise UsageError(f"labels {labels.min()} to {labels.max()}: {classes}")
+        low, high, last = int(labels.min()), int(labels.max()), scores.shape[1] - 1
+        numbered = f"label{f's {low} to' * (low != high)} {high}: output {name!r} has classes 0 to {last}"
+        raise UsageError(numbered + "; where labels begin at 1, give each less 1" * (high == last + 1 > 1))
     best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
-    right = best == labels[:, None]
+    right = (best == labels[:, None]) & ~np.isnan(np.take_along_axis(scores, labels[:, None], 1))
     return int(right[:, 0].sum()), int(right.any(1).sum())

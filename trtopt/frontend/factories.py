@@ -88,7 +88,9 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     blank: dict[str, Any] = {}
     with making(torch, text, lambda error: _told(text, module_name, error), blank):
         with quiet():
-            module = _file(Path(folder or "", module_name)) if module_name.endswith(".py") else _module(module_name)
+            module = (
+                module_of_file(Path(folder or "", module_name)) if module_name.endswith(".py") else _module(module_name)
+            )
         model = _attribute(module, attribute, text)
         if not isinstance(model, torch.nn.Module):
             call = _callable(model, text, arguments, options)
@@ -161,7 +163,7 @@ def bare_file(text: str) -> str | None:
     )
 
 
-def _file(path: Path) -> ModuleType:
+def module_of_file(path: Path) -> ModuleType:
     """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
     near = [str(path.with_name(name)) for name in _near(path.name, path.parent)]
     path = existing_file(path, "the file", f"there is: {first_of(near, 8)}" if near else "").resolve()

@@ -91,6 +91,10 @@ _WARNINGS = {
         "check that the model means it",
     ),
     "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
+    "infinite-half-weight": (
+        "{name} holds infinity, which FP16 makes of what is beyond 65,504",
+        "export the model in FP32, and build it with `fp16=True` and samples",
+    ),
     "mask-weight": (
         "{name} holds -inf, as a table of masks does: where all of a softmax is masked, NaN comes of it",
         "check that the model means it; -65504 in its place does the same without NaN",
@@ -324,9 +328,14 @@ def _weights(graph: _Graph) -> Iterator[Finding]:
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
     """Raise InvalidModel where weights hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
-    for finding in _damaged(_Graph(proto)):
-        if finding.level == "error":
-            raise InvalidModel(f"{name}: {str(finding).removeprefix('error: ')}")
+    if problem := damage(proto):
+        raise InvalidModel(f"{name}: {problem}")
+
+
+def damage(proto: ModelProto) -> str:
+    """The first weights that hold NaN or infinity, and what to do; "": none do."""
+    findings = (finding for finding in _damaged(_Graph(proto)) if finding.level == "error")
+    return next((str(finding).removeprefix("error: ") for finding in findings), "")
 
 
 def _damaged(graph: _Graph) -> Iterator[Finding]:
@@ -334,7 +343,9 @@ def _damaged(graph: _Graph) -> Iterator[Finding]:
         if _spoiled(values.astype(np.float32, copy=False)):
             node, op = graph.read_by(tensor.name)[0]
             masks = op not in WEIGHTED and not (np.isnan(values) | (values == np.inf)).any()
-            finding = _said("mask-weight" if masks else "non-finite-weight", node, op, name=tensor.name)
+            half = values.dtype == np.float16 and not np.isnan(values).any()
+            words = "mask-weight" if masks else "infinite-half-weight" if half else "non-finite-weight"
+            finding = _said(words, node, op, code="" if masks else "non-finite-weight", name=tensor.name)
             yield replace(finding, level="error") if op in WEIGHTED else finding
 
 
