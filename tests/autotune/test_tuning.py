@@ -345,6 +345,21 @@ def test_a_metric_that_ends_the_program_is_told(crops: Any, tmp_path: Path, code
         _tuned(_net(), crops, tmp_path / "out", metric=f"{tmp_path}/ending_score.py:score", min=0.5)
 
 
+def test_a_model_that_says_the_same_of_all_samples_is_told(crops: Any, tmp_path: Path) -> None:
+    """As torchvision's vision transformers do untrained, whose last layer is zeros: any limit holds."""
+    net, heard = _net(), Heard()
+    head, bias = (next(item for item in net.graph.initializer if item.name == name) for name in ("w", "b"))
+    head.CopyFrom(numpy_helper.from_array(np.zeros((40, 16), np.float32), "w"))
+    _tuned(net, crops, tmp_path / "one", min_snr=1, reporter=heard)
+    has("\n".join(heard.warnings), "gives the same results for 64 different samples, so that no limit says anything")
+    bias.CopyFrom(numpy_helper.from_array(np.zeros(40, np.float32), "b"))
+    _tuned(net, crops, tmp_path / "two", min_snr=1, reporter=heard)
+    has("\n".join(heard.warnings), "the same results, all zeros, for 64")
+    heard = Heard()
+    _tuned(_net(), crops, tmp_path / "three", min_snr=1, reporter=heard)
+    assert "the same results" not in "\n".join(heard.warnings)
+
+
 def test_few_samples_are_told(crops: Any, tmp_path: Path) -> None:
     table = trtopt.calibrate(_net(), data={"x": crops[:80]}).table
     for samples, said in (

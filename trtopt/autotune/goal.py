@@ -312,6 +312,19 @@ class Judge:
         feeds = [self.runs[number].samples for number in numbers]
         return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
 
+    @property
+    def indifference(self) -> str:
+        """What speaks against the model: it gives all samples the same results, so that no limit says anything."""
+        first = {name: array[0] for name, array in self.expected[0].items()}
+        rows = ((name, row) for arrays in self.expected for name, array in arrays.items() for row in array)
+        if self.different < 2 or any(not np.array_equal(row, first[name]) for name, row in rows):
+            return ""
+        nothing = ", all zeros," * (not any(array.any() for array in first.values()))
+        return (
+            f"the float model gives the same results{nothing} for {self.different} different samples, so that no limit says "
+            "anything: are its weights trained, and is this preprocessing its own?"
+        )
+
     def _classifier(self) -> str:
         """The first output that is classes, of more than one."""
         arrays = self.expected[0]

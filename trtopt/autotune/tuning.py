@@ -217,7 +217,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
     judge = Judge(original, samples, goal, kinds, cores(), whole=spec.fp8_layers)
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
-    for doubt in filter(None, (judge.doubt, too_few(judge.different), no_share)):
+    for doubt in filter(None, (judge.doubt, judge.indifference, too_few(judge.different), no_share)):
         reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)
