@@ -5,12 +5,20 @@ from __future__ import annotations
 import shlex
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import spoken
-from trtopt.core.shapes import parse_profile, parse_profiles, profiles_asked, shapes_option, suggested_shapes
+from trtopt.core.shapes import (
+    parse_profile,
+    parse_profiles,
+    profiles_asked,
+    seen_sizes,
+    shapes_option,
+    suggested_shapes,
+)
 from trtopt.core.values import Profile, ShapeRange, TensorInfo
 from trtopt.trt.profiles import validate_profiles
 
@@ -211,3 +219,24 @@ def test_shapes_from_python_as_tuples_and_lists() -> None:
     one = parse_profiles({"x": (4, 3, 8)})
     assert one == parse_profiles("x:4x3x8")
     assert parse_profiles({"x": [(1, 3), [4, 3], (8, 3)]}) == parse_profiles("x:1x3,4x3,8x3")
+
+
+def test_sizes_are_those_of_samples_where_there_are_some() -> None:
+    image = TensorInfo("image", "float32", ("n", 3, "h", "w"))
+    mask = TensorInfo("mask", "float32", ("n", "h", "w"))
+    batches = [
+        {"image": np.zeros((count, 3, height, 128)), "mask": np.zeros((count, height, 128))}
+        for count, height in ((4, 64), (4, 96), (1, 96), (2, 80))
+    ]
+    seen = seen_sizes([image, mask], batches)
+    assert seen == {
+        ("image", 2): (64, 96, 96),
+        ("image", 3): (128,) * 3,
+        ("mask", 1): (64, 96, 96),
+        ("mask", 2): (128,) * 3,
+    }
+    said = suggested_shapes([image, mask], seen=seen)
+    assert said.option == "`shapes='image:1x3x64x128,1x3x96x128,8x3x96x128;mask:1x64x128,1x96x128,8x96x128'`"
+    assert said.guesses == ("n 1,1,8",)
+    steps_first = TensorInfo("x", "float32", ("steps", "n", 3), batch_axis=1)
+    assert seen_sizes([steps_first], [{"x": np.zeros((5, 7, 3))}]) == {("x", 0): (7, 7, 7)}

@@ -26,7 +26,7 @@ from trtopt.builder.asked import spec_of, with_profiles
 from trtopt.builder.construction import opt_shapes
 from trtopt.builder.lowering import fp8_points, in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
-from trtopt.builder.samples import preparation, real_samples
+from trtopt.builder.samples import preparation, real_samples, sizes_of_samples
 from trtopt.calibration.calibrator import BY_OUTPUT, CalibrateResult, calibrate
 from trtopt.calibration.importing import kept_out, without_scales
 from trtopt.calibration.prepared import prepare, refuse_quantized
@@ -40,7 +40,7 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
-from trtopt.core.words import first_of
+from trtopt.core.words import counted, first_of
 from trtopt.data import SAMPLES, Batches
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
@@ -121,12 +121,10 @@ class Tuning:
         out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         fewer = f" (on {self.before.samples} of them)" if self.before.samples < self.samples else ""
-        before = f"{self.before.snr_db:.1f}{fewer}"
-        return (
-            f"{out}, {repairs}: {before} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
-            f"{self.tried} choice{'s' * (self.tried > 1)} "
-            f"in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
-        )
+        decibels = f"{self.before.snr_db:.1f}{fewer} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
+        ended = " (the budget ended the search)" if self.unfinished else ""
+        tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s{ended}"
+        return f"{out}, {repairs}: {decibels}{figure}; {tried}"
 
     def to_json(self) -> dict[str, Any]:
         description = plain({name: value for name, value in vars(self).items() if name not in ("table", "rivals")})
@@ -329,7 +327,7 @@ def _subject(request: BuildRequest) -> _Subject:
     generation = select(request.backend)
     generation.refuse(spec)
     preprocess = preparation(model, request)
-    profiles = with_profiles(spec, model, preprocess, SILENT).profiles
+    profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles
     folded, _ = fold(model.proto, reporter=request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
     return _Subject(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])

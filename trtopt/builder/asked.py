@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import UsageError
 from trtopt.core.files import check_ending, check_writable
 from trtopt.core.progress import Reporter
-from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
+from trtopt.core.shapes import DEFAULT_BATCH, SeenSizes, batch_alone, profiles_asked, shapes_option
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import manifest_path
@@ -66,9 +67,19 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     )
 
 
-def with_profiles(spec: BuildSpec, model: Model, preprocess: Preprocess | None, reporter: Reporter) -> BuildSpec:
+def with_profiles(
+    spec: BuildSpec,
+    model: Model,
+    preprocess: Preprocess | None,
+    reporter: Reporter,
+    seen: Callable[[], SeenSizes] = dict,
+) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
-    the size of the images, which their preparation says."""
+    the size of the images, which their preparation says.
+
+    Args:
+        seen: gives the sizes of the samples, for what the error proposes.
+    """
     inputs, ends = model.inputs, longest(model.proto)
     dynamic = [item for item in inputs if item.open_axes]
     if spec.profiles or not dynamic:
@@ -82,7 +93,7 @@ def with_profiles(spec: BuildSpec, model: Model, preprocess: Preprocess | None, 
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        validate_profiles(inputs, (), longest=ends)  # raises, listing the dynamic inputs
+        validate_profiles(inputs, (), longest=ends, seen=seen())  # raises, listing the dynamic inputs
     profile = {
         item.name: ShapeRange(
             *(

@@ -24,7 +24,7 @@ from trtopt.builder.asked import check_outputs, is_none, spec_of, with_profiles
 from trtopt.builder.kernels import seen_through
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.request import BuildRequest
-from trtopt.builder.samples import real_samples
+from trtopt.builder.samples import real_samples, sizes_of_samples
 from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
@@ -222,7 +222,9 @@ class _Build:
         if not spec.targets and (targets := self.generation.targets(spec)):
             reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
         preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
-        self.spec = spec = with_profiles(spec, model, preprocess, reporter)
+        self.spec = spec = with_profiles(
+            spec, model, preprocess, reporter, functools.partial(sizes_of_samples, model, request)
+        )
         if preprocess is not None:
             sized_preprocess = preprocess.at_opt(model.inputs, spec.profiles)
             if sized_preprocess.size is not None and preprocess.size is None:

@@ -6,7 +6,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import check_preparation
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
-from trtopt.core.shapes import profiles_asked
+from trtopt.core.shapes import SeenSizes, profiles_asked, seen_sizes
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
@@ -40,3 +40,10 @@ def real_samples(model: Model, request: BuildRequest, default: int | None = SAMP
         limit=default if request.limit is None else request.limit,
         batch=request.batch,
     )
+
+
+def sizes_of_samples(model: Model, request: BuildRequest) -> SeenSizes:
+    """The sizes of a request's samples where the model leaves them open; none without samples."""
+    if request.images is None and request.data is None:
+        return {}
+    return seen_sizes(model.inputs, real_samples(model, request))

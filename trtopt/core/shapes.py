@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.options import named
 from trtopt.core.values import EXAMPLE, SHAPE, GivenProfile, Profile, ShapeRange, TensorInfo, named_size, x
 
+SeenSizes = Mapping[tuple[str, int], tuple[int, int, int]]  # (input, axis) → least, commonest, largest
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
 
@@ -192,6 +194,7 @@ def suggested_shapes(
     given: Profile | None = None,
     values: Mapping[str, int] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
+    seen: SeenSizes | None = None,
 ) -> Suggestion:
     """The `shapes=` option for inputs that leave sizes open.
 
@@ -199,6 +202,7 @@ def suggested_shapes(
         given: ranges that are known; a dimension has the same range wherever its name stands.
         values: inputs whose values decide shapes, with how many they hold; "N" stands for them.
         longest: the largest size that an input may have on an axis, where that is known.
+        seen: `seen_sizes` of samples; of others it is a guess.
     """
     values = values or {}
     needing = [info for info in inputs if info.open_axes]
@@ -215,6 +219,10 @@ def suggested_shapes(
                 end = ends.get(info.dimension(axis), shape.max[axis])
                 low, best, high = (min(sizes[axis], end) for sizes in (shape.min, shape.opt, shape.max))
                 ranges[info.dimension(axis)] = (low, best, high)
+    for info in needing:
+        for axis in info.open_axes:
+            if (sizes := (seen or {}).get((info.name, axis))) is not None:
+                ranges.setdefault(info.dimension(axis), sizes)
     guesses: list[str] = []
     alone = batch_alone(needing)
     texts: dict[str, ShapeRange | str] = {}
@@ -241,6 +249,24 @@ def suggested_shapes(
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
     return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
+
+
+def seen_sizes(inputs: Sequence[TensorInfo], batches: Iterable[Mapping[str, Any]]) -> SeenSizes:
+    """The least, commonest and largest size that samples have on each open axis but their own.
+
+    Args:
+        batches: input name → array, samples along the first axis.
+    """
+    counts: dict[tuple[str, int], Counter[int]] = {}
+    for batch in batches:
+        for info in (info for info in inputs if info.name in batch):
+            shape = list(batch[info.name].shape[1:])
+            if info.batch_axis is not None:
+                shape.insert(info.batch_axis, 0)
+            for axis in info.open_axes if len(shape) == len(info.shape) else ():
+                if axis != info.batch_axis:
+                    counts.setdefault((info.name, axis), Counter())[shape[axis]] += 1
+    return {key: (min(sizes), max(sizes, key=lambda size: sizes[size]), max(sizes)) for key, sizes in counts.items()}
 
 
 def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:

@@ -27,10 +27,19 @@ from trtopt.core.errors import (
 from trtopt.core.files import check_writable
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
-from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, profiles_asked, suggested_shapes
+from trtopt.core.shapes import (
+    DEFAULT_BATCH,
+    NOTHING,
+    SeenSizes,
+    Suggestion,
+    batch_alone,
+    profiles_asked,
+    seen_sizes,
+    suggested_shapes,
+)
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo, chosen_builder, parse_targets
-from trtopt.data import SAMPLES, open_data
+from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.decided import decided
@@ -192,10 +201,15 @@ def check(request: CheckRequest) -> CheckReport:
         text = f"no TensorRT parser was asked about operators: {reason}"
         findings.append(Finding("warning", "parser-not-asked", "", "", text))
     findings += _request(generation, loaded, folded, targets, profiles)
+    seen: SeenSizes = {}
     if sampled:
+        samples = _samples(request, loaded, profiles)
         with reporter.phase("measuring ranges"):
-            findings += _ranges(request, loaded, folded, profiles)
-    suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values, longest=longest(folded))
+            findings += _ranges(samples, folded)
+        seen = seen_sizes(loaded.inputs, samples)
+    suggestion = NOTHING
+    if not profiles:
+        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
@@ -303,18 +317,21 @@ class _Texts(Reporter):
     note = warn
 
 
-def _ranges(request: CheckRequest, model: Model, folded: ModelProto, profiles: Sequence[Profile]) -> Iterator[Finding]:
-    """What samples show: values that aren't finite, or wouldn't be in FP16."""
+def _samples(request: CheckRequest, model: Model, profiles: Sequence[Profile]) -> Batches:
     preprocess = request.preprocess
     if preprocess is not None and request.images is not None:
         preprocess = Preprocess.load(preprocess).at_opt(model.inputs, profiles)
-    samples = open_data(
+    return open_data(
         model.inputs,
         images=request.images,
         data=request.data,
         preprocess=preprocess,
         limit=SAMPLES if request.limit is None else request.limit,
     )
+
+
+def _ranges(samples: Batches, folded: ModelProto) -> Iterator[Finding]:
+    """What samples show: values that aren't finite, or wouldn't be in FP16."""
     try:
         ranges = measure_ranges(folded, (run.feed for run in single_runs(network_inputs(folded), samples)))
     except ModelError as error:

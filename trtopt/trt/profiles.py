@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from trtopt.core.errors import UsageError
-from trtopt.core.shapes import suggested_shapes
+from trtopt.core.shapes import SeenSizes, suggested_shapes
 from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
 
 
@@ -65,13 +65,15 @@ def validate_profiles(
     *,
     shape_inputs: frozenset[str] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
+    seen: SeenSizes | None = None,
 ) -> None:
-    """Raise one UsageError that lists every problem of `profile_problems`, with the line to type."""
+    """Raise one UsageError that lists every problem of `profile_problems`, with the line to type, for samples of the sizes
+    that were seen."""
     problems = profile_problems(inputs, profiles, shape_inputs=shape_inputs, longest=longest)
     if not problems:
         return
     values = {info.name: value_count(info) for info in inputs if info.name in (shape_inputs or ())}
-    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values, longest))
+    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values, longest, seen))
     if not profiles:
         raise UsageError(f"{'; '.join(problems)}. Write {line}")
     if not line and not any(map(may_be_values, inputs)):
