@@ -7,22 +7,29 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import onnxruntime
+from packaging.version import Version
+
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import save_model
 from trtopt.linting import checker
-from trtopt.ort.comparison import gap
+from trtopt.ort.comparison import compare, gap
 from trtopt.trt import installed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import onnx_tests
 
 PARTS = 32
+OLD = Version(onnxruntime.__version__) < Version("1.24")
 # Operators written out by their definition fold alike with constants as without: `scripts/onnx_tests` tries those, too.
 WHICH = {"plain": "", "const": r"^(?!.*expanded)"}
 
 
 def in_process(before: Any, after: Any, inputs: Any, trials: Any, tolerance: float, bounded: Any) -> str:
-    """As `trtopt.ort.comparison.compare`, without starting a process for each of so many models, none of them hostile."""
+    """As `trtopt.ort.comparison.compare`, without starting a process for each of so many models, none of them hostile; but
+    where integers may be divided by zero, at which ONNX Runtime 1.23, Python 3.10's newest, ends its process."""
+    if OLD and not {node.op_type for node in before.graph.node}.isdisjoint(("Div", "Mod")):
+        return compare(before, after, inputs, trials, tolerance, bounded)
     with scratch() as where:
         save_model(before, where / "before.onnx")
         save_model(after, where / "after.onnx")
