@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -323,3 +324,13 @@ def test_what_is_no_model_and_no_engine_is_answered_by_what_it_is(world: World) 
     has(world.refused("profile", world.model), "is an ONNX model", f"trtopt build {world.model}")
     said = world.refused("build", built, "--fp16", *FOR, "-o", world.output / "n.engine")
     has(said, "a TensorRT engine: give the ONNX model", f"{built}.json names under source")
+
+
+def test_shapes_are_proposed_for_the_samples(world: World, tmp_path: Path) -> None:
+    inputs: dict[str, Any] = {"x": ["n", 3, "h", "w"]}
+    net, samples = tmp_path / "net.onnx", tmp_path / "samples.npz"
+    onnx.save(model([node("Conv", "x w", "y", "conv")], weights={"w": values(4, 3, 1, 1)}, inputs=inputs), net)
+    np.savez(samples, x=values(4, 3, 24, 40))
+    line = "--shapes x:1x3x24x40,1x3x24x40,8x3x24x40"
+    has(world.run("check", net, "--data", samples).out, line)
+    has(world.refused("build", net, "--int8", "--data", samples, *FOR, "-o", world.output / "e.engine"), line)

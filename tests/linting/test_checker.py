@@ -12,7 +12,6 @@ import pytest
 from graphs import conv_relu, model, node, rapidocr, values
 from half_models import half, overflowing
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from world import World, has
 
 import trtopt.trt
 from trtopt.core.errors import NoBackend, OutputError, UsageError
@@ -504,27 +503,3 @@ def test_a_map_at_the_end_is_told_without_a_librarys_error(tmp_path: Path) -> No
     [found] = [item for item in check(tmp_path / "m.onnx").findings if item.code == "folding-incomplete"]
     assert "values that aren't tensors or sequences of them: z; leave these out" in found.message
     assert "Error" not in found.message and "report" not in str(found.hint)
-
-
-def test_shapes_are_proposed_for_the_samples(world: World, tmp_path: Path) -> None:
-    proto = model(
-        [node("Conv", "x w", "y", "conv")], weights={"w": values(4, 3, 1, 1)}, inputs={"x": ["n", 3, "h", "w"]}
-    )
-    save_model(proto, tmp_path / "m.onnx")
-    np.savez(tmp_path / "s.npz", x=values(4, 3, 24, 40))
-    line = "--shapes x:1x3x24x40,1x3x24x40,8x3x24x40"
-    has(world.run("check", tmp_path / "m.onnx", "--data", tmp_path / "s.npz").out, line)
-    built = (
-        "build",
-        tmp_path / "m.onnx",
-        "--int8",
-        "--data",
-        tmp_path / "s.npz",
-        "--target",
-        "sm89",
-        "-o",
-        tmp_path / "e",
-    )
-    said = world.run(*built)
-    assert said.status == 2
-    has(said.err, line)

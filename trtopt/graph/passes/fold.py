@@ -57,6 +57,7 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
+from trtopt.graph.unrolled import unrolled
 from trtopt.graph.view import attribute, constant, constant_tensor, operand, read_ir, sizes, subgraphs
 
 ROUNDS = 12  # every model seen settles in two or three
@@ -286,6 +287,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     """
     from onnxscript import optimizer, rewriter
 
+    proto = unrolled(proto)
     model = read_ir(proto)
     if model.functions:
         common.InlinePass()(model)
