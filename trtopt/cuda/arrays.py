@@ -345,6 +345,8 @@ class _Memory:
 def _host_array(
     address: int, shape: Shape, strides: Any, dtype: np.dtype[Any], owner: Any, read_only: bool
 ) -> NDArray[Any]:
+    if 0 in shape:  # its address may be none, which older NumPy doesn't take
+        return np.empty(shape, dtype)
     steps = None if strides is None else tuple(step * dtype.itemsize for step in strides)
     return np.asarray(_Memory(address, shape, steps, _plain(dtype), owner, read_only)).view(dtype)
 
