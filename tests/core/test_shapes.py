@@ -238,5 +238,7 @@ def test_sizes_are_those_of_samples_where_there_are_some() -> None:
     said = suggested_shapes([image, mask], seen=seen)
     assert said.option == "`shapes='image:1x3x64x128,1x3x96x128,8x3x96x128;mask:1x64x128,1x96x128,8x96x128'`"
     assert said.guesses == ("n 1,1,8",)
+    beyond = suggested_shapes([mask], seen=seen, longest={("mask", 1): 80})  # what the model takes is proposed, no more
+    assert beyond.option == "`shapes='mask:1x64x128,1x80x128,8x80x128'`"
     steps_first = TensorInfo("x", "float32", ("steps", "n", 3), batch_axis=1)
     assert seen_sizes([steps_first], [{"x": np.zeros((5, 7, 3))}]) == {("x", 0): (7, 7, 7)}

@@ -24,6 +24,7 @@ from trtopt.core.errors import AccuracyLost, DataError, TrtoptError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.library_output import importing
 from trtopt.core.values import read_share, x
+from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, samples_first
@@ -160,8 +161,8 @@ def too_few(count: int) -> str:
     """What to say where so few samples judge; "" where they are enough."""
     if count >= FEW:
         return ""
-    judge = f"{count} sample judges" if count == 1 else f"{count} samples judge"
-    return f"only {judge} the accuracy, so one decides over {1 / count:.0%}: give at least {FEW}"
+    judge = f"judge{'s' * (count == 1)}"
+    return f"only {counted(count, 'sample')} {judge} the accuracy, so one decides over {1 / count:.0%}: give at least {FEW}"
 
 
 # Judging a choice --------------------------------------------------------------------------------------------------------
@@ -232,8 +233,7 @@ class Judge:
         self.infos = network_outputs(proto.graph.output, inputs)
         self.runs = list(single_runs(inputs, batches))
         self.samples = sum(run.real for run in self.runs)
-        checksums = [checksum(run.feed) for run in self.runs]
-        self.order = sorted(range(len(self.runs)), key=lambda number: checksums[number])
+        self.order = sorted(range(len(self.runs)), key=lambda number: checksum(self.runs[number].feed))
         count = len(self.order)
         self.rounds = [count] if whole else sorted({*(math.ceil(count / part) for part in ROUNDS), count})
         alone = [

@@ -104,18 +104,20 @@ class Tuning:
         return self.table.left_out
 
     def __str__(self) -> str:
-        kinds = {
-            "weight{} rounded by their inputs": len(self.table.repairs),
-            "activation{} with other scales": sum(item.method == BY_OUTPUT for item in self.table.tensors.values()),
-            "activation{} with channels scaled alike": len(self.table.smoothed),
-        }
-        done = [f"{count} {kind.format('s' * (count > 1))}" for kind, count in kinds.items() if count]
-        repairs = ", ".join(done) or "nothing repaired"
+        other_scales = sum(item.method == BY_OUTPUT for item in self.table.tensors.values())
+        kinds = (
+            (len(self.table.repairs), "weight", "rounded by their inputs"),
+            (other_scales, "activation", "with other scales"),
+            (len(self.table.smoothed), "activation", "with channels scaled alike"),
+        )
+        repairs = (
+            ", ".join(f"{counted(count, noun)} {how}" for count, noun, how in kinds if count) or "nothing repaired"
+        )
         if self.left_out:
-            count = len(self.left_out)
             eighths = f" ({self.chosen.in_fp8} in FP8)" if self.chosen.in_fp8 else ""
             where = "8 bits" if eighths else "it"
-            out = f"{count} layer{'s' * (count > 1)} out of INT8{eighths}, {self.chosen.share:.1%} of the arithmetic in {where}"
+            out = f"{counted(len(self.left_out), 'layer')} out of INT8{eighths}"
+            out += f", {self.chosen.share:.1%} of the arithmetic in {where}"
         else:
             out = "no layer has to stay out"
         out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""

@@ -211,18 +211,18 @@ def suggested_shapes(
         for axis in info.open_axes:
             if (end := (longest or {}).get((info.name, axis))) is not None:
                 ends[info.dimension(axis)] = min(end, ends.get(info.dimension(axis), end))
-    ranges: dict[tuple[str, int] | str, tuple[int, int, int]] = {}
+    known = dict(seen or {})
     for info in needing:
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
             for axis in info.open_axes:
-                end = ends.get(info.dimension(axis), shape.max[axis])
-                low, best, high = (min(sizes[axis], end) for sizes in (shape.min, shape.opt, shape.max))
-                ranges[info.dimension(axis)] = (low, best, high)
+                known[info.name, axis] = (shape.min[axis], shape.opt[axis], shape.max[axis])
+    ranges: dict[tuple[str, int] | str, tuple[int, int, int]] = {}
     for info in needing:
         for axis in info.open_axes:
-            if (sizes := (seen or {}).get((info.name, axis))) is not None:
-                ranges.setdefault(info.dimension(axis), sizes)
+            if (sizes := known.get((info.name, axis))) is not None:
+                low, best, high = (min(size, ends.get(info.dimension(axis), size)) for size in sizes)
+                ranges[info.dimension(axis)] = (low, best, high)
     guesses: list[str] = []
     alone = batch_alone(needing)
     texts: dict[str, ShapeRange | str] = {}

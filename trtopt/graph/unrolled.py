@@ -2,67 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from trtopt.graph.proto import STANDARD, all_nodes, attribute, opset_version, refill, subgraphs, to_array, unique
+from trtopt.graph.proto import STANDARD, Links, opset_version, own_names, refill, subgraphs, to_array
 
 NODES = 1000  # that one loop may become
 
 
 def unrolled(proto: ModelProto) -> ModelProto:
     """The model with such loops of its main graph written out, whose condition stays true; itself where there is none."""
-    opset = opset_version(proto)
-    loops = {
-        place: steps
-        for place, node in enumerate(proto.graph.node)
-        if node.op_type == "Loop" and node.domain in STANDARD and (steps := _steps(node, proto.graph)) is not None
-    }
-    if not loops or opset < 13:
+    graph = proto.graph
+    loops = [place for place, node in enumerate(graph.node) if node.op_type == "Loop" and node.domain in STANDARD]
+    if not loops or opset_version(proto) < 13:
+        return proto
+    constants = Links(graph).constants
+    known = {place: steps for place in loops if (steps := _steps(graph.node[place], constants)) is not None}
+    if not known:
         return proto
     result = ModelProto()
     result.CopyFrom(proto)
     nodes: list[NodeProto] = []
     for place, node in enumerate(result.graph.node):
-        nodes += _Loop(result.graph, node, loops[place]).nodes if place in loops else [node]
+        nodes += _Loop(result.graph, node, known[place]).nodes if place in known else [node]
     refill(result.graph.node, nodes)
     return result
 
 
-def _steps(loop: NodeProto, graph: GraphProto) -> int | None:
+def _steps(loop: NodeProto, outside: Mapping[str, TensorProto]) -> int | None:
     """How many there are; None: it isn't known, the condition may end it, or too much would come of it."""
     (body,) = subgraphs(loop)
-    outside = _constants(graph)
     count = outside.get(loop.input[0])
     goes_on = len(loop.input) < 2 or not loop.input[1] or _true(outside.get(loop.input[1]))
     if count is None or not goes_on:
         return None
-    makers = {name: node for node in body.node for name in node.output}
-    name = body.output[0].name
-    while (maker := makers.get(name)) is not None and maker.op_type == "Identity":
+    inside, name = Links(body), body.output[0].name
+    while (maker := inside.makers.get(name)) is not None and maker.op_type == "Identity":
         name = maker.input[0]
-    stays = name == body.input[1].name or _true({**outside, **_constants(body)}.get(name))
+    stays = name == body.input[1].name or _true({**outside, **inside.constants}.get(name))
     steps = max(0, int(to_array(count).reshape(())))
     scans = len(body.output) > len(body.input) - 1
-    fits = steps * sum(1 for _ in all_nodes(body)) <= NODES and (steps > 0 or not scans)
+    fits = steps * len(inside.nodes) <= NODES and (steps > 0 or not scans)
     return steps if stays and fits else None
 
 
-def _constants(graph: GraphProto) -> dict[str, TensorProto]:
-    """Initializers of one element, and Constant nodes."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and isinstance(value := attribute(node, "value", None), TensorProto):
-            found[node.output[0]] = value
-    return {name: tensor for name, tensor in found.items() if np.prod(tensor.dims, dtype=int) == 1}
-
-
 def _true(tensor: TensorProto | None) -> bool:
-    return tensor is not None and tensor.data_type == TensorProto.BOOL and bool(to_array(tensor).reshape(()))
+    return tensor is not None and bool(to_array(tensor).reshape(()))
 
 
 class _Loop:
@@ -70,9 +59,9 @@ class _Loop:
 
     def __init__(self, graph: GraphProto, loop: NodeProto, steps: int) -> None:
         (body,) = subgraphs(loop)
-        taken = {tensor.name for tensor in graph.initializer}
-        self.prefix = unique(loop.name or loop.output[0], {name.split("/step")[0] for name in taken})
-        self.graph, self.nodes = graph, list[NodeProto]()
+        self.graph, self.nodes, self.prefix = graph, list[NodeProto](), loop.name or loop.output[0]
+        while any(name.startswith(f"{self.prefix}/") for name in own_names(graph)):
+            self.prefix += "_"
         kept = {tensor.name: f"{self.prefix}/{tensor.name}" for tensor in body.initializer}
         for tensor in body.initializer:
             copy = graph.initializer.add()
@@ -130,7 +119,7 @@ def _renamed(node: NodeProto, names: dict[str, str], prefix: str) -> NodeProto:
 
 
 def _rename_captured(body: GraphProto, names: Mapping[str, str]) -> None:
-    own = set(_own(body))
+    own = own_names(body)
     outer = {name: new for name, new in names.items() if name not in own}
     for node in body.node:
         for index, name in enumerate(node.input):
@@ -139,9 +128,3 @@ def _rename_captured(body: GraphProto, names: Mapping[str, str]) -> None:
             _rename_captured(inner, outer)
     for value in body.output:
         value.name = outer.get(value.name, value.name)
-
-
-def _own(body: GraphProto) -> Iterator[str]:
-    yield from (value.name for value in body.input)
-    yield from (tensor.name for tensor in body.initializer)
-    yield from (name for node in body.node for name in node.output)

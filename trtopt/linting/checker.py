@@ -206,7 +206,8 @@ def check(request: CheckRequest) -> CheckReport:
         samples = _samples(request, loaded, profiles)
         with reporter.phase("measuring ranges"):
             findings += _ranges(samples, folded)
-        seen = seen_sizes(loaded.inputs, samples)
+        if not profiles and not batch_alone(loaded.inputs):
+            seen = seen_sizes(loaded.inputs, samples)
     suggestion = NOTHING
     if not profiles:
         suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen)

@@ -387,9 +387,8 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
     for ops, words in _OPERATORS:
         yield from _several(graph.of(*ops), words)
     if flow := graph.of(*CONTROL_FLOW):
-        without = "condition fixed, or both sides computed and torch.where between them"
-        without = without if graph.of("If") else "number of steps fixed"
-        decide = how_to_decide(graph.proto) or f"export with the {without}"
+        sides = "condition fixed, or both sides computed and torch.where between them"
+        decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else 'number of steps fixed'}"
         yield from _several(flow, "control-flow", decide=decide)
 
 
