@@ -152,7 +152,6 @@ ARGUMENTS = {
     "frontend.checkpoints",
     "frontend.proposal",
     "core.shared_options",
-    "serving.bundle",
     "serving.control",
     "serving.installation",
     "serving.server",
@@ -409,7 +408,7 @@ def test_a_shell_can_complete_commands_and_options() -> None:
 
     assert "_TRTOPT_COMPLETE=complete_bash" in typed(_TRTOPT_COMPLETE="source_bash")  # what --show-completion shows
     assert "--install-completion" in typed("--help")
-    for line, wanted in (("trtopt bun", "bundle\n"), ("trtopt build --int", "--int8\n")):
+    for line, wanted in (("trtopt cali", "calibrate\n"), ("trtopt build --int", "--int8\n")):
         given = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
         assert typed(_TRTOPT_COMPLETE="complete_bash", **given) == wanted
 

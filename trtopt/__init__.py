@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         BackendError as BackendError,
         BuildCancelled as BuildCancelled,
         BuildFailed as BuildFailed,
-        BundleFailed as BundleFailed,
         Busy as Busy,
         CalibrationError as CalibrationError,
         DataError as DataError,
@@ -131,7 +130,6 @@ if TYPE_CHECKING:
     from trtopt.runtime.profiling import LayerTime as LayerTime, LayerTimes as LayerTimes
     from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
     from trtopt.runtime.timing import Spread as Spread, Timing as Timing
-    from trtopt.serving.bundle import Bundle as Bundle, BundledFile as BundledFile, bundle as bundle
     from trtopt.serving.repository import (
         DeployedModel as DeployedModel,
         Deployment as Deployment,
@@ -159,7 +157,6 @@ _HOMES = {
         "BackendError",
         "BuildCancelled",
         "BuildFailed",
-        "BundleFailed",
         "Busy",
         "CalibrationError",
         "DataError",
@@ -232,7 +229,6 @@ _HOMES = {
     "runtime.session": ("MemoryReport", "Session", "SessionStats"),
     "runtime.timing": ("Spread", "Timing"),
     "engine.signing": ("Signature", "sign"),
-    "serving.bundle": ("Bundle", "BundledFile", "bundle"),
     "serving.repository": ("DeployedModel", "Deployment", "deploy_triton"),
     "serving.server": ("Server", "ServerEnd", "serve"),
     "trt.compatibility": ("PlanOrigin",),
@@ -245,7 +241,9 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'trtopt' has no attribute {name!r}")
+        from trtopt.core.removed import went
+
+        raise AttributeError(went(name) or f"module 'trtopt' has no attribute {name!r}")
     try:
         module = importlib.import_module(f"trtopt.{_HOME[name]}")
     except ModuleNotFoundError as error:

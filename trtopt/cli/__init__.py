@@ -17,6 +17,7 @@ from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, TrtoptError, without_graphs
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
+from trtopt.core.removed import went
 from trtopt.core.terminal import escaped, visible
 
 # What other commands call differently.
@@ -89,7 +90,7 @@ def _tell_of_native_lines(failed: bool) -> None:
 def _instead(command: str, option: str, message: str) -> str:
     """What to type for an option or a command that isn't there; empty: nothing is known."""
     if option:
-        if known := _ELSEWHERE.get((command, option)):
+        if known := went(option) or _ELSEWHERE.get((command, option)):
             return known
         from trtopt.diagnosis.trtexec import OPTIONS
 
@@ -104,7 +105,7 @@ def _instead(command: str, option: str, message: str) -> str:
             return f"it is trtopt deploy triton {shlex.quote(name[1])} --repo FOLDER"
         if command == "trtopt jobs" and name[1].endswith(".toml"):
             return f"it is trtopt jobs run {shlex.quote(name[1])}"
-        return _COMMANDS.get(name[1], "")
+        return went(name[1]) or _COMMANDS.get(name[1], "")
     return ""
 
 

@@ -30,7 +30,7 @@ from trtopt.jobs.request import JobsRequest, JobsStateRequest
 from trtopt.linting.request import CheckRequest
 from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.request import RunRequest
-from trtopt.serving.request import BundleRequest, DeployRequest, ServeRequest
+from trtopt.serving.request import DeployRequest, ServeRequest
 
 if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
@@ -432,17 +432,6 @@ def deploy_triton(result: Any, values: Options) -> Iterator[str]:
 def sign(result: Any, values: Options) -> Iterator[str]:
     """Sign an engine and its manifest (Ed25519), for those who run it with --trusted-keys."""
     yield f"{result.path}: signed by {result.key}"
-
-
-@command_of(BundleRequest, "trtopt bundle model.engine -o model.tar --python 3.10")
-def bundle(result: Any, values: Options) -> Iterator[str]:
-    """Write an archive that installs and runs an engine on a host without a network: wheels, checksums, install.sh."""
-    what = f"{len(result.packages)} packages for Python {result.python}, {result.platform}"
-    yield f"{result.path}: {memory_size(result.nbytes)}, {what}"
-    yield f"  sha256 {result.sha256}"
-    for note in result.notes:
-        yield f"  {note}"
-    yield f"there: tar xf {result.path.name} && sh {result.name}/install.sh"
 
 
 store = command_group("store", "Look after an engine store (trtopt build --store): list it, verify it, prune it.")

@@ -175,10 +175,6 @@ class NoServer(_Listing, MissingDependency):
     exit_code = 3
 
 
-class BundleFailed(TrtoptError):
-    """What a bundle needs can't be had for the host that it is for."""
-
-
 class WorkerDied(TrtoptError):
     """A process of a job list ended in the middle of a task."""
 

@@ -66,30 +66,3 @@ class ServeRequest(DeployRequest):
         typed=Path,
     )
     drain: str = option("30s", help="How long requests may take to end after SIGTERM or Ctrl-C.", typed=str)
-
-
-@dataclass(frozen=True)
-class BundleRequest:
-    """The arguments of `trtopt.bundle`, which describes them."""
-
-    model: str | os.PathLike[str] = field(
-        metadata=about(help="A plan with its manifest, or an ONNX file.", metavar="M.engine|M.onnx", typed=Path)
-    )
-    output: str | os.PathLike[str] = field(
-        metadata=about(help="The archive to write.", metavar="BUNDLE.tar", typed=Path, short="-o")
-    )
-    _: KW_ONLY
-    calib: str | os.PathLike[str] | None = option(
-        None, help="Beside an ONNX file: the calibration table of its INT8 build.", metavar="T.calib.json", typed=Path
-    )
-    python: str | None = option(None, help="That host's Python, such as 3.10; default: as here.", typed=str)
-    platform: str = option("manylinux_2_28_x86_64", help="That host: manylinux_2_N_x86_64 or …_aarch64, for glibc 2.N.")
-    extras: Sequence[str] = option((), help="Extras of trtopt to install there; default: what runs the engine.")
-    requirement: Sequence[str] = option((), help="What to install besides, such as tritonclient; repeatable.")
-    wheel: Sequence[str | os.PathLike[str]] = option(
-        (), help="A wheel file that no index has; repeatable.", metavar="FILE.whl"
-    )
-    constraint: str | os.PathLike[str] | None = option(
-        None, help="Versions to keep to, such as a requirements.lock.", metavar="FILE", typed=Path
-    )
-    reporter: Reporter = SILENT

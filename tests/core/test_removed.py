@@ -1,0 +1,36 @@
+"""What went says what to use instead, on the command line and in Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import trtopt
+from trtopt.cli import main
+from trtopt.core.removed import WENT
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., str]:
+    """Types a command that is refused; gives what it said."""
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["trtopt", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        return str(capsys.readouterr().err)
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["bundle"])
+def test_a_command_that_went_says_what_to_use_instead(command: str, typed: Callable[..., str]) -> None:
+    said = typed(command, "model.engine")
+    assert WENT[command] in said and len(said.splitlines()) == 1
+    with pytest.raises(AttributeError) as refused:
+        getattr(trtopt, command)
+    assert str(refused.value) == WENT[command]

@@ -1,0 +1,12 @@
+"""Commands and options that went (docs/decisions/001-what-went.md), each with what to use instead."""
+
+from __future__ import annotations
+
+WENT = {
+    "bundle": "trtopt bundle went: docs/offline.md has its lines (uv pip compile, pip download --platform, tar)",
+}
+
+
+def went(name: str) -> str:
+    """Return what to use instead of a command, function or option that went, as it was typed; "" for any other."""
+    return WENT.get(name.lstrip("-").replace("-", "_"), "")
