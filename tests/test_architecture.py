@@ -136,7 +136,7 @@ for name in ("onnx", "onnx_ir", "onnxscript", "onnxslim", "google"):
                 raise ModuleNotFoundError(f"No module named {top!r}", name=top)
     sys.meta_path.insert(0, Absent())
 import trtopt, trtopt.cli
-for name in ("Session", "Batcher", "run", "bench", "profile", "inspect", "version", "doctor", "sign", "deploy_triton", "serve",
+for name in ("Session", "Batcher", "run", "bench", "profile", "inspect", "version", "doctor", "deploy_triton", "serve",
              "list_store"):
     getattr(trtopt, name)
 for name in ("check", "build", "export", "calibrate", "verify"):

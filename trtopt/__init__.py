@@ -52,7 +52,6 @@ if TYPE_CHECKING:
         OutputError as OutputError,
         PrecisionLost as PrecisionLost,
         ServerFailed as ServerFailed,
-        SignatureRefused as SignatureRefused,
         TrtoptError as TrtoptError,
         UnsupportedOperator as UnsupportedOperator,
         UnsupportedRequest as UnsupportedRequest,
@@ -86,7 +85,6 @@ if TYPE_CHECKING:
         version as version,
     )
     from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
-    from trtopt.engine.signing import Signature as Signature, sign as sign
     from trtopt.engine.store import StoredEngine as StoredEngine
     from trtopt.engine.storekeeping import (
         StoreListing as StoreListing,
@@ -172,7 +170,6 @@ _HOMES = {
         "OutputError",
         "PrecisionLost",
         "ServerFailed",
-        "SignatureRefused",
         "TrtoptError",
         "UnsupportedOperator",
         "UnsupportedRequest",
@@ -228,7 +225,6 @@ _HOMES = {
     "runtime.profiling": ("LayerTime", "LayerTimes"),
     "runtime.session": ("MemoryReport", "Session", "SessionStats"),
     "runtime.timing": ("Spread", "Timing"),
-    "engine.signing": ("Signature", "sign"),
     "serving.repository": ("DeployedModel", "Deployment", "deploy_triton"),
     "serving.server": ("Server", "ServerEnd", "serve"),
     "trt.compatibility": ("PlanOrigin",),

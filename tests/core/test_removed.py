@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +28,19 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., str]:
     return run
 
 
-@pytest.mark.parametrize("command", ["bundle"])
+@pytest.mark.parametrize("command", ["bundle", "sign"])
 def test_a_command_that_went_says_what_to_use_instead(command: str, typed: Callable[..., str]) -> None:
     said = typed(command, "model.engine")
     assert WENT[command] in said and len(said.splitlines()) == 1
     with pytest.raises(AttributeError) as refused:
         getattr(trtopt, command)
     assert str(refused.value) == WENT[command]
+
+
+def test_an_option_that_went_says_what_to_use_instead(typed: Callable[..., str], tmp_path: Path) -> None:
+    for command in ("run", "bench", "profile"):
+        assert WENT["trusted_keys"] in typed(command, "m.engine", "--trusted-keys", "key.pem")
+    for call in (trtopt.Session, trtopt.run, trtopt.bench, trtopt.profile):
+        with pytest.raises(TypeError) as refused:
+            call(tmp_path / "m.engine", trusted_keys=["key.pem"])  # type: ignore[operator]
+        assert WENT["trusted_keys"] in str(refused.value)

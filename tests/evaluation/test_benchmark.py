@@ -40,7 +40,6 @@ class FakeSession:
         contexts: int,
         trust: bool,
         trust_host_code: bool,
-        trusted_keys: object,
     ) -> None:
         self.contexts, self.backend, self.closed = contexts, "tensorrt8", False
         self.notes: list[str] = []

@@ -680,7 +680,6 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
     [
         ({"contexts": 0}, "contexts is 0; a number of at least 1 is needed"),
         ({"contexts": "8"}, "`contexts=` is '8'; a whole number is needed"),
-        ({"trusted_keys": 3.5}, "`trusted_keys=` is 3.5; a list"),
         ({"queue": 0}, "queue is 0"),
         ({"graphs": -1}, "graphs is -1"),
         ({"backend": "cuda"}, "backend cuda|'cuda'"),

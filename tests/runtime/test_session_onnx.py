@@ -292,12 +292,6 @@ def test_a_call_that_an_exception_cut_off_keeps_nobody_out(
         assert session.run({"input": batch[:1]}, timeout=5)["logits"].shape == (1, 1000)
 
 
-def test_a_model_is_not_taken_for_a_signed_engine(tmp_path: Path) -> None:
-    path = _of(tmp_path / "m.onnx", helper.make_node("Identity", ["a"], ["y"]), a=[1], y=[1])
-    with pytest.raises(UsageError, match=r"`trusted_keys=` is for engines, and m.onnx is a model, which nobody signs"):
-        Session(path, backend="onnxruntime", trusted_keys=["key.pub.pem"])
-
-
 @pytest.mark.parametrize(
     ("image", "instead"),
     [

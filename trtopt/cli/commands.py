@@ -23,7 +23,7 @@ from trtopt.core import stopping
 from trtopt.core.values import x
 from trtopt.core.words import counted, first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
-from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
+from trtopt.engine.request import InspectRequest, PruneStoreRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest, InitRequest
 from trtopt.jobs.request import JobsRequest, JobsStateRequest
@@ -426,12 +426,6 @@ def deploy_triton(result: Any, values: Options) -> Iterator[str]:
         for note in model.notes:
             yield f"  {note}"
     yield f"trtopt serve {result.repo} serves it here"
-
-
-@command_of(SignRequest, "trtopt sign model.engine --key key.pem")
-def sign(result: Any, values: Options) -> Iterator[str]:
-    """Sign an engine and its manifest (Ed25519), for those who run it with --trusted-keys."""
-    yield f"{result.path}: signed by {result.key}"
 
 
 store = command_group("store", "Look after an engine store (trtopt build --store): list it, verify it, prune it.")

@@ -153,10 +153,6 @@ class EngineMismatch(EngineError):
     """Made by another generation or version, for another GPU, or changed since."""
 
 
-class SignatureRefused(EngineError):
-    """An engine that no trusted key has signed as it is."""
-
-
 class DeviceError(TrtoptError):
     """CUDA: no GPU, no driver, or a call that failed."""
 

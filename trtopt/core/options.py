@@ -32,6 +32,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
+from trtopt.core.removed import went
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -124,7 +126,8 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
             except TypeError as error:
                 wrong = next((name for name in keywords if name not in known.parameters), "")
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
-                raise TypeError(f"{work.__name__}(): {error}{f'; did you mean {near[0]!r}?' if near else ''}") from None
+                hint = f"; {went(wrong)}" if went(wrong) else f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{work.__name__}(): {error}{hint}") from None
             made_request = fitting(request(*arguments, **keywords))
             for problem in idle(made_request).values():
                 raise _wrong(problem)
@@ -148,6 +151,8 @@ def typed(work: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(work)
     def public(*arguments: P.args, **keywords: P.kwargs) -> T:
+        if gone := next((went(name) for name in keywords if name not in known.parameters and went(name)), ""):
+            raise TypeError(gone)
         with contextlib.suppress(TypeError):  # which the call itself will raise
             for name, value in known.bind(*arguments, **keywords).arguments.items():
                 item = known.parameters[name]

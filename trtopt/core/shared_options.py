@@ -42,12 +42,6 @@ trust = partial(option, False, help="Load a plan that no manifest describes: if 
 trust_host_code = partial(
     option, False, help="Run the library that a --version-compatible plan carries: if you trust it."
 )
-trusted_keys = partial(
-    option,
-    (),
-    help="Only engines that this public key has signed (trtopt sign); repeatable.",
-    metavar="KEY.pub.pem",
-)
 output_kind = partial(
     option,
     (),

@@ -24,7 +24,7 @@ def bench(request: BenchRequest) -> BenchReport:
             a mapping without `preset` changes that.
         model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
         source: where PyTorch's module comes from, as for `export`.
-        trust, trust_host_code, trusted_keys: as for `Session`.
+        trust, trust_host_code: as for `Session`.
         report: where to write a page on the engine, of this and its manifest (see `trtopt.report`).
 
     Raises:

@@ -113,7 +113,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
         csv: where to write all layers as a table: one line a layer and batch, milliseconds, nodes separated by spaces.
         trace: where to write them as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
         top: layers of each batch that the command prints; 0: all.
-        trust, trust_host_code, trusted_keys: as for `Session`.
+        trust, trust_host_code: as for `Session`.
 
     Raises:
         UsageError: arguments that can't be right, or a batch outside the engine's shapes.

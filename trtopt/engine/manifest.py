@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -27,10 +27,9 @@ from trtopt.core.documents import (
     TypeName,
     converted,
     one_of,
-    parsed_json,
     path_in,
     read_by,
-    read_document,
+    read_json,
     spelled,
 )
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
@@ -371,21 +370,18 @@ class Manifest:
             )
 
 
-def load_manifest(engine: str | os.PathLike[str], accept: Callable[[bytes], None] = lambda _: None) -> Manifest | None:
+def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
     """The manifest beside a plan, or None where there is none.
-
-    Args:
-        accept: sees the very bytes that are read, and raises where it doesn't take them.
 
     Raises:
         UsageError: the plan itself doesn't exist.
         EngineError: the manifest can't be read, or is of a format this version doesn't know.
     """
     path = manifest_path(existing_file(engine, "the engine"))
-    return read_manifest(path, accept) if path.is_file() else None
+    return read_manifest(path) if path.is_file() else None
 
 
-def read_manifest(path: Path, accept: Callable[[bytes], None] = lambda _: None) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     """A manifest's file by itself, as `load_manifest` reads it.
 
     Raises:
@@ -393,9 +389,7 @@ def read_manifest(path: Path, accept: Callable[[bytes], None] = lambda _: None) 
     """
     again = "build the engine again"
     try:
-        raw = read_document(path)
-        accept(raw)
-        content = parsed_json(raw)
+        content = read_json(path)
     except Damaged as error:
         raise EngineError(f"{path} can't be read ({error}); {again}, or delete it to use the plan alone") from error
     said = content.get("format") if isinstance(content, dict) else None

@@ -1,4 +1,4 @@
-"""What looking at engines, looking after an engine store, and signing an engine are asked for."""
+"""What looking at engines, and looking after an engine store, are asked for."""
 
 from __future__ import annotations
 
@@ -43,19 +43,3 @@ class PruneStoreRequest(StoreRequest):
     max_size: str | int | None = option(
         None, help="What may stay; default: $TRTOPT_STORE_MAX_SIZE, or 20GiB; 0: nothing.", metavar="20GB", typed=str
     )
-
-
-@dataclass(frozen=True)
-class SignRequest:
-    """The arguments of `trtopt.sign`, which describes them."""
-
-    engine: str | os.PathLike[str] = field(
-        metadata=about(help="A plan with its manifest.", metavar="M.engine", typed=Path)
-    )
-    key: str | os.PathLike[str] = field(
-        metadata=about(
-            help="A private Ed25519 key; $TRTOPT_KEY_PASSWORD opens it.", metavar="KEY.pem", typed=Path, short="-k"
-        )
-    )
-    _: KW_ONLY
-    reporter: Reporter = SILENT

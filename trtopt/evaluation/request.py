@@ -99,5 +99,4 @@ class BenchRequest:
     device: int = shared.gpu()
     trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
-    trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT

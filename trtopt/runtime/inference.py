@@ -121,7 +121,6 @@ def run(request: RunRequest) -> RunResult:
         backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
         trust: as for `Session`: load a plan that no manifest describes.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
-        trusted_keys: as for `Session`: run only an engine that one of these has signed.
 
     Raises:
         UsageError: not exactly one of `input` and `images`, a folder or file that isn't there, no image in a folder, or

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,10 @@ class RunRequest:
     device: int = shared.gpu()
     trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
-    trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT
 
 
 def opening_options(request: Any) -> dict[str, Any]:
     """What of a request `Session` opens the engine with."""
-    names = ("device", "backend", "trust", "trust_host_code", "trusted_keys")
+    names = ("device", "backend", "trust", "trust_host_code")
     return {name: getattr(request, name) for name in names}

@@ -16,14 +16,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import DeviceError, EngineError, SignatureRefused, UsageError
+from trtopt.core.errors import DeviceError, EngineError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
 from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
@@ -35,7 +34,6 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import alone
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
-from trtopt.engine.signing import check_signed
 from trtopt.engine.store import Entry
 from trtopt.runtime.background import Background
 from trtopt.runtime.bound_call import BoundCall, prepare_call
@@ -116,8 +114,6 @@ class Session:
         trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
             library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust;
             `trust` is included.
-        trusted_keys: public Ed25519 keys (PEM files): open only an engine that one of them has signed (`trtopt.sign`), manifest
-            and plan as they are; such a one may carry a library. Empty: who made it isn't asked.
         threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
             each does more with its share of them, since threads that wait for others spin.
 
@@ -140,7 +136,7 @@ class Session:
         UsageError: no such file, arguments that can't be right, or a plan that needs `trust` or `trust_host_code`.
         DeviceError: no GPU, no driver, or not enough memory.
         EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
-        EngineError: the plan or its manifest is damaged; SignatureRefused: no trusted key has signed it.
+        EngineError: the plan or its manifest is damaged.
         NoBackend: the TensorRT that made it isn't installed.
     """
 
@@ -158,7 +154,6 @@ class Session:
         memory: str | int | None = None,
         trust: bool = False,
         trust_host_code: bool = False,
-        trusted_keys: Sequence[str | os.PathLike[str]] = (),
         threads: int | None = None,
     ) -> None:
         choice(backend, BACKENDS, "`backend=`")
@@ -169,16 +164,12 @@ class Session:
         if threads is not None and (backend != "onnxruntime" or threads < 1):
             raise UsageError(f"threads is {threads!r}; a number of at least 1 is needed, with backend='onnxruntime'")
         onnx = self.engine.suffix == ".onnx"
-        if onnx and trusted_keys:
-            raise UsageError(
-                f"`trusted_keys=` is for engines, and {self.engine.name} is a model, which nobody signs: drop it"
-            )
         if onnx and backend != "onnxruntime":
             raise UsageError(
                 f"{self.engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to run the "
                 "model itself on the CPU, ask for `backend='onnxruntime'`"
             )
-        self.manifest: Manifest | None = None if onnx else _manifest(self.engine, trusted_keys)
+        self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
         self.notes: list[str] = []
         self._process, self._forked = os.getpid(), False
         _opened.add(self)
@@ -197,7 +188,7 @@ class Session:
                 graphs,
                 self._limit,
                 trust or trust_host_code,
-                trust_host_code or bool(trusted_keys),
+                trust_host_code,
             )
             self._use_gpus(*family_and_engines, contexts)
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
@@ -835,12 +826,3 @@ def _bytes(memory: str | int | None) -> int | None:
     if limit is not None and limit < 1:
         raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
     return limit
-
-
-def _manifest(engine: Path, trusted_keys: Sequence[str | os.PathLike[str]]) -> Manifest | None:
-    if not trusted_keys:
-        return load_manifest(engine)
-    manifest = load_manifest(engine, lambda content: check_signed(engine, content, trusted_keys))
-    if manifest is None:
-        raise SignatureRefused(f"{engine} has no manifest, which is what is signed: build it by trtopt, and sign it")
-    return manifest
