@@ -34,7 +34,6 @@ OWNERS = {  # foreign library → the only places that import it
     "networkx": ("autotune.costs",),
     "matplotlib": ("diagnosis.charts",),
     "jinja2": ("diagnosis.page",),
-    "fsspec": ("engine.remote",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
 HEAVY = {

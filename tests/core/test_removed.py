@@ -11,7 +11,7 @@ import pytest
 
 import trtopt
 from trtopt.cli import main
-from trtopt.core.removed import WENT
+from trtopt.core.removed import AT_URL, WENT
 
 
 @pytest.fixture
@@ -44,3 +44,18 @@ def test_an_option_that_went_says_what_to_use_instead(typed: Callable[..., str],
         with pytest.raises(TypeError) as refused:
             call(tmp_path / "m.engine", trusted_keys=["key.pem"])  # type: ignore[operator]
         assert WENT["trusted_keys"] in str(refused.value)
+
+
+def test_a_store_at_a_url_is_refused_before_the_work(
+    typed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = tmp_path / "absent.onnx"  # of which nothing is said, since it isn't looked at yet
+    assert WENT[AT_URL] in typed("store", "list", "--store", "s3://team/engines")
+    assert WENT[AT_URL] in typed(
+        "build", str(nothing), "-o", str(tmp_path / "m.engine"), "--store", "s3://team/engines"
+    )
+    monkeypatch.setenv("TRTOPT_STORE", "s3://team/engines")
+    said = typed("tune", str(nothing), "-o", str(tmp_path / "m.engine"), "--min-snr", "20")
+    assert WENT[AT_URL] in said and "$TRTOPT_STORE is s3://team/engines" in said
+    with pytest.raises(trtopt.UsageError, match="stores at URLs went"):
+        trtopt.Session.for_model(nothing, backend="onnxruntime")

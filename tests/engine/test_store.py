@@ -1,14 +1,12 @@
-"""The engine store by itself: whole entries or none, one builder a key, what leaves it and what stays, and a team's URL."""
+"""The engine store by itself: whole entries or none, one builder a key, what leaves it and what stays."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import trtopt
 from trtopt.core.documents import Damaged
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.locks import alone
-from trtopt.engine.remote import Remote, RemoteFailed
 from trtopt.engine.store import PLAN, Store, digest_of, named_store, stamps
 
 PARTS = {
@@ -278,8 +275,8 @@ def test_a_file_that_was_just_written_is_not_known_by_its_times(tmp_path: Path) 
 def test_names_of_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named_store(None) is None
     assert named_store(None, "local") == "local"
-    monkeypatch.setenv("TRTOPT_STORE", "s3://team/engines")
-    assert named_store(None, "local") == "s3://team/engines"
+    monkeypatch.setenv("TRTOPT_STORE", "engines")
+    assert named_store(None, "local") == "engines"
     assert named_store("none") is None
     assert named_store(Path("folder")) == "folder"
     with pytest.raises(UsageError, match="store"):
@@ -324,106 +321,3 @@ def test_prune_by_command(store: Store) -> None:
         ):
             look(store=store.folder / "absent")
     assert not (store.folder / "absent").exists()
-
-
-# A team's ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["memory", "file"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    fsspec = pytest.importorskip("fsspec", reason="fsspec isn't installed: pip install 'trtopt[store]'")
-    if request.param == "file":
-        yield f"file://{tmp_path / 'team'}"
-        return
-    yield f"memory://{tmp_path.name}"
-    fsspec.filesystem("memory").store.clear()
-
-
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, name: str) -> Store:
-    """The store of a machine with a cache of its own."""
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / name))
-    return Store(url)
-
-
-def test_a_team_has_it_built_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _add(_elsewhere(monkeypatch, tmp_path, url, "one"))
-    other = _elsewhere(monkeypatch, tmp_path, url, "two")
-    assert other.find(PARTS) is None
-    assert other.pulled(_parts(gpu="x")) is None
-    entry = other.pulled(PARTS)
-    assert entry is not None
-    with entry:
-        entry.check()
-    again = other.find(PARTS)  # from the working copy now
-    assert again is not None
-    assert again.plan.read_bytes() == b"plan"
-
-
-def test_what_was_there_before_the_url_is_shared_once(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _add(_elsewhere(monkeypatch, tmp_path, "local", "one"))
-    store = Store(url)  # with the same working copy
-    pushes: list[str] = []
-    push = Remote.push
-    monkeypatch.setattr(
-        Remote, "push", lambda self, digest, folder: pushes.append(digest) or push(self, digest, folder)
-    )
-    for _ in range(2):
-        entry = store.find(PARTS)
-        assert entry is not None
-        store.share(entry)
-        entry.close()
-    assert len(pushes) == 1
-    other = _elsewhere(monkeypatch, tmp_path, url, "two")
-    pulled = other.pulled(PARTS)
-    assert pulled is not None
-    other.share(pulled)
-    pulled.close()
-    assert len(pushes) == 1
-    other.prune(0)
-    assert list((other.folder / "shared").iterdir()) == []
-
-
-@pytest.mark.parametrize("place", ["plan", "key"])
-def test_what_is_damaged_there_is_not_taken(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    digest = _add(_elsewhere(monkeypatch, tmp_path, url, "one"))
-    remote = Remote(url)
-    name = f"{hashlib.sha256(b'plan').hexdigest()[:16]}.{PLAN}" if place == "plan" else "key.json"
-    remote._files.pipe_file(f"{remote._root}/{digest}/{name}", b"{}")
-    other, heard = _elsewhere(monkeypatch, tmp_path, url, "two"), Heard()
-    assert other.pulled(PARTS, heard) is None
-    assert any("not taken from the store" in warning for warning in heard.warnings)
-    assert other.find(PARTS) is None
-
-
-@pytest.mark.parametrize("name", ["../../escape", "/abs", "a/b", ".hidden", "key.json", ""])
-def test_a_key_names_files_of_its_entry_alone(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    digest = _add(_elsewhere(monkeypatch, tmp_path, url, "one"))
-    remote = Remote(url)
-    key = {"format": "trtopt-store-1", "parts": PARTS, "files": {name: {"sha256": "0" * 64, "bytes": 1}}}
-    remote._files.pipe_file(f"{remote._root}/{digest}/key.json", json.dumps(key).encode())
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(RemoteFailed, match="none of an entry"):
-        remote.pull(digest, tmp_path / "folder")
-    assert list((tmp_path / "folder").iterdir()) == []
-
-
-def test_a_url_that_fails_is_told_and_the_engine_stays_here(tmp_path: Path) -> None:
-    pytest.importorskip("fsspec", reason="fsspec isn't installed: pip install 'trtopt[store]'")
-    (tmp_path / "file").write_bytes(b"")
-    store, heard = Store(f"file://{tmp_path / 'file'}"), Heard()
-    assert store.pulled(PARTS, heard) is None
-    _add(store, heard=heard)
-    assert store.find(PARTS) is not None
-    assert any("isn't in the store file://" in warning for warning in heard.warnings)
-
-
-def test_a_url_of_no_kind_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("fsspec", reason="fsspec isn't installed: pip install 'trtopt[store]'")
-    with pytest.raises(UsageError, match="no-such"):
-        Store("no-such://team").pulled(PARTS)

@@ -53,6 +53,7 @@ from trtopt.core.version import __version__
 from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis import page
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
+from trtopt.engine.store import named_store
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner, by_samples, session_runner
 from trtopt.graph.io import Model, load_model, save_model
@@ -128,8 +129,8 @@ def build(request: BuildRequest) -> BuildResult:
         timing_cache: a file of kernels' times to read and update; None: one for this GPU and TensorRT in the cache folder,
             where there is such a thing; "none": times are measured anew.
         store: where engines are kept by all that they depend on: one that is there is copied, else it is built and stored,
-            by one process at a time. "local" (in the cache folder), a folder, or a URL of fsspec's, of which that folder is
-            then the working copy; None: $TRTOPT_STORE, or no store; "none": no store.
+            by one process at a time. "local" (in the cache folder), or a folder; None: $TRTOPT_STORE, or no store; "none":
+            no store.
 
     Raises:
         UsageError, DataError, InvalidModel, UnsupportedRequest: before any long work.
@@ -144,6 +145,7 @@ def build(request: BuildRequest) -> BuildResult:
 
 def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
     """Do it, and write the page on it where one is asked for."""
+    named_store(request.store)  # refused before the work
     if request.report is not None:
         page.ready()
     with recorded(request.reporter, request.log) as reporter:

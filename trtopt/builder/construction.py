@@ -150,12 +150,12 @@ def construct(request: BuildRequest) -> BuildResult:
     This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
     start = time.monotonic()
+    where = named_store(request.store)
     work = _Build(request)
     reporter = request.reporter
     if not request.force and (manifest := work.up_to_date()):
         reporter.note(f"{work.output} is up to date")
         return work.result(work.described(manifest), time.monotonic() - start, cached=True)
-    where = named_store(request.store)
     if where is not None and request.save_cache:
         reporter.note("`save_cache=` needs TensorRT's own calibration, so the store isn't asked")
     elif where is not None:
@@ -543,7 +543,6 @@ class _Build:
         request, reporter = self.request, self.request.reporter
         parts = {**self._parts, "graph": request.save_onnx is not None}
         if not request.force and (entry := store.find(parts)):
-            store.share(entry, reporter)
             return entry, None
         with contextlib.ExitStack() as lock:
             try:
@@ -555,7 +554,7 @@ class _Build:
                 reporter.warn(f"the engine will not be in the store: {error.problem}")
                 return None, self.made()
             if not request.force:
-                if entry := store.find(parts) or store.pulled(parts, reporter):
+                if entry := store.find(parts):
                     return entry, None
                 reporter.note(store.explained(parts))
             manifest = self.made()

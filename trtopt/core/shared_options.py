@@ -60,7 +60,7 @@ gpu = partial(option, 0, help="The GPU's number.")
 store = partial(
     option,
     None,
-    help="Engine store: local (in the cache folder), a folder, or a URL such as s3://team/engines; default: $TRTOPT_STORE.",
-    metavar="local|FOLDER|URL|none",
+    help="Engine store: local (in the cache folder), or a folder; default: $TRTOPT_STORE.",
+    metavar="local|FOLDER|none",
     typed=str,
 )

@@ -4,11 +4,10 @@
     FOLDER/locks/             who builds what now
     FOLDER/damaged/           entries that weren't what key.json says, out of the way
     FOLDER/known/             which entry a file on this machine led to, so that it needn't be read to know
-    FOLDER/shared/            which entries are behind which URL
 
 DIGEST is that of the key: the parts that an engine depends on (`key.json` has them, with each file's digest). An entry is
 written beside its place and renamed there, and never changed. Who reads one holds a shared lock on its folder; who removes one
-takes that lock alone. A store at a URL has such a folder as its working copy.
+takes that lock alone.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import cache_folder, json_bytes, made_folder, sha256_file, sha256_json, sync, write_json
 from trtopt.core.locks import Lock, alone, alone_now, lock_folder
 from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.removed import AT_URL, WENT
 from trtopt.core.temporary import SUFFIX, folder_in
 from trtopt.core.values import parse_size
 from trtopt.engine.explanation import explained
-from trtopt.engine.remote import KEY, Remote, RemoteFailed
 
 FORMAT = "trtopt-store-1"
-PLAN, GRAPH = "model.engine", "model.onnx"
+PLAN, GRAPH, KEY = "model.engine", "model.onnx", "key.json"
 VARIABLE, SIZE_VARIABLE = "TRTOPT_STORE", "TRTOPT_STORE_MAX_SIZE"
 MAX_SIZE = 20 << 30  # bytes
 SETTLED = 2.0  # seconds: a file that was written more recently may be written again without its times telling
@@ -46,7 +45,9 @@ def named_store(store: str | os.PathLike[str] | None, default: str | None = None
     """What `store=` stands for: None is $TRTOPT_STORE, or else `default`; "none" is no store."""
     location = os.fspath(store) if store is not None else os.environ.get(VARIABLE) or default
     if location == "":
-        raise UsageError("`store=` is empty; write a folder, a URL, local or none")
+        raise UsageError("`store=` is empty; write a folder, local or none")
+    if location is not None and "://" in location:
+        raise UsageError(f"{WENT[AT_URL]} (`store=` or ${VARIABLE} is {location})")
     return None if location in (None, "none") else location
 
 
@@ -125,10 +126,10 @@ class StoredEngine:
 
 
 class Store:
-    """Engines in a folder, perhaps the working copy of a URL.
+    """Engines in a folder.
 
     Args:
-        where: a folder, "local" (in the cache folder), or a URL of fsspec's.
+        where: a folder, or "local" (in the cache folder).
 
     Attributes:
         max_size: bytes that the folder may hold, beyond which what was used longest ago goes:
@@ -136,28 +137,19 @@ class Store:
 
     Raises:
         OutputError: the folder can't be made.
-        UsageError, MissingDependency, RemoteFailed: the URL can't be used.
     """
 
     def __init__(self, where: str) -> None:
         self.where = where
-        if where == "local" or "://" in where:
+        if where == "local":
             self.folder = cache_folder("store")
         else:
             self.folder = made_folder(Path(where).expanduser(), "the store", _ANOTHER).absolute()
-        self.url = where if "://" in where else None
         limit = os.environ.get(SIZE_VARIABLE)
         self.max_size = parse_size(limit, f"${SIZE_VARIABLE}") if limit else MAX_SIZE
-        self._remote: Remote | None = None
 
     def __str__(self) -> str:
         return "the store" if self.where == "local" else f"the store {self.where}"
-
-    def _behind(self, url: str) -> Remote:
-        """What lies behind the URL, opened when it is first needed: a hit in the working copy needs none of it."""
-        if self._remote is None:
-            self._remote = Remote(url)
-        return self._remote
 
     # Fetching
 
@@ -192,29 +184,8 @@ class Store:
         with alone(locks / f"{digest}.lock", reporter, waiting, _ANOTHER):
             yield
 
-    def pulled(self, parts: Mapping[str, Any], reporter: Reporter = SILENT) -> Entry | None:
-        """The entry from behind the URL, which is now in the folder; within `building`.
-
-        What can't be had from there isn't an error: the engine is built instead, and why is said.
-        """
-        if self.url is None:
-            return None
-        digest = digest_of(parts)
-        try:
-            remote = self._behind(self.url)
-            with self._making(digest) as folder, reporter.phase(f"asking {self.url} for the engine"):
-                if not remote.pull(digest, folder):
-                    return None
-                _check_files(folder, _key_in(folder, digest)["files"])
-                entry = self._installed(folder, digest)
-            self._mark_shared(digest)
-            return entry
-        except (RemoteFailed, Damaged) as error:
-            reporter.warn(f"not taken from the store {self.url}: {error}")
-            return None
-
     def add(self, parts: Mapping[str, Any], files: Mapping[str, Path | bytes], reporter: Reporter = SILENT) -> Entry:
-        """Store an engine, in place of one with this key; within `building`. Then prune, and push it to the URL.
+        """Store an engine, in place of one with this key; within `building`. Then prune.
 
         Args:
             files: name in the entry → file to copy, or content.
@@ -234,32 +205,12 @@ class Store:
             key = {"format": FORMAT, "parts": dict(parts), "files": recorded}
             (folder / KEY).write_bytes(json_bytes(key))
             entry = self._installed(folder, digest)
-        self.share(entry, reporter)
         try:
             if removed := self.prune(self.max_size)[0]:
                 reporter.note(f"{len(removed)} engines that were used longest ago left the store {self.folder}")
         except OSError as error:
             reporter.warn(f"the store {self.folder} couldn't be pruned: {error.strerror or error}")
         return entry
-
-    def share(self, entry: Entry, reporter: Reporter = SILENT) -> None:
-        """Push an entry to the URL, unless it came from there or went there before. What fails is a warning."""
-        if self.url is None or self._shared(entry.digest).exists():
-            return
-        try:
-            with reporter.phase(f"giving the engine to {self.url}"):
-                self._behind(self.url).push(entry.digest, entry.folder)
-            self._mark_shared(entry.digest)
-        except RemoteFailed as error:
-            reporter.warn(f"the engine isn't in the store {self.url}: {error}")
-
-    def _shared(self, digest: str) -> Path:
-        return self.folder / "shared" / f"{digest}.{hashlib.sha256(str(self.url).encode()).hexdigest()[:16]}"
-
-    def _mark_shared(self, digest: str) -> None:
-        with contextlib.suppress(OutputError, OSError):  # else it is pushed again, which changes nothing
-            made_folder(self.folder / "shared")
-            self._shared(digest).touch()
 
     def explained(self, parts: Mapping[str, Any]) -> str:
         """Why there is no entry with this key: in which parts the nearest one differs."""
@@ -374,10 +325,6 @@ class Store:
     def _forget(self) -> None:
         """Drop what leads to entries that are gone."""
         with contextlib.suppress(OSError):
-            for path in (self.folder / "shared").iterdir():
-                if not (self.folder / "entries" / path.stem).is_dir():
-                    path.unlink()
-        with contextlib.suppress(OSError):
             for path in (self.folder / "known").iterdir():
                 with contextlib.suppress(Damaged, OSError, KeyError, TypeError):
                     if not (self.folder / "entries" / str(read_json(path)["entry"])).is_dir():
@@ -448,7 +395,7 @@ def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev
 
 
-def _key_in(folder: Path, digest: str | None = None) -> dict[str, Any]:
+def _key_in(folder: Path) -> dict[str, Any]:
     """`key.json` of an entry.
 
     Raises:
@@ -458,7 +405,7 @@ def _key_in(folder: Path, digest: str | None = None) -> dict[str, Any]:
     if not isinstance(key, dict) or key.get("format") != FORMAT:
         raise Damaged(f"{KEY} isn't of the format {FORMAT}")
     parts, files = key.get("parts"), key.get("files")
-    if not isinstance(parts, dict) or digest_of(parts) != (digest or folder.name.partition(".")[0]):
+    if not isinstance(parts, dict) or digest_of(parts) != folder.name.partition(".")[0]:
         raise Damaged(f"{KEY} is another engine's")
     if not isinstance(files, dict) or PLAN not in files:
         raise Damaged(f"{KEY} doesn't name the files")

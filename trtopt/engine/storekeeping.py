@@ -20,15 +20,12 @@ class StoreListing:
     """What is in a store's folder.
 
     Attributes:
-        folder: of a store at a URL, the working copy.
-        url: None for a folder's.
         engines: the last used first.
         damaged: names of what was put aside.
         max_size: bytes that the folder may hold after a build.
     """
 
     folder: str
-    url: str | None
     engines: tuple[StoredEngine, ...]
     damaged: tuple[str, ...]
     max_size: int
@@ -73,8 +70,7 @@ def list_store(request: StoreRequest) -> StoreListing:
     """List the engines in a store.
 
     Args:
-        store: as `trtopt.build` takes it; None: $TRTOPT_STORE, or the one in the cache folder. Of a URL it is the working copy
-            on this machine that is looked at, never what lies behind it.
+        store: as `trtopt.build` takes it; None: $TRTOPT_STORE, or the one in the cache folder.
 
     Raises:
         UsageError: `store` names none, or a folder that isn't there.
@@ -83,7 +79,6 @@ def list_store(request: StoreRequest) -> StoreListing:
     store = _opened(request)
     return StoreListing(
         folder=str(store.folder),
-        url=store.url,
         engines=tuple(store.engines()),
         damaged=tuple(path.name for path in store.damaged()),
         max_size=store.max_size,
@@ -130,10 +125,7 @@ def prune_store(request: PruneStoreRequest) -> StorePruning:
 def _opened(request: StoreRequest) -> Store:
     where = named_store(request.store, "local")
     if where is None:
-        raise UsageError("`store='none'` is no store: give local, a folder or a URL")
-    if where != "local" and "://" not in where and not os.path.lexists(Path(where).expanduser()):
+        raise UsageError("`store='none'` is no store: give local, or a folder")
+    if where != "local" and not os.path.lexists(Path(where).expanduser()):
         raise UsageError(f"there is no store {where}: a build with this `store=` makes the folder")
-    store = Store(where)
-    if store.url is not None:
-        request.reporter.note(f"{store.folder} is looked at, the working copy of {store.url}")
-    return store
+    return Store(where)

@@ -70,7 +70,6 @@ def opened(request: BuildRequest, open_session: Callable[[Entry], Opened], *, wi
 def _entry(request: BuildRequest, store: Store) -> Entry:
     question = _question(request)
     if question is not None and not request.force and (entry := store.known(question)):
-        store.share(entry, request.reporter)
         return entry
     from trtopt.builder.construction import stored_engine  # loads onnx, which a known engine doesn't need
 
