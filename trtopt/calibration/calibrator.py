@@ -12,7 +12,6 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.ahead import OpenedAhead, worth_opening
 from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.histogram import Histogram
@@ -213,18 +212,14 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         if alone(loaded.inputs):
             reporter.note(f"{where_counted(loaded.inputs)}; {batches.samples} are read")
         first = first_layers(loaded.proto)
-    with ThreadPoolExecutor(1, "trtopt-ahead") as beside:
-        worth = first is not None and request.device == "cpu" and cores() > 1 and worth_opening(loaded)
-        opening = beside.submit(OpenedAhead, loaded, overrides, gates=request.gates) if worth else None
-        prepared = prepare(loaded, overrides, gates=request.gates, reporter=reporter)
-    opened = None if opening is None or opening.exception() else opening.result()
+    prepared = prepare(loaded, overrides, gates=request.gates, reporter=reporter)
     check_overrides(overrides, prepared.proto.graph.node)
     original = None if batches is not None and request.export_cache is None else loaded.proto
     inputs = loaded.inputs
     del loaded  # of a model given in memory a copy of all weights
     coverage, cached = None, earlier is not None
     if batches is not None and first is not None:
-        table, cached = _measured(request, prepared, first, batches, opened)
+        table, cached = _measured(request, prepared, first, batches)
     elif earlier is not None:
         with reporter.phase("choosing thresholds"):
             table = prepared.chosen_again(earlier, request.method)
@@ -337,17 +332,12 @@ def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> 
 
 
 def _measured(
-    request: CalibrateRequest,
-    prepared: Prepared,
-    first: ModelProto | None,
-    batches: Batches,
-    opened: OpenedAhead | None = None,
+    request: CalibrateRequest, prepared: Prepared, first: ModelProto | None, batches: Batches
 ) -> tuple[Table, bool]:
     """What a pass over the samples gives, and whether an earlier call made that pass.
 
     Args:
         first: the model's first layers, which know what data it was trained on; None: nobody asks them.
-        opened: what runs the model, if it is the same after folding.
     """
     reporter, device, insist = request.reporter, request.device, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
@@ -362,9 +352,7 @@ def _measured(
     cached = table is not None
     if table is None:
         started, survey = time.monotonic(), Survey()
-        engine = (
-            partial(TorchEngine, device=device) if device != "cpu" else None if opened is None else opened.engine_for
-        )
+        engine = None if device == "cpu" else partial(TorchEngine, device=device)
         seen = observe(
             prepared.proto,
             prepared.tensors,

@@ -38,7 +38,7 @@ from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
 from trtopt.graph.carried import carries_little
 from trtopt.graph.guard import fault
 from trtopt.graph.inputs import record_batch_axes
-from trtopt.graph.lazy_weights import is_lazy, set_external
+from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.passes.opset import upgraded
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.proto import (
@@ -52,7 +52,6 @@ from trtopt.graph.proto import (
     put_back,
     refill,
     skeleton,
-    tensor_chunks,
     tensor_size,
     unique,
     whole_copy,
@@ -250,29 +249,6 @@ def _content(proto: ModelProto) -> bytes:
     rest.CopyFrom(proto)
     del rest.graph.node[:]
     return b"".join([rest.SerializeToString(deterministic=True), *nodes])
-
-
-def unfolded(proto: ModelProto) -> ModelProto:
-    """What `fold` gives of a model in which it finds nothing to do, but for the order of its nodes."""
-    light = _restored(skeleton(proto, LARGE, external=_NOWHERE), proto)
-    put_back(light, proto)
-    record_batch_axes(light, proto)
-    return light
-
-
-def same_but_order(one: ModelProto, other: ModelProto) -> bool:
-    """Whether two models differ in the order of their nodes at most."""
-    if _content(skeleton(one, LARGE, external=_NOWHERE)) != _content(skeleton(other, LARGE, external=_NOWHERE)):
-        return False
-    weights = {tensor.name: tensor for tensor in other.graph.initializer if tensor_size(tensor) > LARGE}
-    return all(_same_weight(tensor, weights[tensor.name]) for tensor in one.graph.initializer if tensor.name in weights)
-
-
-def _same_weight(one: TensorProto, other: TensorProto) -> bool:
-    """Of two of the same type and shape; where both are lazy, nothing is read."""
-    if is_lazy(one) and is_lazy(other):
-        return list(one.external_data) == list(other.external_data)
-    return b"".join(map(bytes, tensor_chunks(one))) == b"".join(map(bytes, tensor_chunks(other)))
 
 
 def _count(proto: ModelProto) -> dict[str, int]:
