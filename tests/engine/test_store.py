@@ -114,22 +114,19 @@ def test_an_entry_under_another_name_is_not_it(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"generation": ["rtx", "1.8.0"]}, r"engine \(\w{12}\) differs in the TensorRT version \(1.7.1 there, 1.8.0 now\)"),
-        ({"generation": ["tensorrt8", "8.6.1"]}, "the TensorRT generation .rtx there, tensorrt8 now., the TensorRT version"),
-        ({"gpu": "H200 (sm90)"}, r"the GPU \(none there, H200 \(sm90\) now\)"),
-        ({"spec": {"precision": "int8", "workspace": None}}, r"the precision \(fp16 there, int8 now\)"),
-        ({"spec": {"precision": "fp16", "workspace": 1}}, r"`workspace=` \(none there, 1 now\)"),
+        ({"generation": ["rtx", "1.8.0"]}, r'engine \(\w{12}\) differs in generation \(.*1.7.1".* there, .*1.8.0".* now\)$'),
+        ({"gpu": "H200 (sm90)"}, r"gpu \(null there, H200 \(sm90\) now\)$"),
+        ({"spec": {"precision": "int8", "workspace": None}}, r"differs in precision \(fp16 there, int8 now\)$"),
+        ({"spec": {"precision": "fp16", "workspace": 1}}, r"workspace \(null there, 1 now\)$"),
         ({"model": "b" * 64}, "has no engine of this model"),
-        ({"targets": [89, 120]}, r"`target=` \(sm80 there, sm89,sm120 now\)"),
-        ({"preprocess": {"scale": 1, "mean": [0.5]}}, r"preprocessing: mean \(\[0.4\] there, \[0.5\] now\)$"),
-        ({"preprocess": {"input": "x", "preprocess": {"scale": 1}}}, "differs in the preprocessing$"),
-        ({"preprocess": None}, r"the preprocessing \(some there, none now\)"),
+        ({"targets": [89, 120], "gpu": "x"}, r"gpu \(null there, x now\), targets \(.80. there, .89, 120. now\)$"),
+        ({"preprocess": {"scale": 1, "mean": list(range(99))}}, r"preprocess \(\{.* there, \{.*… now\)$"),
     ],
 )  # fmt: skip
 def test_a_miss_says_what_differs(store: Store, changed: dict[str, Any], said: str) -> None:
     import re
 
-    assert "no engine yet" in store.explained(PARTS)
+    assert "has no engine of this model" in store.explained(PARTS)
     _add(store)
     assert re.search(said, store.explained(_parts(**changed)))
 

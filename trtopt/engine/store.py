@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -30,7 +31,6 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.removed import AT_URL, WENT
 from trtopt.core.temporary import SUFFIX, folder_in
 from trtopt.core.values import parse_size
-from trtopt.engine.explanation import explained
 
 FORMAT = "trtopt-store-1"
 PLAN, GRAPH, KEY = "model.engine", "model.onnx", "key.json"
@@ -38,7 +38,7 @@ VARIABLE, SIZE_VARIABLE = "TRTOPT_STORE", "TRTOPT_STORE_MAX_SIZE"
 MAX_SIZE = 20 << 30  # bytes
 SETTLED = 2.0  # seconds: a file that was written more recently may be written again without its times telling
 _ANOTHER = "give another `store=`"
-_NEAR = 500  # entries that an explanation looks at, the last used first
+_NEAR = 500  # entries that `explained` looks at, the last used first
 
 
 def named_store(store: str | os.PathLike[str] | None, default: str | None = None) -> str | None:
@@ -213,14 +213,22 @@ class Store:
         return entry
 
     def explained(self, parts: Mapping[str, Any]) -> str:
-        """Why there is no entry with this key: in which parts the nearest one differs."""
-        return explained(str(self), parts, self._recent())
-
-    def _recent(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Names and parts of the entries that were used last."""
+        """Say why there is no entry with this key: in which parts the nearest one of the same model differs, and how."""
+        mine, nearest, name = _flat(parts), list[str](), ""
         for folder in sorted(self.folders(), key=_last_used, reverse=True)[:_NEAR]:
             with contextlib.suppress(Damaged):
-                yield folder.name, _key_in(folder)["parts"]
+                other = _flat(_key_in(folder)["parts"])
+                differing = [
+                    f"{part} ({_shown(other.get(part))} there, {_shown(mine.get(part))} now)"
+                    for part in sorted(mine.keys() | other.keys())
+                    if mine.get(part) != other.get(part)
+                ]
+                if differing and mine["model"] == other.get("model") and (not name or len(differing) < len(nearest)):
+                    nearest, name = differing, folder.name
+        if not name:
+            return f"{self} has no engine of this model"
+        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
+        return f"not in {self}: its nearest engine ({name[:12]}) differs in {', '.join(nearest[:5])}{more}"
 
     # Looking after it
 
@@ -378,6 +386,16 @@ class Store:
 
 def digest_of(parts: Mapping[str, Any]) -> str:
     return sha256_json(parts)
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts by name; each option of the specification is one."""
+    return {**{name: value for name, value in parts.items() if name != "spec"}, **(parts.get("spec") or {})}
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 30 else f"{text[:27]}…"
 
 
 def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]] | None:
