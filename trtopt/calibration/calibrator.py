@@ -352,14 +352,13 @@ def _measured(
     cached = table is not None
     if table is None:
         started, survey = time.monotonic(), Survey()
-        engine = None if device == "cpu" else partial(TorchEngine, device=device)
         seen = observe(
             prepared.proto,
             prepared.tensors,
             survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
             total=batches.samples,
             threads=request.threads,
-            engine=engine,
+            engine=None if device == "cpu" else partial(TorchEngine, device=device),
             reporter=reporter,
         )
         check_enough(batches)  # again: now it is known which images can be used

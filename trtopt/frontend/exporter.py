@@ -30,15 +30,15 @@ from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import opened
 from trtopt.frontend.quantizers import as_qdq
 from trtopt.frontend.request import ExportRequest
-from trtopt.frontend.rewrites import attention_on_four_axes, without_gaps, without_loops
+from trtopt.frontend.rewrites import in_plain_arithmetic
 from trtopt.frontend.samples import Subject, made_up, on_images, samples_for
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.lengths import longest
-from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import at_opset
 from trtopt.graph.proto import opset_version
+from trtopt.graph.view import rename_values
 
 GENERATION_OPSETS = {"tensorrt8": 17, "tensorrt10": 20, "tensorrt11": 20, "rtx": 20}
 DEFAULT_OPSET = 17  # every generation's parser reads it
@@ -253,9 +253,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
             compiler_folder,
             quiet(),
             torch.no_grad(),
-            without_loops(torch),
-            attention_on_four_axes(torch),
-            without_gaps(torch),
+            in_plain_arithmetic(torch),
         ):
             program = torch.onnx.export(
                 subject.module,

@@ -9,11 +9,11 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def without_loops(torch: Any) -> Iterator[None]:
-    """EmbeddingBag by Gather and a sum, mean or maximum; the exporter makes it a loop over a sequence of tensors."""
+def in_plain_arithmetic(torch: Any) -> Iterator[None]:
+    """Replace functions that the exporter has no form for, or one that TensorRT lacks, while the context is entered."""
     functional = torch.nn.functional
-    original = functional.embedding_bag
 
+    # By Gather and a sum, mean or maximum; the exporter makes it a loop over a sequence of tensors.
     def embedding_bag(
         input: Any,
         weight: Any,
@@ -48,22 +48,10 @@ def without_loops(torch: Any) -> Iterator[None]:
         total = shares @ rows if input.dim() == 1 else (shares.unsqueeze(-1) * rows).sum(-2)
         return total if mode == "sum" else total / member.sum(-1, keepdim=True).clamp(min=1)
 
-    functional.embedding_bag = embedding_bag
-    try:
-        yield
-    finally:
-        functional.embedding_bag = original
-
-
-@contextlib.contextmanager
-def attention_on_four_axes(torch: Any) -> Iterator[None]:
-    """Attention over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows."""
-    functional = torch.nn.functional
-    original = functional.scaled_dot_product_attention
-
+    # Over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows.
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any) -> Any:
         if query.dim() == key.dim() == value.dim() == 4 or query.dim() < 3:
-            return original(query, key, value, attn_mask, *args, **options)
+            return originals[functional, "scaled_dot_product_attention"](query, key, value, attn_mask, *args, **options)
         heads = 1 if query.dim() == 3 else 2  # the axes, from the last but two on, that stay
         before = torch.broadcast_shapes(*(item.shape[: -1 - heads] for item in (query, key, value)))
 
@@ -73,20 +61,9 @@ def attention_on_four_axes(torch: Any) -> Iterator[None]:
 
         if attn_mask is not None and attn_mask.dim() > 2:
             attn_mask = flat(attn_mask if attn_mask.dim() > heads + 1 else attn_mask.unsqueeze(0))
-        result = original(flat(query), flat(key), flat(value), attn_mask, *args, **options)
+        query, key, value = flat(query), flat(key), flat(value)
+        result = originals[functional, "scaled_dot_product_attention"](query, key, value, attn_mask, *args, **options)
         return (result.squeeze(1) if heads == 1 else result).unflatten(0, before)
-
-    functional.scaled_dot_product_attention = attention
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = original
-
-
-@contextlib.contextmanager
-def without_gaps(torch: Any) -> Iterator[None]:
-    """Functions that the exporter has no form for at all, or one that TensorRT lacks, in plain arithmetic."""
-    functional = torch.nn.functional
 
     def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "") -> Any:
         apart = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
@@ -268,6 +245,8 @@ def without_gaps(torch: Any) -> Iterator[None]:
         (torch, "blackman_window"): cosines(0.42, -0.5, 0.08),
         (functional, "rrelu"): rrelu,
         (functional, "fold"): fold,
+        (functional, "embedding_bag"): embedding_bag,
+        (functional, "scaled_dot_product_attention"): attention,
         (functional, "pad"): pad,
     }
     originals = {(place, name): getattr(place, name) for place, name in instead}

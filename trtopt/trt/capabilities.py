@@ -37,11 +37,9 @@ class Capabilities:
         precisions: what `BuildSpec.precision` and `remainder` may be.
         compute_targets: compute capabilities that a build can name; None: it builds for the GPU that is present.
         builds_without_gpu: parsing and building need no GPU.
-        layers_without_gpu: the built engine's layers can be read without one.
         timing_cache, strip, refit, version_compatible, sparsity, tf32, optimization_level: the option has an effect.
         hardware_levels: what `hardware_compatibility` may be.
         progress_monitor: builds report their phases and stop when asked.
-        parser_names_nodes: parser errors carry the node's name and operator (else only its index).
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: operator → why it runs in floating point even between Q/DQ.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
@@ -59,7 +57,6 @@ class Capabilities:
     precisions: frozenset[Precision]
     compute_targets: frozenset[int] | None
     builds_without_gpu: bool = False
-    layers_without_gpu: bool = False
     timing_cache: bool
     hardware_levels: frozenset[str]
     strip: bool
@@ -69,7 +66,6 @@ class Capabilities:
     tf32: bool
     optimization_level: bool
     progress_monitor: bool
-    parser_names_nodes: bool
     max_opset: int | None = None
     float_only: Mapping[str, str] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
@@ -122,7 +118,6 @@ def read(trt: Any) -> Capabilities:
         tf32=hasattr(flags, "TF32"),
         optimization_level=hasattr(config, "builder_optimization_level"),
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
-        parser_names_nodes=hasattr(trt.ParserError, "node_name"),
         types=frozenset(
             {"float32", "float64", "float16", "int8", "int32", "int64", "bool"}
             | {name for member, name in _TYPES.items() if hasattr(types, member) and (typed_graph or member != "FP8")}

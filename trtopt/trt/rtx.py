@@ -29,7 +29,6 @@ class TensorRTRTX(Generation):
         return replace(
             capabilities,
             builds_without_gpu=True,
-            layers_without_gpu=True,
             timing_cache=False,  # the functions exist and do nothing
             hardware_levels=frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
             version_compatible=False,  # there is no lean runtime to carry

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 
-from trtopt.graph.naming import rename_values
-from trtopt.graph.view import to_ir, to_proto
+from trtopt.graph.view import rename_values, to_ir, to_proto
 from trtopt.ort.sessions import OnnxSession
 
 TEXT = """
