@@ -10,21 +10,32 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.temporary import ADVICE, folder_in, is_scratch
+
+
+class _Call(Protocol):
+    def refuse(self, target: Path) -> None: ...
+
+    def given(self, path: Path) -> bool: ...
+
+
+CALLS: ContextVar[tuple[_Call, ...]] = ContextVar("calls", default=())  # in progress, each within that before it
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path; on success it becomes `path`, on any error it is removed.
 
-    A link is followed: what it points at is written. A file that is there gives the new one its mode.
+    A link that the user named is followed: what it points at is written. A file that is there gives the new one its mode.
 
     Raises:
+        UsageError: `path` is what a call in progress reads.
         OutputError: `path` is there and isn't a file, its folder doesn't exist or isn't writable, or the disk is full.
     """
     with writing_together(path) as (partial,):
@@ -81,21 +92,13 @@ def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield folder
 
 
-def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
-    """Fail now rather than after the long work: `path` can be created or replaced, and is none of `others`.
-
-    Args:
-        others: files that the command reads or writes besides, or mappings of them; what isn't a path is passed over.
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Fail now rather than after the long work: `path` can be created or replaced, and is no input.
 
     Raises:
-        UsageError: it is one of `others`, which it would destroy.
+        UsageError: it is one of what the call reads, which it would destroy.
         OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
     """
-    for other in [value for item in others for value in (item.values() if isinstance(item, Mapping) else [item])]:
-        if isinstance(other, (str, os.PathLike)) and (there := _real(other)) is not None and there == _real(path):
-            raise UsageError(
-                f"{os.fspath(path)} would overwrite a file that is read or written besides: give another name"
-            )
     with folder_beside(path):
         pass
 
@@ -119,14 +122,6 @@ def check_ending(
         raise UsageError(
             f"`output=` {name} is the name of {other}, and {what} is written: give {name.with_suffix(ending)}{more}"
         )
-
-
-def _real(path: str | os.PathLike[str]) -> str | None:
-    """Where links lead; None: no file can have that name."""
-    try:
-        return os.path.realpath(path)
-    except ValueError:  # a NUL, or half of a surrogate pair
-        return None
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
@@ -239,14 +234,17 @@ def _kind(mode: int) -> str:
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
-    """The file to write: where `path` is a link, what it points at.
+    """The file to write: where `path` is a link that the user named, what it points at; another is replaced by the file.
 
     Raises:
+        UsageError: a call in progress reads it.
         OutputError: it is there and isn't a file, or its folder doesn't exist.
     """
-    target = Path(path)
+    target, calls = Path(path), CALLS.get()
+    for call in calls:
+        call.refuse(target)
     try:
-        if target.is_symlink():
+        if target.is_symlink() and (not calls or calls[0].given(target)):
             target = Path(os.path.realpath(target))
         mode = _mode(target)
         if mode is not None and not stat.S_ISREG(mode):

@@ -21,7 +21,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import TrtoptError, UsageError, require
-from trtopt.core.files import check_writable, existing_file, json_bytes, writing_together
+from trtopt.core.files import existing_file, json_bytes, writing_together
 from trtopt.core.options import flag_of, options, spoken, taking
 from trtopt.core.terminal import visible
 from trtopt.core.values import ShapeRange
@@ -101,11 +101,7 @@ def report(request: ReportRequest) -> Report:
     """
     ready()
     paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
-    files = [item for item in request.results if isinstance(item, (str, os.PathLike))]
-    sources = [*paths, request.calib, request.model, *files]
     targets = [Path(request.output), *([] if request.json_twin is None else [Path(request.json_twin)])]
-    for index, path in enumerate(targets):
-        check_writable(path, *sources, *targets[:index])
     ours, theirs = measurements(request.results, *(_plan(path) for path in paths), *([None] if len(paths) == 1 else []))
     table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
     with request.reporter.phase("reading"):

@@ -72,7 +72,7 @@ def sign(request: SignRequest) -> Signature:
     """
     engine, key_file = existing_file(request.engine, "the engine"), existing_file(request.key, "the key")
     path = signature_path(engine)
-    check_writable(path, engine, key_file)
+    check_writable(path)
     manifest = load_manifest(engine)
     if manifest is None:
         raise EngineError(

@@ -17,7 +17,7 @@ from onnx import ModelProto
 from trtopt.calibration.expected import Expected, producer_of, record
 from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, require
-from trtopt.core.files import check_ending, check_writable
+from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import named, taking
@@ -113,7 +113,6 @@ def export(request: ExportRequest) -> ExportResult:
     preprocess, reporter = request.preprocess, request.reporter
     engines = (".engine", ".plan", ".trt")
     check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
-    check_writable(request.output)
     target = _opset(request.opset, request.for_generation)
     if not request.tolerance >= 0:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")

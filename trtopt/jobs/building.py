@@ -16,11 +16,11 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import TrtoptError, UnsupportedRequest
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, write_bytes, writing_together
 from trtopt.core.host import forget_peak, peak_memory
+from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
 from trtopt.core.words import first_of
 from trtopt.cuda.device import probe, require_gpu
-from trtopt.data.images import EXTENSIONS
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.graph.io import external_files
 from trtopt.jobs.joblist import in_list
@@ -141,7 +141,7 @@ def sample_files(path: Path) -> Files:
     """A folder of images or arrays, or one file."""
     if path.is_file():
         return _content([path])
-    suffixes = {*EXTENSIONS, ".npy", ".npz"}
+    suffixes = EXTENSIONS | ARRAYS
     files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix.lower() in suffixes)
     return _content(files, path)
 

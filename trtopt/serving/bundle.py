@@ -31,7 +31,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Plain, read_toml
 from trtopt.core.errors import BundleFailed, EngineError, UsageError, require
-from trtopt.core.files import check_writable, existing_file, json_bytes, sha256_file, writing
+from trtopt.core.files import existing_file, json_bytes, sha256_file, writing
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import choice
@@ -114,7 +114,6 @@ def bundle(request: BundleRequest) -> Bundle:
         OutputError: the archive can't be written. Nothing is left behind.
     """
     path = existing_file(request.model, "the engine or model")
-    check_writable(request.output, path, request.calib)
     platform = _PLATFORM.fullmatch(request.platform)
     if platform is None or int(platform[1]) < _LEAST_GLIBC:
         raise UsageError(
