@@ -6,9 +6,11 @@ The system drops them however their process ends, so that a killed one leaves no
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -106,7 +108,11 @@ def alone_now(path: Path) -> Lock | None:
 
 
 def _taken(path: Path) -> Lock | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
     if not _held(descriptor, path, shared=False):
         return None
     os.ftruncate(descriptor, 0)
