@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, Protocol
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.temporary import ADVICE, folder_in, is_scratch
 
+WHOLE = 256 << 20  # bytes of a file that is read at once; models and plans may have more
+
 
 class _Call(Protocol):
     def refuse(self, target: Path) -> None: ...
@@ -138,14 +140,32 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
+class Unreadable(UsageError, OSError):
+    """What can't be opened or read here: an error of the system's for who expects one, else the user's."""
+
+    def __init__(self, number: int, why: str, path: str | os.PathLike[str]) -> None:
+        OSError.__init__(self, number, why, os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} can't be read: {self.strerror}"
+
+
 def opened_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """A file opened for reading; OSError for what would be waited for or read without end, such as a FIFO or a device."""
+    """A file opened for reading; Unreadable for what would be waited for or read without end, such as a FIFO or a device."""
     wait_not = getattr(os, "O_NONBLOCK", 0)
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise Unreadable(errno.EINVAL, "it is no regular file", path)
     return file
+
+
+def whole(path: str | os.PathLike[str], limit: int | None = WHOLE) -> bytes:
+    """A file's content; Unreadable for what isn't a regular file, or has more than `limit` bytes (None: any number)."""
+    with opened_regular(path) as file:
+        if limit is not None and os.fstat(file.fileno()).st_size > limit:
+            raise Unreadable(errno.EFBIG, f"over {limit >> 20} MiB", path)
+        return file.read()
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
@@ -213,7 +233,7 @@ def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> 
     if not stat.S_ISREG(mode):
         raise UsageError(f"{what} {file} is {_kind(mode)}; a file is needed")
     try:
-        with file.open("rb") as content:
+        with opened_regular(file) as content:
             content.read(1)
     except OSError as error:  # not the caller's to read, a damaged disk
         raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error

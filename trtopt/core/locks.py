@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trtopt.core.documents import Damaged, parsed_json
+from trtopt.core.documents import Damaged, read_json
 from trtopt.core.errors import OutputError
 from trtopt.core.progress import SILENT, Reporter
 
@@ -122,7 +122,7 @@ def _taken(path: Path) -> Lock | None:
 
 def _holder(path: Path) -> str:
     try:
-        holder = parsed_json(path.read_bytes())
+        holder = read_json(path)
         return f"process {int(holder['process'])} on {holder['host']} has it"
     except (OSError, Damaged, KeyError, TypeError, ValueError):
         return "another process has it"  # and hasn't written yet, or just let go

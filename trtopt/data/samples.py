@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import Damaged, converted, read_toml
 from trtopt.core.errors import DataError, OutputError, UsageError, require
-from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.files import sha256_file, sha256_json, whole
 from trtopt.core.temporary import folder_in
 from trtopt.core.words import first_of
 from trtopt.data.decoding import decode
@@ -91,7 +91,11 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
     recipe, target = load_crops(name), Path(os.path.realpath(folder))
     paths = tuple(target / f"crop_{number:03}.png" for number in range(recipe.count))
     mark = target / _MARK
-    if mark.is_file() and mark.read_text().strip() == recipe.digest and all(path.is_file() for path in paths):
+    if (
+        mark.is_file()
+        and whole(mark).decode(errors="replace").strip() == recipe.digest
+        and all(path.is_file() for path in paths)
+    ):
         return paths
     if target.exists():
         others = [] if mark.is_file() else [target.name]

@@ -25,7 +25,16 @@ from typing import Any
 
 from trtopt.core.documents import Damaged, read_json
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import cache_folder, json_bytes, made_folder, sha256_file, sha256_json, sync, write_json
+from trtopt.core.files import (
+    cache_folder,
+    json_bytes,
+    made_folder,
+    opened_regular,
+    sha256_file,
+    sha256_json,
+    sync,
+    write_json,
+)
 from trtopt.core.locks import Lock, alone, alone_now, lock_folder
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import SUFFIX, folder_in
@@ -79,7 +88,7 @@ class Entry:
         """Write one of its files to `target`; Damaged if what was read isn't what was stored."""
         digest = hashlib.sha256()
         try:
-            source = open(self.folder / name, "rb")  # noqa: SIM115  (only its own faults are the entry's)
+            source = opened_regular(self.folder / name)
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror or error}") from None
         with source, open(target, "wb") as file:

@@ -14,7 +14,7 @@ from typing import Any
 
 from trtopt.core.documents import Plain
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import existing_file, made_folder, sha256_file, write_bytes
+from trtopt.core.files import existing_file, made_folder, opened_regular, sha256_file, whole, write_bytes
 from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
@@ -190,7 +190,7 @@ class _Model:
         if self.manifest is not None:
             self.manifest.check_plan(self.engine)
         if not self.onnx:
-            with self.engine.open("rb") as file:
+            with opened_regular(self.engine) as file:
                 self.header = plan_header(file.read(_HEADER))
         return read_interface(self.engine, self.manifest, request.runtime, **self.trusted)
 
@@ -286,7 +286,7 @@ class _Model:
         for name, content in self.beside.items():
             path = repo / self.name / name
             try:
-                there = path.read_bytes()
+                there = whole(path)
             except (FileNotFoundError, NotADirectoryError):  # of the second, what makes the folder says more
                 continue
             except OSError as error:
@@ -314,7 +314,7 @@ class _Model:
             self._write_version(folder, version)
         for name, content in self.beside.items():
             path = folder / name
-            if not path.is_file() or path.read_bytes() != content:
+            if not path.is_file() or whole(path) != content:
                 made_folder(path.parent, "the model's folder", "give another `repo=`")
                 write_bytes(path, content)
                 changed = True
