@@ -25,6 +25,7 @@ from trtopt.core.values import Precision, choice
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
+from trtopt.data.preprocess import Preprocess
 from trtopt.data.samples import write_crops
 from trtopt.diagnosis import page
 from trtopt.diagnosis.measured import Compared
@@ -305,9 +306,19 @@ def _subject(request: PipelineRequest) -> _Subject:
     recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
-    has_scales = recipe.onnx is not None and is_quantized(
-        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
-    )
+    if recipe.preprocess is not None:
+        Preprocess.load(recipe.preprocess)  # with arrays, too, beside which it has no effect
+    has_scales = False
+    if recipe.onnx is not None:
+        model = load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True)
+        has_scales = is_quantized(model.proto)
+        types = {info.name: info.dtype for info in model.inputs}
+        for info in recipe.inputs:
+            if types.get(info.name) not in ((info.dtype,) if info.dtype != "float32" else {*types.values()}):
+                has = ", ".join(f"{name} ({dtype})" for name, dtype in types.items())
+                raise UsageError(
+                    f"the recipe {recipe.path}: inputs.{info.name} is {info.dtype}; {recipe.onnx} has {has}"
+                )
     subject = _Subject(recipe, precision, has_scales, limits)
     if request.method != "auto" and not subject.calibrates:
         why = "holds its scales already" if has_scales else f"is built in {precision.upper()}"

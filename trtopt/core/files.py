@@ -153,7 +153,10 @@ class Unreadable(UsageError, OSError):
 def opened_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """A file opened for reading; Unreadable for what would be waited for or read without end, such as a FIFO or a device."""
     wait_not = getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
+    except IsADirectoryError as error:
+        raise Unreadable(errno.EISDIR, "it is a folder", path) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise Unreadable(errno.EINVAL, "it is no regular file", path)

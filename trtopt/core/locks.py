@@ -66,6 +66,8 @@ def lock_folder(folder: Path, *, shared: bool) -> Lock | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
             raise OutputError(f"can't lock {folder}: {error.strerror or error}") from error
         if held:
             return Lock(descriptor)

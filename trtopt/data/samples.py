@@ -56,11 +56,11 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
     """
     path = Path(name)
     if path.suffix != ".toml":
-        path = FOLDER / f"{os.fspath(name)}.toml"
+        path = FOLDER / f"{os.fspath(name)[:200]}.toml"  # more no file is called
     if not path.is_file():
         recipes = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
         raise UsageError(
-            f"there is no calibration recipe {os.fspath(name)!r}; known: {recipes}, or the path of a .toml file"
+            f"there is no calibration recipe {os.fspath(name)[:200]!r}; known: {recipes}, or the path of a .toml file"
         )
     try:
         content = read_toml(path)
