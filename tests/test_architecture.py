@@ -121,6 +121,25 @@ def test_nothing_heavy_is_imported_before_it_is_used(module: str) -> None:
     assert heavy == []
 
 
+OPENERS = {"os", "client", "archive", "_archive", "tarfile"}  # whose `open` takes no path of a file to read
+READ_BY_THEMSELVES = {"core.files", "engine.remote", "engine.signing", "serving.bundle"}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - READ_BY_THEMSELVES))
+def test_files_are_read_through_one_module(module: str) -> None:
+    """`core.files` reads regular files alone, within a limit: a FIFO is waited for, a device never ends."""
+    for call in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if not isinstance(call, ast.Call):
+            continue
+        attribute = isinstance(call.func, ast.Attribute)
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        assert name not in ("read_bytes", "read_text"), f"line {call.lineno}: trtopt.core.files.whole reads"
+        if name == "open" and getattr(owner, "id", getattr(owner, "attr", "")) not in OPENERS:
+            mode = [item.value for item in call.args[not attribute :] if isinstance(item, ast.Constant)]
+            assert set("wax+") & set(str(mode)), f"line {call.lineno}: trtopt.core.files.opened_regular opens"
+
+
 def test_no_module_shadows_a_public_function() -> None:
     assert set(trtopt.__all__) & {name.partition(".")[0] for name in MODULES} == set()
     assert all(callable(getattr(trtopt, name)) or name.startswith("__") for name in trtopt.__all__)

@@ -25,10 +25,11 @@ from trtopt.core.values import Precision, choice
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
+from trtopt.data.preprocess import Preprocess
 from trtopt.data.samples import write_crops
 from trtopt.diagnosis import page
 from trtopt.diagnosis.measured import Compared
-from trtopt.engine.manifest import load_manifest
+from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.evaluation.limits import MIN_SNR, Limits, not_finite
 from trtopt.evaluation.verify import verify
 from trtopt.frontend.exporter import export
@@ -305,9 +306,19 @@ def _subject(request: PipelineRequest) -> _Subject:
     recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
-    has_scales = recipe.onnx is not None and is_quantized(
-        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
-    )
+    if recipe.preprocess is not None:
+        Preprocess.load(recipe.preprocess)  # with arrays, too, beside which it has no effect
+    has_scales = False
+    if recipe.onnx is not None:
+        model = load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True)
+        has_scales = is_quantized(model.proto)
+        types = {info.name: info.dtype for info in model.inputs}
+        for info in recipe.inputs:
+            if types.get(info.name) not in ((info.dtype,) if info.dtype != "float32" else {*types.values()}):
+                has = ", ".join(f"{name} ({dtype})" for name, dtype in types.items())
+                raise UsageError(
+                    f"the recipe {recipe.path}: inputs.{info.name} is {info.dtype}; {recipe.onnx} has {has}"
+                )
     subject = _Subject(recipe, precision, has_scales, limits)
     if request.method != "auto" and not subject.calibrates:
         why = "holds its scales already" if has_scales else f"is built in {precision.upper()}"
@@ -326,17 +337,20 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     """Run the stages one after another, each on what those before it made."""
     subject, reporter = _subject(request), request.reporter
     recipe, folder = subject.recipe, made_folder(request.output)
-    if request.report is not None:
-        check_writable(request.report)
-    ledger, files = _Ledger(folder), dict[str, Path]()
-    original = _exported(recipe, folder, ledger, reporter)
-    clean = files["ONNX"] = folder / f"{recipe.name}.onnx"
+    ledger = _Ledger(folder)
+    exported, clean, table_file = (
+        folder / f"{recipe.name}.{ending}" for ending in ("exported.onnx", "onnx", "calib.json")
+    )
+    engine, graph = (folder / f"{recipe.name}.{subject.precision}.{ending}" for ending in ("engine", "onnx"))
+    for path in (exported, clean, table_file, engine, manifest_path(engine), graph, ledger.path, request.report):
+        if path is not None:
+            check_writable(path)
+    files = {"ONNX": clean, "engine": engine, "graph": graph}
+    original = _exported(recipe, exported, ledger, reporter)
     ledger.run(
         "check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, request.backend, reporter)
     )
     samples = _samples(recipe, request, folder)
-    files["engine"] = folder / f"{recipe.name}.{subject.precision}.engine"
-    files["graph"] = folder / f"{recipe.name}.{subject.precision}.onnx"
     try:
         result = construct(_build_request(subject, request, samples, files))
     except TrtoptError as error:
@@ -346,7 +360,7 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     if result.cached:
         ledger.skipped.append("build")
     if (table := result.table) is not None:
-        table_file = files["calibration"] = folder / f"{recipe.name}.calib.json"
+        files["calibration"] = table_file
         ledger.run("table", {"digest": table.digest}, [table_file], lambda: table.save(table_file))
     photos = recipe.labelled_files()
     real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
@@ -391,10 +405,9 @@ def _build_request(
     return replace(build, **samples, method=request.method) if subject.calibrates else build
 
 
-def _exported(recipe: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
+def _exported(recipe: Recipe, path: Path, ledger: _Ledger, reporter: Reporter) -> Path:
     if recipe.onnx is not None:
         return existing_file(recipe.onnx, "the recipe's model")
-    path = folder / f"{recipe.name}.exported.onnx"
     key = {
         "recipe": sha256_file(recipe.path),
         "weights": sha256_file(recipe.weights) if recipe.weights else None,

@@ -43,6 +43,7 @@ from trtopt.core.files import (
     json_bytes,
     sha256_file,
     sha256_json,
+    whole,
     write_bytes,
     writing_together,
 )
@@ -427,7 +428,7 @@ class _Best:
             if graph:
                 save_model(load_model(str(best.onnx)).proto, graph)
             if cache and quantized is not None:
-                write_bytes(cache, quantized.engine.with_name(NATIVE_CACHE).read_bytes())
+                write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 
     def _result(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
         graph = self.request.save_onnx

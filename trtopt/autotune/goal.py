@@ -21,7 +21,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.quality import checksum
 from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, TrtoptError, UsageError
-from trtopt.core.files import existing_file
+from trtopt.core.files import existing_file, whole
 from trtopt.core.library_output import importing
 from trtopt.core.values import read_share, x
 from trtopt.core.words import counted
@@ -121,7 +121,7 @@ def _labels(labels: Any) -> tuple[int, ...]:
                 f"`labels=` takes the number of a class for each sample, or a file of them: {error}"
             ) from error
     path = existing_file(labels, "the labels")
-    words = path.read_text(encoding="utf-8-sig", errors="replace").split()
+    words = whole(path).decode("utf-8-sig", "replace").split()
     if wrong := next((word for word in words if not word.isdecimal()), None):
         raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
     return tuple(map(int, words))

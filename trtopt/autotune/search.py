@@ -24,7 +24,7 @@ from trtopt.autotune.costs import Costs
 from trtopt.autotune.goal import Judge, Judged, TunedFigures
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.core.errors import AccuracyLost
-from trtopt.core.files import sha256_json
+from trtopt.core.files import sha256_json, whole
 from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, overriding
 from trtopt.graph.passes.placement import Points
@@ -299,7 +299,7 @@ class Judging:
         self.judge, self.path, self.judgements, self.asked = judge, path, dict[str, Judged](), set[str]()
         if path is None or not path.is_file():
             return
-        self.judgements |= dict(filter(None, map(_line, path.read_text(encoding="utf-8").splitlines())))
+        self.judgements |= dict(filter(None, map(_line, whole(path).decode().splitlines())))
 
     def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> Judged:
         """By the digest of the scales and the choice's name, where an earlier call ran its graph."""

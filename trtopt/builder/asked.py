@@ -10,12 +10,11 @@ from typing import Any
 
 from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import UsageError
-from trtopt.core.files import check_ending, check_writable
+from trtopt.core.files import check_ending
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, SeenSizes, batch_alone, profiles_asked, shapes_option
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
-from trtopt.engine.manifest import manifest_path
 from trtopt.graph.io import Model
 from trtopt.graph.lengths import longest
 from trtopt.trt.profiles import validate_profiles
@@ -111,20 +110,12 @@ def with_profiles(
 
 
 def check_outputs(request: BuildRequest) -> None:
-    """Raise OutputError or UsageError unless everything can be written, and nothing that is read would be lost by it."""
+    """Raise UsageError for outputs that can't be right; whether they can be written the call itself has seen."""
     if request.save_cache is not None and request.calibrator != "native":
         raise UsageError(
             "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
             "a cache with trtopt calibrate --export-cache"
         )
-    timings = None if is_none(request.timing_cache) else request.timing_cache
-    sources = (request.model, request.data, request.calib, request.preprocess, timings)
-    check_writable(request.output)  # a folder has no manifest's name
-    others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
-    files = (request.output, manifest_path(request.output), *others)
-    for index, path in enumerate(files):
-        if path is not None:
-            check_writable(path, *sources, *files[:index])
     check_ending(request.output, (".onnx",), "an engine", "an ONNX model", ".engine", "; `save_onnx=` keeps its graph")
 
 

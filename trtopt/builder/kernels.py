@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from trtopt.builder.lowering import Lowered
 from trtopt.core.errors import EngineError
+from trtopt.core.files import whole
 from trtopt.core.host import import_path
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
@@ -117,7 +118,7 @@ def launched(
         except subprocess.TimeoutExpired:
             raise EngineError(f"the inference wasn't done after {SECONDS} s") from None
         try:
-            answer = json.loads((folder / "answer.json").read_text())
+            answer = json.loads(whole(folder / "answer.json"))
         except (OSError, ValueError):
             last_lines = run.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise EngineError(": ".join([f"its process ended with status {run.returncode}", *last_lines])) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import ENGINE, FILE, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 _REDUCED = "`fp16=True`, `bf16=True`, `int8=True`, `fp8=True` or `best=True`"
@@ -32,7 +32,7 @@ class BuildRequest:
 
     model: str | os.PathLike[str] | onnx.ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] = field(
-        metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o")
+        metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o", writes=ENGINE)
     )
     _: KW_ONLY
     fp16: bool = option(False, help="FP16.")
@@ -65,7 +65,12 @@ class BuildRequest:
     min: float | None = option(None, help="Least that --metric must give.", metavar="X", typed=float)
     budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
     save_calib: str | os.PathLike[str] | None = option(
-        None, help="Keep the scales, repairs and choice.", metavar="T.calib.json", typed=Path, beside=_QUANTIZED
+        None,
+        help="Keep the scales, repairs and choice.",
+        metavar="T.calib.json",
+        typed=Path,
+        beside=_QUANTIZED,
+        writes=FILE,
     )
     trade_profiles: bool = option(
         False,
@@ -101,6 +106,7 @@ class BuildRequest:
         help="Read and update this file; default: one for this GPU and TensorRT in the cache folder; none: neither.",
         metavar="FILE|none",
         typed=str,
+        writes=FILE,
     )
     hardware_compatibility: str = option("none", help="none, ampere_plus or same_compute_capability.")
     version_compatible: bool = option(False, help="Runs on later versions, and on the lean runtime, which it carries.")
@@ -111,10 +117,10 @@ class BuildRequest:
     tf32: bool = option(True, help="Let FP32 layers use TF32.")
     allow_precision_fallback: bool = option(False, help="Accept an engine that lost the precision asked for.")
     save_onnx: str | os.PathLike[str] | None = option(
-        None, help="Keep the graph TensorRT got.", metavar="OUT", typed=Path
+        None, help="Keep the graph TensorRT got.", metavar="OUT", typed=Path, writes=FILE
     )
     save_cache: str | os.PathLike[str] | None = option(
-        None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path
+        None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path, writes=FILE
     )
     classes: str | os.PathLike[str] | Sequence[str] | None = option(
         None, help="Class names for the manifest, one a line; or imagenet.", metavar="FILE", typed=str

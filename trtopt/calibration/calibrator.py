@@ -37,7 +37,7 @@ from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.core.documents import plain
 from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
-from trtopt.core.files import cache_folder, check_ending, check_writable
+from trtopt.core.files import cache_folder, check_ending
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import SILENT, Reporter
@@ -176,12 +176,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     overrides = tuple(map(Override.parse, request.precision_override))
     if request.repair and (request.import_cache is not None or (request.images is None and request.data is None)):
         raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'`")
-    others = (request.model, request.data, request.preprocess, request.import_cache, request.calib)
     if request.output is not None:
-        check_writable(request.output, *others)
         check_ending(request.output, (".onnx", ".engine"), "a calibration table", "a model or an engine", ".calib.json")
-    if request.export_cache is not None:
-        check_writable(request.export_cache, *others, request.output)
     loaded = load_model(request.model, lazy=True)
     refuse_quantized(loaded)
     cache = earlier = batches = first = None

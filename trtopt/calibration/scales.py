@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trtopt.calibration.calibrator import calibrate, check_enough
@@ -13,6 +12,7 @@ from trtopt.calibration.report import costly_entropy, fading
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.errors import UnsupportedRequest, UsageError
+from trtopt.core.files import whole
 from trtopt.core.options import named
 from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
@@ -118,7 +118,7 @@ class Scales:
         if spec.calibrator != "native" or self.calib is None:
             return None
         read_cache(self.calib)  # TensorRT says little about a cache that it can't read
-        return Path(self.calib).read_bytes()
+        return whole(self.calib)
 
     def native(self, model: Model, spec: BuildSpec) -> Batches | None:
         """The batches for TensorRT's own calibrator, where it is asked for."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtopt.core.errors import CalibrationError, UsageError
-from trtopt.core.files import existing_file, write_bytes
+from trtopt.core.files import existing_file, opened_regular, whole, write_bytes
 
 HEADER = "TRT-8600-EntropyCalibration2"
 CODES = 127
@@ -48,7 +48,7 @@ class TextCache:
 def is_cache(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as a TensorRT calibration cache does; False if it can't be read."""
     try:
-        with open(path, "rb") as file:
+        with opened_regular(path) as file:
             return re.match(rb"(\xef\xbb\xbf)?TRT-\d+-\w+", file.read(64)) is not None
     except OSError:
         return False
@@ -63,7 +63,7 @@ def read_cache(path: str | os.PathLike[str]) -> TextCache:
     """
     file = existing_file(path, "the calibration cache")
     try:
-        content = file.read_bytes()
+        content = whole(file)
         # Not splitlines: a name may hold what Unicode takes for a line's end. utf-8-sig: editors add a mark.
         lines = [line.removesuffix("\r") for line in content.decode("utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:

@@ -26,10 +26,11 @@ else:
     import tomli as tomllib
 
 from trtopt.core.errors import UsageError
+from trtopt.core.files import WHOLE, whole
 
 DEPTH = 64
 VALUES = 4_000_000  # of a JSON document; each takes at most some 250 bytes
-JSON_LIMIT, TOML_LIMIT = 256 << 20, 1 << 20  # bytes of a file
+JSON_LIMIT, TOML_LIMIT = WHOLE, 1 << 20  # bytes of a file
 _WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
 # So many dotted parts of a key; tomllib takes the square of their number in time.
 _LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEPTH}}}""")
@@ -134,13 +135,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _content(path: str | os.PathLike[str], limit: int) -> bytes:
     try:
-        with open(path, "rb") as file:
-            content = file.read(limit + 1)
+        return whole(path, limit)
     except OSError as error:
         raise Damaged(error.strerror or str(error)) from None
-    if len(content) > limit:
-        raise Damaged(f"over {limit >> 20} MiB")
-    return content
 
 
 def _bounded(content: Any) -> Any:

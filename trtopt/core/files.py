@@ -10,21 +10,34 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.temporary import ADVICE, folder_in, is_scratch
+
+WHOLE = 256 << 20  # bytes of a file that is read at once; models and plans may have more
+
+
+class _Call(Protocol):
+    def refuse(self, target: Path) -> None: ...
+
+    def given(self, path: Path) -> bool: ...
+
+
+CALLS: ContextVar[tuple[_Call, ...]] = ContextVar("calls", default=())  # in progress, each within that before it
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path; on success it becomes `path`, on any error it is removed.
 
-    A link is followed: what it points at is written. A file that is there gives the new one its mode.
+    A link that the user named is followed: what it points at is written. A file that is there gives the new one its mode.
 
     Raises:
+        UsageError: `path` is what a call in progress reads.
         OutputError: `path` is there and isn't a file, its folder doesn't exist or isn't writable, or the disk is full.
     """
     with writing_together(path) as (partial,):
@@ -81,21 +94,13 @@ def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield folder
 
 
-def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
-    """Fail now rather than after the long work: `path` can be created or replaced, and is none of `others`.
-
-    Args:
-        others: files that the command reads or writes besides, or mappings of them; what isn't a path is passed over.
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Fail now rather than after the long work: `path` can be created or replaced, and is no input.
 
     Raises:
-        UsageError: it is one of `others`, which it would destroy.
+        UsageError: it is one of what the call reads, which it would destroy.
         OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
     """
-    for other in [value for item in others for value in (item.values() if isinstance(item, Mapping) else [item])]:
-        if isinstance(other, (str, os.PathLike)) and (there := _real(other)) is not None and there == _real(path):
-            raise UsageError(
-                f"{os.fspath(path)} would overwrite a file that is read or written besides: give another name"
-            )
     with folder_beside(path):
         pass
 
@@ -121,14 +126,6 @@ def check_ending(
         )
 
 
-def _real(path: str | os.PathLike[str]) -> str | None:
-    """Where links lead; None: no file can have that name."""
-    try:
-        return os.path.realpath(path)
-    except ValueError:  # a NUL, or half of a surrogate pair
-        return None
-
-
 def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
     with writing(path) as partial:
         partial.write_bytes(content)
@@ -143,14 +140,35 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
+class Unreadable(UsageError, OSError):
+    """What can't be opened or read here: an error of the system's for who expects one, else the user's."""
+
+    def __init__(self, number: int, why: str, path: str | os.PathLike[str]) -> None:
+        OSError.__init__(self, number, why, os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} can't be read: {self.strerror}"
+
+
 def opened_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """A file opened for reading; OSError for what would be waited for or read without end, such as a FIFO or a device."""
+    """A file opened for reading; Unreadable for what would be waited for or read without end, such as a FIFO or a device."""
     wait_not = getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
+    try:
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
+    except IsADirectoryError as error:
+        raise Unreadable(errno.EISDIR, "it is a folder", path) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise Unreadable(errno.EINVAL, "it is no regular file", path)
     return file
+
+
+def whole(path: str | os.PathLike[str], limit: int | None = WHOLE) -> bytes:
+    """A file's content; Unreadable for what isn't a regular file, or has more than `limit` bytes (None: any number)."""
+    with opened_regular(path) as file:
+        if limit is not None and os.fstat(file.fileno()).st_size > limit:
+            raise Unreadable(errno.EFBIG, f"over {limit >> 20} MiB", path)
+        return file.read()
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
@@ -218,7 +236,7 @@ def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> 
     if not stat.S_ISREG(mode):
         raise UsageError(f"{what} {file} is {_kind(mode)}; a file is needed")
     try:
-        with file.open("rb") as content:
+        with opened_regular(file) as content:
             content.read(1)
     except OSError as error:  # not the caller's to read, a damaged disk
         raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error
@@ -239,14 +257,17 @@ def _kind(mode: int) -> str:
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
-    """The file to write: where `path` is a link, what it points at.
+    """The file to write: where `path` is a link that the user named, what it points at; another is replaced by the file.
 
     Raises:
+        UsageError: a call in progress reads it.
         OutputError: it is there and isn't a file, or its folder doesn't exist.
     """
-    target = Path(path)
+    target, calls = Path(path), CALLS.get()
+    for call in calls:
+        call.refuse(target)
     try:
-        if target.is_symlink():
+        if target.is_symlink() and (not calls or calls[0].given(target)):
             target = Path(os.path.realpath(target))
         mode = _mode(target)
         if mode is not None and not stat.S_ISREG(mode):

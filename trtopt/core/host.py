@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from trtopt.core.files import whole
+
 CGROUP = "/sys/fs/cgroup"
 
 
@@ -65,7 +67,7 @@ def peak_memory() -> int:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text(encoding="ascii", errors="replace").splitlines()
+        return whole(path).decode("ascii", "replace").splitlines()
     except OSError:
         return []
 

@@ -6,15 +6,17 @@ The system drops them however their process ends, so that a killed one leaves no
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trtopt.core.documents import Damaged, parsed_json
+from trtopt.core.documents import Damaged, read_json
 from trtopt.core.errors import OutputError
 from trtopt.core.progress import SILENT, Reporter
 
@@ -64,6 +66,8 @@ def lock_folder(folder: Path, *, shared: bool) -> Lock | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
             raise OutputError(f"can't lock {folder}: {error.strerror or error}") from error
         if held:
             return Lock(descriptor)
@@ -106,7 +110,11 @@ def alone_now(path: Path) -> Lock | None:
 
 
 def _taken(path: Path) -> Lock | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
     if not _held(descriptor, path, shared=False):
         return None
     os.ftruncate(descriptor, 0)
@@ -116,7 +124,7 @@ def _taken(path: Path) -> Lock | None:
 
 def _holder(path: Path) -> str:
     try:
-        holder = parsed_json(path.read_bytes())
+        holder = read_json(path)
         return f"process {int(holder['process'])} on {holder['host']} has it"
     except (OSError, Damaged, KeyError, TypeError, ValueError):
         return "another process has it"  # and hasn't written yet, or just let go

@@ -39,6 +39,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 ABOUT = "trtopt"  # the key of a field's metadata
+FILE, ENGINE, FOLDER = ("",), ("", ".json", ".results.json"), (os.sep,)  # what is written by a name: `About.writes`
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class About:
         takes: names of the types that the function takes besides a path (function: whatever can be called); others are
             refused. None: they aren't, unless it is a path without a default, which takes nothing else.
         beside: the options without any of which it has no effect, as messages name them; of a list, with what it has to hold.
+        writes: it names what is written; its name's endings then: `FILE`, `FOLDER`, or `ENGINE` with what lies beside.
     """
 
     help: str = ""
@@ -69,6 +71,7 @@ class About:
     least: int | None = None
     takes: tuple[str, ...] | None = None
     beside: str = ""
+    writes: tuple[str, ...] = ()
 
 
 def about(**given: Any) -> dict[str, About]:
@@ -99,13 +102,17 @@ def without(request: R, *names: str) -> R:
     return replace(request, **found)  # type: ignore[type-var]
 
 
-def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, T]]:
+def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callable[[R], T]], Callable[P, T]]:
     """Turn a function of a request into one of the request's fields, as positional arguments and keywords.
+
+    Args:
+        writes: what the request says is written; False: it names nothing of the user's.
 
     Raises (when that is called):
         TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
-        UsageError: a value of another type than the option's, such as something else than a path, or a number too small; or an
-            option that has no effect beside the others.
+        UsageError: a value of another type than the option's, such as something else than a path, or a number too small; an
+            option that has no effect beside the others; or a file to write that is one of those to read (`trtopt.core.kept`).
+        OutputError: a file to write can't be.
     """
     parameters = [
         Parameter(
@@ -128,10 +135,13 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
                 hint = f"; {went(wrong)}" if went(wrong) else f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{work.__name__}(): {error}{hint}") from None
+            from trtopt.core.kept import Call, keeping
+
             made_request = fitting(request(*arguments, **keywords))
             for problem in idle(made_request).values():
                 raise _wrong(problem)
-            return work(made_request)
+            with keeping(Call.of(made_request)) if writes else contextlib.nullcontext():
+                return work(made_request)
 
         result = work.__annotations__.get("return", Signature.empty)
         public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]

@@ -6,20 +6,23 @@ import contextlib
 import datetime
 import os
 import platform
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
-from trtopt.core.errors import OutputError
-from trtopt.core.files import check_writable
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.files import check_writable, opened_regular
 from trtopt.core.library_output import wanted
 from trtopt.core.options import spoken
 from trtopt.core.terminal import styled, visible
 from trtopt.core.version import __version__
 
+_FIRST = re.compile(rb"[\d:.]{12} trtopt ")  # of a log
 HEARTBEAT = 10.0  # seconds between signs of life in a log
 
 
@@ -129,9 +132,10 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[_R
 
     Args:
         log: a file to write all that is said into, TensorRT's own messages too (the verbose ones with TRTOPT_DEBUG, which
-            is `trtopt -v`), as it comes, and the error that ends it. What is there is replaced.
+            is `trtopt -v`), as it comes, and the error that ends it. An earlier log is replaced, and nothing else.
 
     Raises:
+        UsageError: something else than a log is there.
         OutputError: the log can't be written.
     """
     if log is None:
@@ -139,10 +143,19 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[_R
         return
     check_writable(log)
     try:
+        if Path(log).exists():
+            with opened_regular(log) as there:
+                if (start := there.read(64)) and not _FIRST.match(start):
+                    other = Path(log).with_suffix(".log")
+                    free = f", such as `log={str(other)!r}`" * (not other.exists())
+                    raise UsageError(
+                        f"`log=` {os.fspath(log)} is there and no log of trtopt's: give another name{free}"
+                    )
         file = open(log, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115  (closed below)
     except OSError as error:
         raise OutputError(f"can't write the log {os.fspath(log)}: {error.strerror or error}") from error
-    with file:
+    with contextlib.ExitStack() as stack:
+        stack.callback(_closed, file, heard)
         recorder = _Recorder(heard, file)
         today = datetime.date.today().isoformat()
         recorder._write(f"trtopt {__version__}, Python {platform.python_version()}, {today}")
@@ -152,6 +165,13 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[_R
             recorder._write(f"ended by {type(error).__name__}: {error}")
             raise
         recorder._write("done")
+
+
+def _closed(log: TextIO, heard: Reporter) -> None:
+    try:
+        log.close()
+    except OSError as error:  # a full disk, which is no reason to lose what was made
+        heard.warn(f"the log {log.name} isn't whole: {error.strerror or error}")
 
 
 class PlainReporter(Reporter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from trtopt.core.options import about, option
+from trtopt.core.options import FILE, about, option
 
 SAMPLES = "`images=DIR` or `data='F.npz'`"  # what options of samples belong to
 MODEL = about(
@@ -48,13 +48,16 @@ output_kind = partial(
     help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
     metavar="NAME=KIND",
 )
-report = partial(option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path)
+report = partial(
+    option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path, writes=FILE
+)
 log = partial(
     option,
     None,
     help="Write what is said into a file, with TensorRT's own messages (-v: all).",
     metavar="F.log",
     typed=Path,
+    writes=FILE,
 )
 gpu = partial(option, 0, help="The GPU's number.")
 store = partial(

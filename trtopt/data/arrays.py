@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, OutputError, UsageError
 from trtopt.core.files import existing_file, sha256_json
+from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
-from trtopt.data.images import EXTENSIONS
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import moved, rebatched, samples_in
 
@@ -188,14 +188,14 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if os.path.isdir(path):  # noqa: PTH112  (Path's raises errors for names that are too long)
-            files = sorted(item for item in path.rglob("*") if item.suffix in (".npz", ".npy") and not item.is_dir())
+            files = sorted(item for item in path.rglob("*") if item.suffix in ARRAYS and not item.is_dir())
             if not files:
                 images = any(item.suffix.lower() in EXTENSIONS for item in path.rglob("*"))
                 instead = f"for its images, `images='{path}'` and `preprocess=` instead of `data=`"
                 raise DataError(f"there is no .npz or .npy file in {path}: {instead if images else _saved(inputs)}")
         else:
             files = [existing_file(path, "`data=`")]
-            if path.suffix not in (".npz", ".npy"):
+            if path.suffix not in ARRAYS:
                 raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them; {_saved(inputs)}")
         return [(str(file), file) for file in files]
     if isinstance(source, Mapping):

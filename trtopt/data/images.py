@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DataError, UsageError, require
 from trtopt.core.files import sha256_json, sha256_stream
 from trtopt.core.host import cores
+from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import encoded, read_image
 from trtopt.data.preprocess import Preprocess, check_image
 from trtopt.data.rebatch import rebatched
 
-EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 Item = Path | NDArray[Any]
 _NOTHING = np.empty(0, np.uint8)
 
@@ -248,7 +248,7 @@ def images_in(folder: Path) -> list[Item]:
         problem = (
             "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
         )
-        if folder.suffix in (".npz", ".npy"):
+        if folder.suffix in ARRAYS:
             problem = f"holds arrays; give them as `data='{folder}'`"
         raise UsageError(f"`images='{folder}'` {problem}")
     paths: list[Item] = []

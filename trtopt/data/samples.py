@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import Damaged, converted, read_toml
 from trtopt.core.errors import DataError, OutputError, UsageError, require
-from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.files import sha256_file, sha256_json, whole
 from trtopt.core.temporary import folder_in
 from trtopt.core.words import first_of
 from trtopt.data.decoding import decode
@@ -56,11 +56,11 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
     """
     path = Path(name)
     if path.suffix != ".toml":
-        path = FOLDER / f"{os.fspath(name)}.toml"
+        path = FOLDER / f"{os.fspath(name)[:200]}.toml"  # more no file is called
     if not path.is_file():
         recipes = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
         raise UsageError(
-            f"there is no calibration recipe {os.fspath(name)!r}; known: {recipes}, or the path of a .toml file"
+            f"there is no calibration recipe {os.fspath(name)[:200]!r}; known: {recipes}, or the path of a .toml file"
         )
     try:
         content = read_toml(path)
@@ -91,7 +91,11 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
     recipe, target = load_crops(name), Path(os.path.realpath(folder))
     paths = tuple(target / f"crop_{number:03}.png" for number in range(recipe.count))
     mark = target / _MARK
-    if mark.is_file() and mark.read_text().strip() == recipe.digest and all(path.is_file() for path in paths):
+    if (
+        mark.is_file()
+        and whole(mark).decode(errors="replace").strip() == recipe.digest
+        and all(path.is_file() for path in paths)
+    ):
         return paths
     if target.exists():
         others = [] if mark.is_file() else [target.name]

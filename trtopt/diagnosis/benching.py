@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from trtopt.core.errors import require
-from trtopt.core.files import check_writable
 from trtopt.core.options import taking
 from trtopt.evaluation.benchmark import BenchReport, measure
 from trtopt.evaluation.request import BenchRequest
@@ -39,7 +38,6 @@ def bench(request: BenchRequest) -> BenchReport:
         from trtopt.diagnosis import page  # engines are measured without onnx, too
 
         page.ready()
-        check_writable(request.report, request.engine)
     result = measure(request)
     if request.report is not None:
         page.report(request.engine, request.report, results=[result], model=request.model, reporter=request.reporter)

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trtopt.core.files import whole
+
 _NATIVE = re.compile(r"/lib(nvinfer|nvonnxparser|tensorrt|cuda\.|cudart|cudnn|cublas|onnxruntime)[^/]*$")
 _RUNTIMES = ("libnvinfer.so", "libtensorrt_rtx.so")
 
@@ -79,7 +81,7 @@ def _check(model: str, backend: str) -> Any:
 def _loaded() -> dict[str, str]:
     """File name → path of NVIDIA's and ONNX Runtime's libraries in this process."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = whole("/proc/self/maps").decode("utf-8", "replace").splitlines()
         paths = sorted({fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6})
         return {Path(path).name: path for path in paths if _NATIVE.search(path)}
     return {}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from trtopt.core.files import whole
 from trtopt.core.version import to_install
 from trtopt.diagnosis.findings import Check, HostFinding, registering
 from trtopt.diagnosis.host import Host
@@ -137,7 +138,7 @@ def _cuda_packages(host: Host) -> Iterator[tuple[Package, int, str, str]]:
 def _build_cuda(package: Package, file: str, name: str) -> int:
     """Major version of the CUDA that a package was built with, from its own file; 0: without one."""
     try:
-        text = (package.folder / file).read_text(encoding="utf-8", errors="replace")
+        text = whole(package.folder / file).decode("utf-8", "replace")
     except OSError:
         return 0
     match = re.search(rf"^{name}\b[^=\n]*=\s*['\"](\d+)", text, re.M)

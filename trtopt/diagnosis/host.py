@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trtopt.core import host as limits, native
-from trtopt.core.files import cache_path
+from trtopt.core.files import cache_path, whole
 from trtopt.diagnosis.packages import Package, installed, module_file
 from trtopt.diagnosis.probes import Answer, ask
 
@@ -246,7 +246,7 @@ def _size(folder: Path) -> int:
 
 def _text(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
+        return whole(path).decode("utf-8", "replace")
     return ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.documents import Damaged, Rule, converted, read_json
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.progress import Duration
@@ -75,7 +75,7 @@ class Benched(TypedDict):
     engine: str
     gpu: str
     inputs: str
-    rows: Sequence[BenchedRow]
+    rows: Annotated[Sequence[BenchedRow], Rule("at most 2000 rows", lambda rows: len(rows) <= 2000)]
     memory: Annotated[Mapping[str, Any], MemoryReport]
     notes: Sequence[str]
 
@@ -118,8 +118,13 @@ class Channels(TypedDict):
     lowest: int | None
 
 
+def _is_there(channels: Channels) -> bool:
+    lowest, values = channels["lowest"], channels["snr_db"]
+    return lowest is None or (0 <= lowest < len(values) and values[lowest] is not None)
+
+
 class _Parted(TypedDict, total=False):
-    channels: Channels | None
+    channels: Annotated[Channels, Rule("a lowest that is one of the channels", _is_there)] | None
 
 
 class ComparedOutput(_Parted):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trtopt.core.documents import converted, read_toml
 from trtopt.core.errors import UsageError
-from trtopt.core.files import existing_file
+from trtopt.core.files import existing_file, whole
 from trtopt.diagnosis.drafts import Option
 from trtopt.diagnosis.lines import command_lines, wrapped
 from trtopt.diagnosis.old_commands import is_command, translated
@@ -125,10 +125,7 @@ def _of_option(option: Option, line: int) -> Replacement:
 
 
 def _script(path: Path) -> Migration:
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise UsageError(f"`migrate=` {path} has over {LARGEST >> 20} MiB; a script is needed")
+    content = whole(path, LARGEST)
     if path.suffix != ".py" and not content.startswith(b"#!/usr/bin/env python"):
         text = content.decode("utf-8", "replace")
         return _with_commands(str(path), list(_shell_commands(text)), [])

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import TrtoptError, UsageError, require
-from trtopt.core.files import check_writable, existing_file, json_bytes, writing_together
+from trtopt.core.files import existing_file, json_bytes, whole, writing_together
 from trtopt.core.options import flag_of, options, spoken, taking
 from trtopt.core.terminal import visible
 from trtopt.core.values import ShapeRange
@@ -101,11 +100,7 @@ def report(request: ReportRequest) -> Report:
     """
     ready()
     paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
-    files = [item for item in request.results if isinstance(item, (str, os.PathLike))]
-    sources = [*paths, request.calib, request.model, *files]
     targets = [Path(request.output), *([] if request.json_twin is None else [Path(request.json_twin)])]
-    for index, path in enumerate(targets):
-        check_writable(path, *sources, *targets[:index])
     ours, theirs = measurements(request.results, *(_plan(path) for path in paths), *([None] if len(paths) == 1 else []))
     table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
     with request.reporter.phase("reading"):
@@ -210,7 +205,7 @@ def html(document: Mapping[str, Any]) -> str:
     """The page of a report's contents."""
     jinja2 = require("jinja2", charts.EXTRA, _PURPOSE)
     markup = require("markupsafe", charts.EXTRA, _PURPOSE).Markup
-    source = resources.files("trtopt.diagnosis").joinpath("page.html").read_text(encoding="utf-8")
+    source = whole(Path(__file__).with_name("page.html")).decode()
     script = re.search(r"<script>(.*?)</script>", source, re.S)
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, UsageError
-from trtopt.core.files import check_writable, existing_file, write_bytes, write_json
+from trtopt.core.files import existing_file, write_bytes, write_json
 from trtopt.core.options import taking
 from trtopt.core.values import choice
 from trtopt.cuda.device import probe
@@ -135,9 +135,6 @@ def profile(request: ProfileRequest) -> EngineProfile:
             f"timing the layers of {path.name} needs an NVIDIA GPU: {why}; without one, "
             f"trtopt inspect {quote(str(path))} --layers tells each one's precision, formats and kernel"
         )
-    for output in (request.csv, request.trace):
-        if output is not None:
-            check_writable(output, path, *([request.csv] if output is request.trace and request.csv else []))
     with Session(path, contexts=1, **opening_options(request)) as session:
         inputs, origin = inputs_for(session, request)
         batches: dict[int, LayerTimes] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import FILE, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -51,9 +51,11 @@ class ProfileRequest:
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
-    csv: str | os.PathLike[str] | None = option(None, help="Write all layers as a table.", metavar="F.csv", typed=Path)
+    csv: str | os.PathLike[str] | None = option(
+        None, help="Write all layers as a table.", metavar="F.csv", typed=Path, writes=FILE
+    )
     trace: str | os.PathLike[str] | None = option(
-        None, help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json", typed=Path
+        None, help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json", typed=Path, writes=FILE
     )
     top: int = option(20, help="Layers of each batch to print; 0: all.", least=0)
     backend: str = shared.backend()
@@ -68,7 +70,9 @@ class ReportRequest:
     """The arguments of `trtopt.report`, which describes them."""
 
     engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
-    output: str | os.PathLike[str] = field(metadata=about(help="The page to write.", typed=Path, short="-o"))
+    output: str | os.PathLike[str] = field(
+        metadata=about(help="The page to write.", typed=Path, short="-o", writes=FILE)
+    )
     _: KW_ONLY
     results: Sequence[Any] = option(
         (),
@@ -88,6 +92,6 @@ class ReportRequest:
         None, help="Another engine: what differs.", metavar="OTHER.engine", typed=Path
     )
     json_twin: str | os.PathLike[str] | None = option(
-        None, help="Write the same numbers as JSON.", metavar="F.json", typed=Path
+        None, help="Write the same numbers as JSON.", metavar="F.json", typed=Path, writes=FILE
     )
     reporter: Reporter = SILENT

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import EngineMismatch, TrtoptError
-from trtopt.core.files import existing_file
+from trtopt.core.files import existing_file, opened_regular, whole
 from trtopt.diagnosis.findings import HostFinding
 from trtopt.diagnosis.host import Host
 from trtopt.diagnosis.packages import release
@@ -40,7 +40,7 @@ def examine_file(path: Path, host: Host) -> tuple[dict[str, str], list[HostFindi
         UsageError: there is no such file.
     """
     existing_file(path, "the file")
-    with path.open("rb") as file:
+    with opened_regular(path) as file:
         start = file.read(_START)
     if start.startswith(_POINTER):
         fact = f"{path} is a pointer of Git LFS, {path.stat().st_size} bytes"
@@ -171,7 +171,7 @@ def _version(
             to_get if host.answers.get(product) is None else rebuild,
         )
         return
-    origin = plan_origin(path.read_bytes()) or PlanOrigin(header.product, header.version)
+    origin = plan_origin(whole(path, None)) or PlanOrigin(header.product, header.version)
     if manifest is not None:
         origin = replace(manifest.origin, version=header.version)
     candidates = [

@@ -15,7 +15,7 @@ from typing import Any
 from trtopt.core import native
 from trtopt.core.documents import plain
 from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError, UsageError
-from trtopt.core.files import existing_file
+from trtopt.core.files import existing_file, whole
 from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.core.version import __version__, package_version
@@ -136,7 +136,7 @@ def _engine(path: Path, trust: bool) -> EngineReport:
     if path.suffix == ".json":
         alone = read_manifest(path)
         return _described(path, int(alone.plan["bytes"]), None, alone, "the manifest alone: no plan was looked at")
-    manifest, plan = load_manifest(path), path.read_bytes()
+    manifest, plan = load_manifest(path), whole(path, None)
     origin = plan_origin(plan)
     maker = str(origin) if origin else None
     if manifest is not None:

@@ -21,11 +21,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Damaged, read_json
+from trtopt.core.documents import Count, Damaged, Digest, Rule, converted, one_of, read_json
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import cache_folder, json_bytes, made_folder, sha256_file, sha256_json, sync, write_json
+from trtopt.core.files import (
+    cache_folder,
+    json_bytes,
+    made_folder,
+    opened_regular,
+    sha256_file,
+    sha256_json,
+    sync,
+    write_json,
+)
 from trtopt.core.locks import Lock, alone, alone_now, lock_folder
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.removed import AT_URL, WENT
@@ -51,6 +60,27 @@ def named_store(store: str | os.PathLike[str] | None, default: str | None = None
     return None if location in (None, "none") else location
 
 
+class _File(TypedDict):
+    sha256: Digest
+    bytes: Count
+
+
+class _Parts(TypedDict, total=False):
+    spec: Mapping[str, Any]
+    generation: Sequence[Any]
+    targets: Sequence[Any]
+
+
+class _Key(TypedDict):
+    """`key.json` of an entry."""
+
+    format: Annotated[str, one_of([FORMAT])]
+    parts: Annotated[Mapping[str, Any], _Parts]
+    files: Mapping[
+        Annotated[str, Rule("a file's name", lambda name: "\0" not in name and Path(name).name == name)], _File
+    ]
+
+
 class Entry:
     """An engine in the store, which nobody removes until this is closed, or collected.
 
@@ -58,7 +88,7 @@ class Entry:
         parts: what it depends on.  files: name → sha256 and bytes.
     """
 
-    def __init__(self, folder: Path, key: Mapping[str, Any], lock: Lock) -> None:
+    def __init__(self, folder: Path, key: _Key, lock: Lock) -> None:
         self.folder, self.digest = folder, folder.name
         self.parts: Mapping[str, Any] = key["parts"]
         self.files: Mapping[str, Mapping[str, Any]] = key["files"]
@@ -80,7 +110,7 @@ class Entry:
         """Write one of its files to `target`; Damaged if what was read isn't what was stored."""
         digest = hashlib.sha256()
         try:
-            source = open(self.folder / name, "rb")  # noqa: SIM115  (only its own faults are the entry's)
+            source = opened_regular(self.folder / name)
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror or error}") from None
         with source, open(target, "wb") as file:
@@ -375,7 +405,9 @@ class Store:
         lock = lock_folder(folder, shared=True)  # from before anybody sees it
         assert lock is not None
         try:
-            if place.is_dir():
+            if place.is_symlink():  # no entry of ours
+                place.unlink()
+            elif place.is_dir():
                 self._clear(place, folder.parent / "replaced")
             folder.rename(place)
         except BaseException:
@@ -413,22 +445,17 @@ def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev
 
 
-def _key_in(folder: Path) -> dict[str, Any]:
+def _key_in(folder: Path) -> _Key:
     """`key.json` of an entry.
 
     Raises:
         Damaged: it isn't that of an entry of this name.
     """
-    key = read_json(folder / KEY)
-    if not isinstance(key, dict) or key.get("format") != FORMAT:
-        raise Damaged(f"{KEY} isn't of the format {FORMAT}")
-    parts, files = key.get("parts"), key.get("files")
-    if not isinstance(parts, dict) or digest_of(parts) != folder.name.partition(".")[0]:
+    key = converted(read_json(folder / KEY), _Key, KEY)
+    if digest_of(key["parts"]) != folder.name.partition(".")[0]:
         raise Damaged(f"{KEY} is another engine's")
-    if not isinstance(files, dict) or PLAN not in files:
+    if PLAN not in key["files"]:
         raise Damaged(f"{KEY} doesn't name the files")
-    if not all(isinstance(item, dict) and {"sha256", "bytes"} <= item.keys() for item in files.values()):
-        raise Damaged(f"{KEY} doesn't say what its files are")
     return key
 
 
@@ -451,7 +478,7 @@ def _fault(folder: Path) -> str:
     return ""
 
 
-def _told(folder: Path, key: Mapping[str, Any]) -> StoredEngine:
+def _told(folder: Path, key: _Key) -> StoredEngine:
     try:
         manifest = read_json(folder / f"{PLAN}.json")
         model = str((manifest.get("source") or {}).get("path") or "")
@@ -465,9 +492,9 @@ def _told(folder: Path, key: Mapping[str, Any]) -> StoredEngine:
     return StoredEngine(
         digest=folder.name,
         model=model,
-        precision=str((parts.get("spec") or {}).get("precision", "?")),
+        precision=str(parts.get("spec", {}).get("precision", "?")),
         made_for=made_for,
-        generation=" ".join(map(str, parts.get("generation") or ())),
+        generation=" ".join(map(str, parts.get("generation", ()))),
         nbytes=_size(folder),
         used=_last_used(folder),
         in_use=lock is None,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError, require
+from trtopt.core.files import whole
 from trtopt.core.foreign import essence
 from trtopt.data.rebatch import Arrays
 from trtopt.evaluation.request import BenchRequest
@@ -102,7 +103,7 @@ class Polygraphy(Baseline):
             raise MissingDependency(
                 f"measuring against Polygraphy needs polygraphy, which can't be imported ({error}): pip install polygraphy"
             ) from error
-        self._runner = trt.TrtRunner(trt.EngineFromBytes(engine.read_bytes()))
+        self._runner = trt.TrtRunner(trt.EngineFromBytes(whole(engine, None)))
         self._runner.activate()
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:

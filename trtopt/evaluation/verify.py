@@ -21,6 +21,7 @@ from onnx import ModelProto
 from trtopt.builder.instrumented import build_with_outputs
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
+from trtopt.core.files import opened_regular
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import outside
@@ -392,7 +393,7 @@ def engine_file(candidate: Any) -> Path | None:
     path = Path(candidate) if isinstance(candidate, (str, os.PathLike)) else None
     if path is None or not path.is_file():
         return None
-    with path.open("rb") as file:
+    with opened_regular(path) as file:
         return path if plan_header(file.read(64)) is not None else None
 
 

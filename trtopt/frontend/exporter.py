@@ -17,7 +17,7 @@ from onnx import ModelProto
 from trtopt.calibration.expected import Expected, producer_of, record
 from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, require
-from trtopt.core.files import check_ending, check_writable
+from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import named, taking
@@ -113,7 +113,6 @@ def export(request: ExportRequest) -> ExportResult:
     preprocess, reporter = request.preprocess, request.reporter
     engines = (".engine", ".plan", ".trt")
     check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
-    check_writable(request.output)
     target = _opset(request.opset, request.for_generation)
     if not request.tolerance >= 0:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
@@ -127,7 +126,7 @@ def export(request: ExportRequest) -> ExportResult:
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
         if request.opset is None and request.for_generation is None and source.opset:
-            target = source.opset
+            target = _opset(source.opset, None, "the recipe's opset")
         infos, keywords = stated_inputs(source, request.inputs, request.dynamic, request.input_names)
         if preprocess is not None and not on_images(infos, request.sample):
             what = "the model takes none" if request.sample is None else "arrays in `sample=` are used as they are"
@@ -202,13 +201,13 @@ def _ends(model: Model) -> Iterator[tuple[str, bool]]:
             yield f"{text}; give at most {end} in `inputs=`", False
 
 
-def _opset(opset: int | None, generation: str | None) -> int:
+def _opset(opset: int | None, generation: str | None, what: str = "`opset=`") -> int:
     if generation is not None:
         choice(generation, GENERATION_OPSETS, "`for_generation=`")
     if opset is None:
         return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
     if not 16 <= opset <= 23:
-        raise UsageError(f"`opset=` is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
+        raise UsageError(f"{what} is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
     if generation is not None and opset > (newest := GENERATION_OPSETS[generation]):
         raise UsageError(f"`opset=` is {opset}; {generation} reads {newest} and older: leave `opset=` out")
     return opset

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
-from trtopt.core.files import existing_file
+from trtopt.core.files import existing_file, whole
 from trtopt.core.foreign import essence, offline, place
 from trtopt.core.library_output import quiet
 from trtopt.core.words import first_of
@@ -152,7 +152,7 @@ def bare_file(text: str) -> str | None:
         return None
     names, modules = [], []
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        for item in ast.parse(path.read_bytes()).body:
+        for item in ast.parse(whole(path)).body:
             if isinstance(item, (ast.ClassDef, ast.FunctionDef)) and item.name[0] != "_":
                 names.append(item.name)
                 if any(isinstance(part, ast.FunctionDef) and part.name == "forward" for part in item.body):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import FILE, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class InitRequest:
         metavar="F.toml",
         typed=Path,
         short="-o",
+        writes=FILE,
     )
     _: KW_ONLY
     factory_arg: Mapping[str, Any] | None = _factory_arg()
@@ -64,7 +65,9 @@ class ExportRequest:
             takes=("torch.nn.Module",),
         )
     )
-    output: str | os.PathLike[str] = field(metadata=about(help="The ONNX file to write.", typed=Path, short="-o"))
+    output: str | os.PathLike[str] = field(
+        metadata=about(help="The ONNX file to write.", typed=Path, short="-o", writes=FILE)
+    )
     _: KW_ONLY
     opset: int | None = option(None, help="ONNX opset; default: what every generation reads.", typed=int)
     for_generation: str | None = option(

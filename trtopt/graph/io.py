@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from trtopt.core.errors import InvalidModel, UsageError
-from trtopt.core.files import existing_file, writing, writing_together
+from trtopt.core.files import existing_file, opened_regular, whole, writing, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.lazy_weights import is_lazy, make_lazy, parse_light, read_in, set_external, write_at
@@ -158,7 +158,7 @@ def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
                 f"{path} is {size} bytes; an ONNX file can hold at most {PROTOBUF_LIMIT}: save it with external data "
                 "(onnx.save(model, path, save_as_external_data=True))"
             )
-        with path.open("rb") as file, contextlib.suppress(DecodeError, IndexError, ValueError):
+        with opened_regular(path) as file, contextlib.suppress(DecodeError, IndexError, ValueError):
             if size >= _LIGHT:
                 proto, places = parse_light(file, size, LARGE)
                 inside = (item for item in proto.graph.initializer if item.data_location != TensorProto.EXTERNAL)
@@ -167,7 +167,7 @@ def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
                 ]
                 if [tensor_size(tensor) for tensor in bare] == [length for _, length in places]:
                     return proto, [(tensor, path, *place) for tensor, place in zip(bare, places)]
-        return _parsed(path.read_bytes(), path), []  # if only to say what is wrong with it
+        return _parsed(whole(path, PROTOBUF_LIMIT), path), []  # if only to say what is wrong with it
     except OSError as error:
         raise UsageError(f"can't read the model {path}: {error.strerror}") from error
 

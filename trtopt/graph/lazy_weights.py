@@ -18,6 +18,7 @@ from typing import BinaryIO
 from onnx import ModelProto, TensorProto
 
 from trtopt.core.errors import InvalidModel
+from trtopt.core.files import opened_regular
 
 _WEIGHTS = (7, 5, 9)  # field numbers in onnx.proto: the graph, its initializers, their raw data
 _STAMP = "checksum"  # the entry of a reference that holds the file's size and time of change when it was made
@@ -128,7 +129,7 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path, remaining = Path(entries["location"]), int(entries["length"])
     buffer = memoryview(bytearray(min(_CHUNK, remaining)))
-    with _changing(path), path.open("rb", buffering=0) as file:
+    with _changing(path), opened_regular(path) as file:
         file.seek(int(entries["offset"]))
         while remaining:
             if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:remaining])):

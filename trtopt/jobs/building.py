@@ -14,13 +14,21 @@ from trtopt.autotune.building import build, goal_asked
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import TrtoptError, UnsupportedRequest
-from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, write_bytes, writing_together
+from trtopt.core.files import (
+    check_writable,
+    existing_file,
+    made_folder,
+    sha256_file,
+    whole,
+    write_bytes,
+    writing_together,
+)
 from trtopt.core.host import forget_peak, peak_memory
+from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
 from trtopt.core.words import first_of
 from trtopt.cuda.device import probe, require_gpu
-from trtopt.data.images import EXTENSIONS
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.graph.io import external_files
 from trtopt.jobs.joblist import in_list
@@ -141,7 +149,7 @@ def sample_files(path: Path) -> Files:
     """A folder of images or arrays, or one file."""
     if path.is_file():
         return _content([path])
-    suffixes = {*EXTENSIONS, ".npy", ".npz"}
+    suffixes = EXTENSIONS | ARRAYS
     files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix.lower() in suffixes)
     return _content(files, path)
 
@@ -163,8 +171,8 @@ def build_sent(request: BuildRequest, model: Files, samples: Files | None, small
         manifest = load_manifest(output)
         assert manifest is not None  # it has just been written, or found to be up to date
         described = replace(manifest, source={**manifest.source, "path": str(path)}).save(output)
-        plan = None if result["cached"] else output.read_bytes()
-        return {**result, "plan": plan, "manifest": described.read_bytes()}
+        plan = None if result["cached"] else whole(output, None)
+        return {**result, "plan": plan, "manifest": whole(described)}
 
 
 def make_place(output: Path) -> None:
@@ -186,7 +194,7 @@ def install(output: Path, plan: bytes | None, manifest: bytes) -> None:
     """
     described = manifest_path(output)
     if plan is None:
-        if described.read_bytes() != manifest:
+        if whole(described) != manifest:
             write_bytes(described, manifest)
         return
     with writing_together(output, described) as (partial, partial_manifest):
@@ -195,7 +203,7 @@ def install(output: Path, plan: bytes | None, manifest: bytes) -> None:
 
 
 def _content(files: Iterable[Path], folder: Path | None = None) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)) if folder else file.name: file.read_bytes() for file in files}
+    return {str(file.relative_to(folder)) if folder else file.name: whole(file, None) for file in files}
 
 
 def _placed(files: Files, folder: Path) -> Path:

@@ -25,7 +25,7 @@ from onnx import ModelProto
 
 from trtopt.calibration.torch_engine import engine_identity
 from trtopt.core.errors import BackendError, TrtoptError, WorkerDied, require
-from trtopt.core.files import write_bytes
+from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import Shared, variable
 from trtopt.core.temporary import scratch
@@ -147,7 +147,7 @@ class Cluster:
 
     def observe(self, model: OpenModel, source: Any, first: int, count: int) -> Future[dict[str, Any]]:
         if model.folder not in self._models:
-            files = {file.name: file.read_bytes() for file in model.folder.iterdir()}
+            files = {file.name: whole(file, None) for file in model.folder.iterdir()}
             self._models[model.folder] = self._ray.put(files)
         torch = HOST_MEMORY if self._device else 0
         need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads, torch), self._most // 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from trtopt.core.files import existing_file, sha256_file, sha256_json
-from trtopt.data.images import EXTENSIONS
+from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.graph.io import external_files
 from trtopt.jobs.joblist import DataSet, Job
 
@@ -48,7 +48,7 @@ def _model(path: Path) -> object:
 
 def _samples(data: DataSet) -> object:
     source = data.source
-    suffixes = EXTENSIONS if data.images is not None else {".npz", ".npy"}
+    suffixes = EXTENSIONS if data.images is not None else ARRAYS
     try:
         files = [source] if source.is_file() else sorted(source.rglob("*"))
         digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in suffixes]

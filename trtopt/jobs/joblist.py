@@ -48,6 +48,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, path_in, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
+from trtopt.core.kept import Call
 from trtopt.core.options import fitting, idle, keyed, options, without
 from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
@@ -163,7 +164,6 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
         raise UsageError(f'{where} has no jobs; write [[job]] with model = "M.onnx" and data = "NAME" below it')
     jobs: dict[str, Job | BuildJob] = {}
     order: dict[str, int] = {}
-    saved: dict[Path, str] = {}
 
     def add(job: Job | BuildJob, number: int) -> None:
         if job.name in jobs:
@@ -186,14 +186,31 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
             if build.calibration is not None and jobs.get(build.calibration.name) != build.calibration:
                 add(build.calibration, number)
             add(build, number)
-            for name in SAVED:
-                output = getattr(build.request, name)
-                if output is not None and saved.setdefault(output, build.name) != build.name:
-                    raise UsageError(
-                        f"{where}: [[job]] {number}: {name} = {str(output)!r} is written by {saved[output]}, too: give another"
-                    )
     _refuse_idle(content, jobs.values(), where)
+    try:
+        _call(file, content, jobs.values()).check()
+    except UsageError as error:
+        raise UsageError(f"{where}: {in_list(str(error))}") from None
     return tuple(sorted(jobs.values(), key=lambda job: order[job.name]))
+
+
+def _call(file: Path, content: Mapping[str, Any], jobs: Collection[Job | BuildJob]) -> Call:
+    """What all jobs read and write together."""
+    tables = (*content.get("data", {}).values(), *content["job"])
+    texts = [text for table in tables for name in ("preprocess", "classes") if isinstance(text := table.get(name), str)]
+    reads: dict[str, list[Any]] = {"jobs": [file, *(file.parent / text for text in texts)]}
+    targets: list[tuple[str, str, str]] = []
+    made = {job.output for job in jobs if isinstance(job, Job)}
+    for job in jobs:
+        if isinstance(job, Job):
+            samples = {"images": job.data.images, "data": job.data.data}
+            call = Call({"model": job.model, **samples}, [("output", str(job.output), "")])
+        else:  # a table of the list's own is written before it is read
+            call = Call.of(without(job.request, "calib") if job.request.calib in made else job.request)
+        for name, value in call.reads.items():
+            reads.setdefault(name, []).append(value)
+        targets += call.targets
+    return Call(reads, targets)
 
 
 def _refuse_idle(content: Mapping[str, Any], jobs: Collection[Job | BuildJob], where: str) -> None:

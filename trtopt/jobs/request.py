@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from trtopt.core.options import about, option
+from trtopt.core.options import FOLDER, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 
@@ -17,7 +17,7 @@ class JobsRequest:
     jobs: str | os.PathLike[str] = field(metadata=about(help="The job list.", metavar="JOBS.toml", typed=Path))
     _: KW_ONLY
     state: str | os.PathLike[str] | None = option(
-        None, help="Holds what is done; default: JOBS.state.", metavar="DIR", typed=Path
+        None, help="Holds what is done; default: JOBS.state.", metavar="DIR", typed=Path, writes=FOLDER
     )
     workers: int | None = option(None, help="Processes; default: one per core.", typed=int, least=1)
     threads: int | None = option(

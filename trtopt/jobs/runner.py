@@ -474,6 +474,10 @@ class _Run:
     def _fail(self, jobs: Iterable[Job | BuildJob], error: Exception) -> None:
         for job in jobs:
             if job.name not in self.results:
+                if isinstance(error, OSError):  # such as of a state that was removed meanwhile
+                    error = OutputError(
+                        f"{error.filename or self.state.folder}: {error.strerror or error}", "start again"
+                    )
                 internal = not isinstance(error, TrtoptError)
                 if isinstance(error, OutputError) and error.advice:
                     folder = "engines" if isinstance(job, BuildJob) else "output"

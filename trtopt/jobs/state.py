@@ -3,8 +3,9 @@
     jobs/NAME.json             one job: state, error, result, and the key of all that it depended on
     shards/DATA.json           how a data set is cut into shards
     shards/PASS/SHARD.json     the histograms of one shard of one pass, named by the content of its samples
-    scratch/                   folded models and decoded images of the current run; emptied when one starts
-    lock                       held by the run at work; the system lets go of it when that process ends, however it ends
+    scratch.*/                 folded models and decoded images of the current run; removed when it ends, or the next starts
+    lock                       held by the run at work; the system lets go of it when that process ends, however it ends. What
+                               it says marks the folder as a state: another that isn't empty is refused
 
 Every file is written whole or not at all, and there are no links: with them a stranger's folder could lead elsewhere. A
 result is taken up again by the content it was made from, never by a name or a place in a list, so a job list may be
@@ -17,6 +18,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import re
 import shutil
 import socket
 import stat
@@ -33,10 +35,14 @@ from trtopt.calibration.quality import THUMB_BYTES, Sample
 from trtopt.calibration.table import packed, unpacked
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import write_json
+from trtopt.core.files import opened_regular, write_json
+from trtopt.core.temporary import folder_in
 from trtopt.jobs.results import JobResult
 
 _JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "trtopt.shards/1"
+
+_MARK = b"process "  # begins the lock
+_OWN = re.compile("[0-9a-f]{32}")  # names of passes' folders and of shards
 
 _BYTES = ("thumb", "tokens")  # of a sample
 _NUMBERS = ("mean", "std", "absmax")  # of a sample; written as text, as they may be infinite, which JSON can't say
@@ -60,7 +66,7 @@ class State:
     """A state folder at work; made by `State.locked`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.scratch = folder, folder / "scratch"
+        self.folder, self.scratch = folder, folder
 
     @classmethod
     @contextlib.contextmanager
@@ -68,16 +74,23 @@ class State:
         """The folder, made if absent, for this process alone.
 
         Raises:
-            UsageError: another run is at work on it, or it holds something else than files and folders.
+            UsageError: another run is at work on it, it holds something else than files and folders, or is none of a run's.
             OutputError: it can't be made or written.
         """
         state = cls(folder)
         check_folder(folder)
+        there = folder.exists()
         with contextlib.ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                if not _is_state(folder):
+                    raise UsageError(
+                        f"{folder} is neither empty nor the state folder of a job list, in which runs remove files: give "
+                        f"another with `state=`, such as `state={str(folder / 'state')!r}`"
+                    )
                 # Unbuffered: what a full disk doesn't take would be tried again when it is closed.
-                lock = stack.enter_context((folder / "lock").open("a+b", buffering=0))
+                descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+                lock = stack.enter_context(open(descriptor, "r+b", buffering=0))
                 if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
                     lock.seek(0)
                     holder = lock.read().decode(errors="replace").strip() or "unknown process"
@@ -85,16 +98,18 @@ class State:
                         f"another run is at work on {folder} ({holder}): wait for it, end it, or give another folder with "
                         "`state=`"
                     )
-                lock.truncate(0)
-                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-                shutil.rmtree(state.scratch, ignore_errors=True)
-                for part in ("jobs", "shards", "scratch"):
+                lock.seek(0)
+                lock.write(f"{_MARK.decode()}{os.getpid()} on {socket.gethostname()}\n".encode())
+                lock.truncate()
+                for part in ("jobs", "shards"):
                     (folder / part).mkdir(exist_ok=True)
+                state.scratch = stack.enter_context(folder_in(folder, "scratch."))
             except OSError as error:
+                if not there:
+                    shutil.rmtree(folder, ignore_errors=True)
                 raise OutputError(
                     f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"
                 ) from error
-            stack.callback(shutil.rmtree, state.scratch, ignore_errors=True)
             yield state
 
     def at_work(self) -> bool:
@@ -166,10 +181,10 @@ class State:
         removed = 0
         for folder in (self.folder / "shards").iterdir():
             names = shards.get(folder.name)
-            if not folder.is_dir() or names == set():
+            if not _OWN.fullmatch(folder.name) or not folder.is_dir() or names == set():
                 continue
             for file in list(folder.iterdir()):
-                if names is None or file.name not in names:
+                if _OWN.fullmatch(file.stem) and (names is None or file.name not in names):
                     with contextlib.suppress(OSError):
                         file.unlink()
                         removed += 1
@@ -253,6 +268,15 @@ def _sample(look: Mapping[str, Any]) -> Sample:
     if len(content["thumb"]) not in (0, THUMB_BYTES) or len(content["tokens"]) % 8:
         raise ValueError("a thumbnail or tokens of another size")
     return converted({**look, **numbers, **content}, Sample)
+
+
+def _is_state(folder: Path) -> bool:
+    """Whether a folder is one of a run's, or may become one."""
+    if {item.name for item in folder.iterdir()} <= {"lock"}:
+        return True
+    with contextlib.suppress(OSError), opened_regular(folder / "lock") as lock:
+        return lock.read(len(_MARK)) == _MARK
+    return False
 
 
 def check_folder(folder: Path) -> None:

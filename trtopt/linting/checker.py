@@ -24,7 +24,6 @@ from trtopt.core.errors import (
     NoBackend,
     UnsupportedRequest,
 )
-from trtopt.core.files import check_writable
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import (
@@ -164,13 +163,11 @@ def check(request: CheckRequest) -> CheckReport:
     targets = parse_targets(request.target)
     profiles = profiles_asked(request)
     sampled = request.images is not None or request.data is not None
-    if request.fix is not None:
-        check_writable(request.fix)
     name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)
     try:
         with reporter.phase("read and validate"):
             loaded = load_model(request.model, lazy=True)
-            fingerprint = loaded.fingerprint  # now: `fix` may be the model's own file
+            fingerprint = loaded.fingerprint
             if request.set:
                 loaded = load_model(decided(loaded.proto, request.set))
     except InvalidModel as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import option
+from trtopt.core.options import FILE, option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class CheckRequest:
     model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
     _: KW_ONLY
     fix: str | os.PathLike[str] | None = option(
-        None, help="Write the folded, cleaned model.", metavar="OUT", typed=Path
+        None, help="Write the folded, cleaned model.", metavar="OUT", typed=Path, writes=FILE
     )
     set: Sequence[str] | str = option(
         (),

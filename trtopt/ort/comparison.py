@@ -23,6 +23,7 @@ from onnx import ModelProto
 
 from trtopt.core.documents import converted
 from trtopt.core.errors import ModelError, require
+from trtopt.core.files import whole
 from trtopt.core.host import import_path
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
@@ -92,7 +93,7 @@ def compare(
             crash = f"crashed with {signal.Signals(-status).name}, or" if status < 0 else ""
             how = crash or f"failed with status {status}, perhaps because it"
             raise ModelError(f"ONNX Runtime {how} took more than {most >> 20} MiB")
-        answer: dict[str, str] = json.loads((folder / "answer.json").read_text())
+        answer: dict[str, str] = json.loads(whole(folder / "answer.json"))
     if "problem" in answer:
         raise ModelError(answer["problem"])
     return answer["gap"]
@@ -101,7 +102,7 @@ def compare(
 def _answer(folder: Path) -> None:
     """The process's own work: read `request.json`, write `answer.json`."""
     tempfile.tempdir = str(folder)
-    request = json.loads((folder / "request.json").read_text())
+    request = json.loads(whole(folder / "request.json"))
     limits = {
         resource.RLIMIT_DATA: request["bytes"],
         resource.RLIMIT_CPU: THREADS * request["seconds"],  # where nobody is left to end it

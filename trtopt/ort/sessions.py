@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from trtopt.core.errors import ModelError, require
-from trtopt.core.files import write_bytes
+from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
 from trtopt.core.temporary import scratch
@@ -105,7 +105,7 @@ def open_session(
                 save_model(model, path, inline_limit=INLINE)
             if outputs is not None:
                 light = ModelProto()
-                light.ParseFromString(path.read_bytes())
+                light.ParseFromString(whole(path, None))
                 refill(light.graph.output, [ValueInfoProto(name=name) for name in outputs])
                 write_bytes(path, light.SerializeToString())
             try:
@@ -133,7 +133,7 @@ def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> 
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     session = ort.InferenceSession(os.fspath(path), options, providers=providers)
     light = ModelProto()
-    light.ParseFromString(optimized.read_bytes())
+    light.ParseFromString(whole(optimized, None))
     graph = light.graph
     readers = Links(graph).readers
     last = {node.output[0]: index for index, node in enumerate(graph.node) if node.op_type == "ReorderOutput"}

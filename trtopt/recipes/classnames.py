@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trtopt.core.documents import Damaged, read_json
 from trtopt.core.errors import UsageError
-from trtopt.core.files import existing_file
+from trtopt.core.files import existing_file, whole
 from trtopt.core.values import TensorInfo
 from trtopt.recipes.loader import CLASSES, PACKAGE, package_file
 
@@ -35,7 +35,7 @@ def load_classes(source: str | os.PathLike[str] | Sequence[str]) -> tuple[str, .
         if path.suffix == ".json":
             names = read_json(path)
         else:
-            names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+            names = [line.strip() for line in whole(path).decode("utf-8-sig").splitlines()]
     except (OSError, ValueError, Damaged) as error:
         raise UsageError(
             f"the class names in {path} can't be read ({error}); write one name a line, in UTF-8"

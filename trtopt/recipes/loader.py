@@ -160,7 +160,10 @@ def _is_size(size: int | str) -> bool:
 class _Input:
     """An input's table."""
 
-    shape: tuple[Annotated[int | str, Rule("a positive size or a dimension's name", _is_size)], ...] = ()
+    shape: Annotated[
+        tuple[Annotated[int | str, Rule("a positive size or a dimension's name", _is_size)], ...],
+        Rule("at most 32 sizes", lambda shape: len(shape) <= 32),  # of which NumPy has arrays
+    ] = ()
     dtype: TypeName = "float32"
     range: Annotated[str, read_by(ShapeRange.parse)] | None = None
 

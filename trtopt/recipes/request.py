@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import FOLDER, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 
@@ -20,7 +20,7 @@ class PipelineRequest:
         metadata=about(help="A model recipe: its name, or a file.", typed=str, takes=())
     )
     output: str | os.PathLike[str] = field(
-        metadata=about(help="Folder for everything it makes.", typed=Path, short="-o")
+        metadata=about(help="Folder for everything it makes.", typed=Path, short="-o", writes=FOLDER)
     )
     _: KW_ONLY
     precision: str | None = option(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
-from trtopt.core.files import cache_folder, sha256_json, write_bytes
+from trtopt.core.files import cache_folder, sha256_json, whole, write_bytes
 from trtopt.core.values import LayerInfo
 from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
@@ -63,7 +63,7 @@ def open_gpus(
         UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
     """
     check_for_gpus(engine.name, "the graph that build kept by `save_onnx=`")
-    plan = engine.read_bytes()
+    plan = whole(engine, None)
     origin = plan_origin(plan) if manifest is None else manifest.origin
     generation = plan_loader(backend, origin)
     if manifest is None:
@@ -121,7 +121,7 @@ class GpuEngine:
         """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
         try:
             store = _cache_file(plan, self.device.info)
-            return store, store.read_bytes() if store.is_file() else None
+            return store, whole(store, None) if store.is_file() else None
         except (OSError, OutputError) as error:
             self.notes.append(f"kernels are compiled again in every process: {error}")
             return None, None

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import TrtoptError
+from trtopt.core.files import whole
 from trtopt.data.convert import numpy_dtype
 
 _DRIVER_API, _ENTER = 1, 0
@@ -85,7 +86,7 @@ def subscribe(names: list[str]) -> None:
 def run(folder: Path) -> dict[str, Any]:
     """The answer: "kernels", or the "problem"."""
     names: list[str] = []
-    request = json.loads((folder / "request.json").read_text())
+    request = json.loads(whole(folder / "request.json"))
     try:
         subscribe(names)
         from trtopt.runtime.session import Session

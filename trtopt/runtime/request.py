@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import FOLDER, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 
@@ -29,7 +29,7 @@ class RunRequest:
     images: Any = option(None, help="Images, prepared as at calibration.", metavar="DIR|FILE…", typed=list[Path])
     preprocess: Any = shared.preprocess()
     output: str | os.PathLike[str] | None = option(
-        None, help="Write NAME.npy, or predictions.json.", metavar="DIR", typed=Path, short="-o"
+        None, help="Write NAME.npy, or predictions.json.", metavar="DIR", typed=Path, short="-o", writes=FOLDER
     )
     top: int = option(5, help="How many of the best classes to show.", least=1)
     backend: str = option("auto", help="auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU.")

@@ -254,7 +254,7 @@ class Session:
         beside = {} if backend == "onnxruntime" else {"backend": backend}
         options = {"output": PLAN, "device": first, **beside, **build}
 
-        @taking(BuildRequest)
+        @taking(BuildRequest, writes=False)
         def for_model(request: BuildRequest) -> Session:
             if backend != "onnxruntime":  # said before the build
                 check_for_gpus("an engine", "its graph")

@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from trtopt.core.files import whole
 from trtopt.core.terminal import visible
 
 _KEY = "trtopt-control"  # a header
@@ -156,7 +157,7 @@ def _processes(server: int) -> dict[int, str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (words := _words(int(folder.name))):
             with contextlib.suppress(OSError):  # it ended meanwhile
-                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == server:
+                if int(whole(folder / "stat").decode().rpartition(")")[2].split()[1]) == server:
                     models[int(folder.name)] = Path(words[1]).parts[-3]
     return models
 
@@ -164,7 +165,7 @@ def _processes(server: int) -> dict[int, str]:
 def _words(process: int) -> list[str]:
     """The command line of one of the Python backend's processes; none for others, and where it is dead, if not yet buried."""
     try:
-        words = Path(f"/proc/{process}/cmdline").read_text("utf-8", "surrogateescape").split("\0")
+        words = whole(f"/proc/{process}/cmdline").decode("utf-8", "surrogateescape").split("\0")
     except OSError:
         return []
     return words if words[0].endswith(_STUB) else []

@@ -166,7 +166,7 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
         except TrtoptError as error:
             return Batching(0, f"whether output {first.name!r} follows the batch can't be tried out here: {error}")
         for info in unknown:
-            shape = np.shape(outputs[info.name])
+            shape = np.shape(outputs.get(info.name, ()))
             if shape[:1] != (size,):
                 return Batching(0, f"output {info.name!r} has shape {x(shape)} for a batch of {size}")
     return Batching(most)

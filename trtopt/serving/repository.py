@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import Plain
-from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import existing_file, made_folder, sha256_file, write_bytes
+from trtopt.core.errors import EngineError, OutputError, UsageError
+from trtopt.core.files import existing_file, made_folder, opened_regular, sha256_file, whole, write_bytes
 from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
@@ -33,6 +33,7 @@ _GREY = bytes.fromhex(  # a PNG of 16 × 16 pixels
     "89504e470d0a1a0a0000000d49484452000000100000001008000000003a98a0bd0000000f4944415478da636840030c235b"
     "0000050c8001e333598a0000000049454e44ae426082"
 )
+_VERSION = re.compile("[0-9]{1,18}")  # as Triton's 64 bits hold it
 _HEADER = 64  # bytes of a plan that are read for its header
 
 
@@ -116,8 +117,15 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     for model in models:  # all that can be refused is, before the first is written
         model.prepare(delay)
         model.check(Path(request.repo))
+    there = Path(request.repo).exists()
     repo = made_folder(request.repo, "the repository", "give another `repo=`")
-    return Deployment(repo, tuple(model.write(repo) for model in models))
+    try:
+        return Deployment(repo, tuple(model.write(repo) for model in models))
+    except OutputError:
+        with contextlib.suppress(OSError):  # another model is in it
+            if not there:
+                repo.rmdir()
+        raise
 
 
 def several(engines: Any) -> list[Any]:
@@ -140,7 +148,9 @@ class _Model:
                 "itself on the CPU, ask for `backend='python'` and `runtime='onnxruntime'`"
             )
         self.trusted = {name: getattr(request, name) for name in ("trust", "trust_host_code")}
-        self.name = _checked_name(request.name or re.sub(r"[^\w.-]", "_", engine.stem).lstrip("."))
+        self.name = _checked_name(
+            re.sub(r"[^\w.-]", "_", engine.stem).lstrip(".") if request.name is None else request.name
+        )
         self.notes: list[str] = []
         self.manifest: Manifest | None = None if self.onnx else load_manifest(engine)
         self.header: PlanHeader | None = None
@@ -190,7 +200,7 @@ class _Model:
         if self.manifest is not None:
             self.manifest.check_plan(self.engine)
         if not self.onnx:
-            with self.engine.open("rb") as file:
+            with opened_regular(self.engine) as file:
                 self.header = plan_header(file.read(_HEADER))
         return read_interface(self.engine, self.manifest, request.runtime, **self.trusted)
 
@@ -200,6 +210,8 @@ class _Model:
         runtime = "onnxruntime" if has_graph else "auto"
         with Session(self.engine, backend=runtime, **self.trusted) as session:
             types = {info.name: info.dtype for info in session.inputs}
+            if types.keys() != inputs.keys():
+                raise EngineError(f"its manifest's inputs are {', '.join(inputs)}, and its graph's {', '.join(types)}")
             return session.run({name: array.astype(types[name], copy=False) for name, array in inputs.items()})
 
     def _labels(self, interface: Interface) -> list[str]:
@@ -286,7 +298,7 @@ class _Model:
         for name, content in self.beside.items():
             path = repo / self.name / name
             try:
-                there = path.read_bytes()
+                there = whole(path)
             except (FileNotFoundError, NotADirectoryError):  # of the second, what makes the folder says more
                 continue
             except OSError as error:
@@ -306,7 +318,9 @@ class _Model:
 
     def write(self, repo: Path) -> DeployedModel:
         folder = made_folder(repo / self.name, "the model's folder", "give another `name=`")
-        newest = max((int(item.name) for item in folder.iterdir() if item.name.isdigit() and item.is_dir()), default=0)
+        newest = max(
+            (int(item.name) for item in folder.iterdir() if _VERSION.fullmatch(item.name) and item.is_dir()), default=0
+        )
         digests = {name: sha256_file(source) for name, source in self.files.items()}
         changed = not newest or _contents(folder / str(newest)) != digests
         version = newest + changed
@@ -314,7 +328,7 @@ class _Model:
             self._write_version(folder, version)
         for name, content in self.beside.items():
             path = folder / name
-            if not path.is_file() or path.read_bytes() != content:
+            if not path.is_file() or whole(path) != content:
                 made_folder(path.parent, "the model's folder", "give another `repo=`")
                 write_bytes(path, content)
                 changed = True

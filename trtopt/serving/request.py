@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import FILE, FOLDER, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 
@@ -23,7 +23,9 @@ class DeployRequest:
     )
     _: KW_ONLY
     repo: str | os.PathLike[str] = field(
-        metadata=about(help="The model repository; made if absent.", metavar="DIR", typed=Path, short="-r")
+        metadata=about(
+            help="The model repository; made if absent.", metavar="DIR", typed=Path, short="-r", writes=FOLDER
+        )
     )
     name: str | None = option(None, help="The model's name there; default: the file's.", typed=str)
     backend: str = option("tensorrt", help="tensorrt: the plan itself; python: trtopt's Session around it.")
@@ -52,7 +54,12 @@ class ServeRequest(DeployRequest):
     )
     _: KW_ONLY
     repo: str | os.PathLike[str] | None = option(  # type: ignore[assignment]
-        None, help="Keep the repository there; default: a temporary one.", metavar="DIR", typed=Path, short="-r"
+        None,
+        help="Keep the repository there; default: a temporary one.",
+        metavar="DIR",
+        typed=Path,
+        short="-r",
+        writes=FOLDER,
     )
     name: str | None = option(None, help="The model's name; default: the file's.", typed=str)
     backend: str = option("python", help="python: trtopt's Session; tensorrt: the plan itself.")

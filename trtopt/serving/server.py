@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.errors import DeviceError, NoServer, ServerFailed, UsageError
+from trtopt.core.files import opened_regular, whole
 from trtopt.core.library_output import Shared
 from trtopt.core.options import taking
 from trtopt.core.temporary import is_scratch, scratch
@@ -226,7 +227,7 @@ def _backends(repo: Path) -> set[str]:
     """Of the models in a repository; UsageError where it holds none."""
     names: set[str] = set()
     for path in repo.glob(f"*/{CONFIG}"):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = whole(path).decode("utf-8", "replace").splitlines()
         names |= {line.split('"')[1] for line in lines if line.startswith("backend:") and line.count('"') == 2}
         names |= {"tensorrt" for line in lines if line.replace(" ", "") == 'platform:"tensorrt_plan"'}
     if not any(repo.glob("*/[0-9]*/")):
@@ -302,7 +303,7 @@ def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
     container: Container | None = None
     if "tensorrt" in backends:
         for plan in repo.glob("*/[0-9]*/model.plan"):
-            with plan.open("rb") as file:
+            with opened_regular(plan) as file:
                 container, _ = container_for(plan_header(file.read(64)))
     image = container.image if container else f"{IMAGE}:YY.MM-py3"
     inside = (8000, 8001, 8002)
@@ -422,7 +423,7 @@ def _room_is_counted() -> bool:
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return True
     try:
-        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+        return whole("/proc/sys/vm/overcommit_memory").decode().strip() == "2"
     except OSError:
         return False
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trtopt.core.files import whole
 from trtopt.serving.control import opener
 
 _CALLS = 3
@@ -49,7 +50,7 @@ def _request(
         kind = tensor["data_type"].removeprefix("TYPE_")
         shape = [*batch, *map(int, tensor["dims"])]
         file = tensor.get("input_data_file")
-        data = (folder / "warmup" / file).read_bytes() if file else bytes(_BYTES[kind] * math.prod(shape))
+        data = whole(folder / "warmup" / file) if file else bytes(_BYTES[kind] * math.prod(shape))
         size = {"binary_data_size": len(data)}
         inputs.append({"name": name, "datatype": kind, "shape": shape, "parameters": size})
         content += data

@@ -24,7 +24,7 @@ from trtopt.core.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.core.files import check_writable, existing_file, write_bytes
+from trtopt.core.files import check_writable, existing_file, whole, write_bytes
 from trtopt.core.locks import alone
 from trtopt.core.native import last_words
 from trtopt.core.progress import SILENT, Reporter
@@ -473,7 +473,7 @@ def _timing_cache(config: Any, content: bytes) -> Any:
 
 def _read_timing_cache(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return whole(path, None)
     except FileNotFoundError:
         return b""
     except OSError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import InvalidModel, ModelError, UnsupportedOperator
+from trtopt.core.files import whole
 from trtopt.core.values import Issue, TensorInfo
 from trtopt.cuda.tensors import DTYPES
 from trtopt.trt.layers import HEAVY_OPS
@@ -118,7 +119,7 @@ def _reason(description: str, op: str) -> str:
 
 def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> tuple[Issue, ...]:
     """Every node the parser can't take: those in no supported subgraph, joined with the parser's own reasons."""
-    content, path = model.read_bytes(), str(model)
+    content, path = whole(model, None), str(model)
     if hasattr(parser, "supports_model_v2"):
         good = parser.supports_model_v2(content, path)
         groups = [parser.get_subgraph_nodes(index) for index in range(parser.num_subgraphs)]

@@ -1,0 +1,234 @@
+"""No request is a way to lose a file: each option that writes is given each file that the same request reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import trtopt
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.files import write_bytes, writing_together
+from trtopt.core.kept import Call, keeping
+from trtopt.core.options import FOLDER, options
+
+# What is given for options that read, and which of the user's files that must keep.
+READS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "model": ("m.onnx", ("m.onnx", "w.bin")),
+    "reference": ("m.onnx", ("m.onnx", "w.bin")),
+    "engine": ("e.engine", ("e.engine", "e.engine.json", "e.engine.results.json", "m.onnx", "w.bin", "kept.onnx")),
+    "candidate": ("e.engine", ("e.engine", "e.engine.json")),
+    "engines": (["e.engine"], ("e.engine", "e.engine.json")),
+    "subject": ("m.onnx", ("w.bin",)),
+    "diff": ("o.engine", ("o.engine",)),
+    "against": ("o.engine", ("o.engine",)),
+    "data": ("dd", ("dd/x.npy", "dd/sub/y.npz")),
+    "images": ("photos", ("photos/a.JPG",)),
+    "input": (["x=n.npy", "d.npz"], ("n.npy", "d.npz")),
+    "calib": ("t.calib.json", ("t.calib.json",)),
+    "preprocess": ({"preset": "p.toml"}, ("p.toml",)),
+    "labels": ("l.txt", ("l.txt",)),
+    "classes": ("c.txt", ("c.txt",)),
+    "metric": ("measures:top", ("measures.py",)),
+    "import_cache": ("old.cache", ("old.cache",)),
+    "profile": ("profile.json", ("profile.json",)),
+    "results": (["profile.json"], ("profile.json",)),
+    "recipe": ("r.toml", ("r.toml", "m.onnx", "w.bin", "c.txt", "dd/x.npy", "net.py")),
+    "source": ("net.py:Net", ("net.py",)),
+    "weights": ("net.pth", ("net.pth",)),
+    "factory_arg": ({"names": "c.txt"}, ("c.txt",)),
+    "sample": ("d.npz", ("d.npz",)),
+    "jobs": ("jobs.toml", ("jobs.toml",)),
+    "migrate": ("script.sh", ("script.sh",)),
+    "server": ("server", ("server",)),
+    "key": ("key.pem", ("key.pem",)),
+    "trusted_keys": (["key.pem"], ("key.pem",)),
+    "timing_cache": (None, ()),
+}
+REQUESTS = [
+    item
+    for path in sorted(Path(trtopt.__file__).parent.glob("*/request.py"))
+    for item in vars(importlib.import_module(f"trtopt.{path.parent.name}.request")).values()
+    if isinstance(item, type)
+    and dataclasses.is_dataclass(item)
+    and item.__module__.endswith(f"{path.parent.name}.request")
+]
+WRITES = [
+    (request, name)
+    for request in REQUESTS
+    for name, (_, said) in options(request).items()
+    if said.writes and said.writes != FOLDER
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a user's files."""
+    folder = tmp_path_factory.mktemp("home")
+    weights = np.ones((4, 4), np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    onnx.save(
+        helper.make_model(graph), folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    for name in ("dd/sub", "photos"):
+        (folder / name).mkdir(parents=True)
+    (folder / "e.engine.json").write_text(
+        json.dumps({"source": {"path": str(folder / "m.onnx")}, "graph_file": "kept.onnx"})
+    )
+    (folder / "r.toml").write_text(
+        'source = "m.onnx"\ndata = "dd"\nclasses = "c.txt"\noptions = { code = "net.py:Net", loop = "r.toml" }\n'
+    )
+    for name in {name for _, names in READS.values() for name in names}:
+        if not (folder / name).exists():
+            (folder / name).write_bytes(name.encode())
+    return folder
+
+
+@pytest.fixture
+def inside(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(home)
+    before = contents(home)
+    yield home
+    assert contents(home) == before
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def asked(request: type[Any], **given: Any) -> Any:
+    read = {name: READS[name][0] for name in options(request) if name in READS}
+    needed = {item.name: "x" for item in dataclasses.fields(request) if item.default is dataclasses.MISSING}
+    return request(**{**needed, **read, **given})
+
+
+def test_every_request_is_looked_at() -> None:
+    assert len(REQUESTS) > 15
+    assert len(WRITES) > 15
+    assert {name for _, name in WRITES} >= {"output", "log", "report", "fix", "save_onnx", "csv", "json_twin"}
+
+
+@pytest.mark.parametrize(("request_type", "option"), WRITES, ids=lambda item: getattr(item, "__name__", item))
+def test_nothing_that_is_read_is_written(inside: Path, tmp_path: Path, request_type: type[Any], option: str) -> None:
+    files = {name for read in options(request_type) if read in READS for name in READS[read][1]}
+    for number, name in enumerate(sorted(files)):
+        link, twin = tmp_path / f"link{number}", tmp_path / f"twin{number}"
+        link.symlink_to(inside / name)
+        os.link(inside / name, twin)
+        for path in (name, inside / name, f"./dd/../{name}", link, twin):
+            call = Call.of(asked(request_type, **{option: path}))
+            with pytest.raises(UsageError, match=rf"`{option}=` would overwrite .*which .* reads.*give another name"):
+                with keeping(call):
+                    write_bytes(path, b"lost")
+        twin.unlink()  # so that only one of its names is left for what comes then
+
+
+@pytest.mark.parametrize(("request_type", "option"), WRITES, ids=lambda item: getattr(item, "__name__", item))
+def test_what_is_no_input_may_be_replaced(inside: Path, tmp_path: Path, request_type: type[Any], option: str) -> None:
+    for name in ("old.engine", "auto", "old.npz"):
+        path = tmp_path / name
+        for _ in range(2):
+            with keeping(Call.of(asked(request_type, **{option: path}))):
+                write_bytes(path, b"new")
+        assert path.read_bytes() == b"new"
+
+
+def test_two_outputs_are_two_files(inside: Path, tmp_path: Path) -> None:
+    from trtopt.builder.request import BuildRequest
+
+    (tmp_path / "link").symlink_to(tmp_path / "a.engine.json")
+    for other in ("a.engine", "a.engine.json", "a.engine.results.json", "link", "../" + tmp_path.name + "/a.engine"):
+        request = BuildRequest("m.onnx", tmp_path / "a.engine", save_onnx=tmp_path / other)
+        with (
+            pytest.raises(UsageError, match=r"`save_onnx=` would overwrite .* which `output=` writes, too"),
+            keeping(Call.of(request)),
+        ):
+            pass
+
+
+def test_names_that_follow_are_asked_about_when_they_are_written(inside: Path, tmp_path: Path) -> None:
+    """In a folder of results nobody knows the names before."""
+    from trtopt.runtime.request import RunRequest
+
+    (inside / "m.engine").write_bytes(b"plan")
+    (tmp_path / "linked.npy").symlink_to(inside / "n.npy")
+    (tmp_path / "other.npy").symlink_to(inside / "l.txt")
+    with keeping(Call.of(RunRequest("m.engine", input=["x=n.npy"], output="."))):
+        for path in ("n.npy", tmp_path / "linked.npy"):
+            with pytest.raises(
+                UsageError, match=r"`output=` would overwrite n.npy, which `input=` reads.*`output='out-1'`"
+            ):
+                write_bytes(path, b"lost")
+        with pytest.raises(UsageError, match=r"n\.npy"), writing_together(tmp_path / "first", "n.npy"):
+            pass
+        assert not (tmp_path / "first").exists()
+        write_bytes(tmp_path / "other.npy", b"y")  # no name of the user's: the link makes way
+    assert not (tmp_path / "other.npy").is_symlink()
+    (inside / "m.engine").unlink()
+
+
+def test_a_link_that_was_named_is_followed(inside: Path, tmp_path: Path) -> None:
+    from trtopt.linting.request import CheckRequest
+
+    (tmp_path / "real.onnx").write_bytes(b"old")
+    (tmp_path / "link.onnx").symlink_to("real.onnx")
+    with keeping(Call.of(CheckRequest("m.onnx", fix=tmp_path / "link.onnx"))):
+        write_bytes(tmp_path / "link.onnx", b"new")
+    assert (tmp_path / "real.onnx").read_bytes() == b"new"
+    with (
+        pytest.raises(OutputError, match="mkdir -p"),
+        keeping(Call.of(CheckRequest("m.onnx", fix=tmp_path / "no" / "x"))),
+    ):
+        pytest.fail("the work began")
+
+
+def test_samples_in_a_folder_are_kept_and_the_rest_of_it_may_change(inside: Path) -> None:
+    """`--images .` is how photos beside a model are given, and the engine lies there, too."""
+    from trtopt.builder.request import BuildRequest
+
+    call = Call.of(BuildRequest("m.onnx", "e2.engine", images="photos", data="."))
+    for path, kept in (("n.npy", True), ("photos/a.JPG", True), ("l.txt", False), ("e.engine", False)):
+        if kept:
+            with pytest.raises(UsageError, match="would overwrite"):
+                call.refuse(Path(path))
+        else:
+            call.refuse(Path(path))
+    for name in ("imagenet", "auto"):  # a preset's name is no folder that is read
+        (inside / name).mkdir(exist_ok=True)
+        (inside / name / "x.jpg").write_bytes(b"x")
+        Call.of(BuildRequest("m.onnx", "e2.engine", preprocess=name)).refuse(inside / name / "x.jpg")
+        (inside / name / "x.jpg").unlink()
+
+
+def test_external_weights_are_found_wherever_they_stand_in_the_file(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtopt.core import kept
+
+    name = f"sub/{'n' * 200}.bin"
+    tensor = TensorProto(name="w", dims=[1], data_type=1, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=name)
+    filler = onnx.numpy_helper.from_array(np.zeros(1 << 22, np.float32), "f")  # past a block of the search
+    node = helper.make_node("Identity", ["w"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", [], [], [filler, tensor]))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert kept._weights(tmp_path / "m.onnx") == [name]
+    (tmp_path / "no.onnx").write_bytes(b"ftrt" + model.SerializeToString())
+    assert kept._weights(tmp_path / "no.onnx") == []

@@ -1,0 +1,144 @@
+"""Commands in folders of a user's files: what was there before is there afterwards, whatever was typed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.world import RTX, World
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.locks import alone
+from trtopt.jobs.state import State
+
+
+@pytest.fixture
+def mine(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, a recipe, arrays called as the model's output is, and folders of usual names."""
+    monkeypatch.chdir(world.folder)
+    shutil.copy("model.onnx", "k.onnx")
+    np.save("y.npy", np.load("data.npz")["x"])
+    Path("k.toml").write_text('description = "k"\nsource = "k.onnx"\ndata = "data.npz"\nprecision = "fp16"\n')
+    Path("j.toml").write_text('[data.d]\ndata = "data.npz"\n[[job]]\nmodel = "k.onnx"\ndata = "d"\n')
+    for name in ("shards/train/0001.tar", "scratch/notes.txt", f"shards/{'a' * 32}/train.json"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("mine")
+    Path("links").mkdir()
+    Path("links/k.onnx").symlink_to("../k.onnx")
+    Path("links/pipeline.json").symlink_to("../k.toml")
+    return world.folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+TRIES = [
+    ("--log k.onnx", "build", "k.onnx", "--fp16", *RTX, "-o", "a.engine", "--log", "k.onnx"),
+    ("--log y.npy", "build", "k.onnx", "--fp16", *RTX, "-o", "a.engine", "--log", "y.npy"),  # no input, no log
+    ("--log k.toml", "pipeline", "k.toml", *RTX, "-o", "out", "--log", "k.toml"),
+    ("--log data.npz", "pipeline", "k.toml", *RTX, "-o", "out", "--log", "data.npz"),
+    ("--report k.onnx", "pipeline", "k.toml", *RTX, "-o", "out", "--report", "k.onnx"),
+    ("-o/--output would overwrite k.onnx", "pipeline", "k.toml", *RTX, "-o", "."),
+    ("-o/--output would overwrite k.onnx", "pipeline", "k.toml", *RTX, "-o", "links"),
+    ("--fix k.onnx", "check", "k.onnx", "--fix", "k.onnx"),
+    (
+        "--fix photos/0.jpg",
+        "check",
+        "k.onnx",
+        "--images",
+        "photos",
+        "--preprocess",
+        "imagenet",
+        "--fix",
+        "photos/0.jpg",
+    ),
+    ("y.npy", "run", "k.onnx", "--backend", "onnxruntime", "--input", "x=y.npy", "-o", "."),
+    ("--state", "jobs", "run", "j.toml", "--state", "."),
+    ("--state", "jobs", "run", "j.toml", "--state", "shards"),
+    ("--output", "init", "k.onnx", "-o", "k.onnx", "--force"),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [(said.split()[0], words) for said, *words in TRIES],
+    ids=lambda item: " ".join(item)[:60] if isinstance(item, list) else "",
+)
+def test_what_is_the_users_own_stays(world: World, mine: Path, said: str, words: list[str]) -> None:
+    before = contents(mine)
+    found = world.run(*words)
+    assert found.status == 2, found
+    assert said in found.err
+    assert contents(mine) == before
+
+
+def test_a_job_lists_outputs_are_none_of_its_inputs(world: World, mine: Path) -> None:
+    Path("engines").mkdir()
+    shutil.copy("k.onnx", "engines/k.fp16.sm89.engine")
+    for number, (model, more) in enumerate(
+        [
+            ("engines/k.fp16.sm89.engine", 'name = "k"'),
+            ("k.onnx", 'save_onnx = "k.onnx"'),
+            ("k.onnx", 'classes = "k.txt"\nsave_onnx = "k.txt"'),
+        ]
+    ):
+        Path("k.txt").write_text("a\nb\n")
+        Path("l.toml").write_text(
+            f'[[job]]\nkind = "build"\nmodel = "{model}"\nprecision = "fp16"\nbackend = "rtx"\ntarget = "sm89"\n{more}\n'
+        )
+        before = contents(mine)
+        found = world.run("jobs", "run", "l.toml")
+        assert found.status == 2, (number, found)
+        assert "would overwrite" in found.err
+        assert contents(mine) == before
+
+
+def test_a_state_folder_keeps_what_no_run_wrote(tmp_path: Path) -> None:
+    foreign = [tmp_path / "j.state" / "shards" / name for name in ("train/1.tar", f"{'b' * 32}/own.json", "train.json")]
+    leaf = foreign[1].with_name(f"{'c' * 32}.json")
+    for run in range(2):
+        with State.locked(tmp_path / "j.state") as state:
+            assert state.prune({}, {}) == run
+        for path in (*foreign, leaf):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("mine")
+    shutil.rmtree(tmp_path / "j.state" / "jobs")
+    (tmp_path / "j.state" / "lock").write_text("another program's")
+    with pytest.raises(UsageError, match="neither empty nor the state folder"), State.locked(tmp_path / "j.state"):
+        pass
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "a.lock").symlink_to("precious")
+    os.mkfifo(tmp_path / "b.lock")
+    for name in ("a.lock", "b.lock"):
+        with pytest.raises(OutputError, match="can't lock"), alone(tmp_path / name):
+            pass
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_external_weights_and_class_names_are_inputs(world: World, mine: Path) -> None:
+    onnx.save(onnx.load("k.onnx"), "e.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    Path("c.txt").write_text("\n".join(map(str, range(16))))
+    before = contents(mine)
+    build = ("build", "e.onnx", "--fp16", *RTX, "--classes", "c.txt")
+    for words in (
+        (*build, "-o", "w.bin"),
+        (*build, "-o", "a.engine", "--save-onnx", "c.txt"),
+        (*build, "-o", "a.engine", "--report", "w.bin"),
+        (*build, "-o", "a.engine", "--log", "w.bin"),
+        ("check", "e.onnx", "--fix", "w.bin"),
+        ("calibrate", "e.onnx", "--data", "data.npz", "-o", "w.bin"),
+    ):
+        found = world.run(*words)
+        assert (found.status, contents(mine)) == (2, before), found
+        assert "give another name" in found.err

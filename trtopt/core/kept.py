@@ -1,0 +1,201 @@
+"""The rule that no command loses a file of its user's: what a call reads is nothing that it writes.
+
+A request's fields say what is written (`About.writes`). Every other text or path in it that names a file names an input, and so
+does what these name in turn: a recipe, a manifest, the places of an ONNX model's external weights. `keeping` compares all of it
+before the work starts, and `trtopt.core.files` asks again whenever a file is about to take its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.documents import Damaged, read_json, read_toml
+from trtopt.core.errors import UsageError
+from trtopt.core.files import CALLS, check_writable, opened_regular
+from trtopt.core.options import named, options
+
+EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
+ARRAYS = frozenset([".npy", ".npz"])
+_FOLDERS = {"images": EXTENSIONS, "data": ARRAYS, "input": ARRAYS}  # option or key → endings of what is read there
+_MANIFEST = 16 << 20  # bytes
+# An entry of a tensor's external data as protobuf has it, and the length of the name that comes then.
+_LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x1f])")
+
+
+class Call:
+    """What one call reads and writes.
+
+    Args:
+        reads: option → what was given for it, of any kind.
+        targets: option, what was given for it, and an ending of what is written by that name (`About.writes`).
+    """
+
+    def __init__(self, reads: Mapping[str, Any], targets: Sequence[tuple[str, str, str]]) -> None:
+        self.reads, self.targets = reads, targets
+
+    @classmethod
+    def of(cls, request: Any) -> Call:
+        """The call that a request asks for."""
+        reads, targets = dict[str, Any](), list[tuple[str, str, str]]()
+        for name, (_, said) in options(type(request)).items():
+            value = getattr(request, name)
+            if not said.writes:
+                reads[name] = value
+            elif isinstance(value, (str, os.PathLike)) and (given := os.fspath(value)) != "none":
+                targets += [(name, given, ending) for ending in said.writes]
+        return cls(reads, targets)
+
+    def check(self) -> None:
+        """Refuse what would be lost.
+
+        Raises:
+            UsageError: a target is an input, or is written twice.
+        """
+        written: dict[Any, str] = {}
+        for option, given, ending in self.targets:
+            target = given + ending
+            self.refuse(Path(target), option, given)
+            if (identity := _identity(target)) in written:
+                raise UsageError(
+                    f"{named(option)} would overwrite {target}, which {named(written[identity])} writes, too: give another "
+                    f"name, such as {named(option, _free(given))}"
+                )
+            written[identity] = option
+
+    def check_writable(self) -> None:
+        """Raise OutputError where a file can't be written; in a folder that the call makes it is seen then."""
+        folders = [Path(given) for _, given, ending in self.targets if ending == os.sep]
+        for target in (given + ending for _, given, ending in self.targets if ending != os.sep):
+            if not any(folder in Path(target).parents for folder in folders):
+                check_writable(target)
+
+    def given(self, path: Path) -> bool:
+        """Whether the path is what the user named to be written, and no name that follows from it."""
+        return any(path == Path(given) for _, given, _ in self.targets)
+
+    def refuse(self, target: Path, option: str = "", given: str = "") -> None:
+        """Raise UsageError where writing `target` would lose an input; without `option`, its name follows from one's."""
+        try:
+            info = target.stat()
+        except (OSError, ValueError):
+            return
+        if stat.S_ISREG(info.st_mode) and (found := self._input(target, info)) is not None:
+            if not option:
+                places = [item for item in self.targets if Path(item[1]) in target.parents]
+                option, given, _ = (places or self.targets or [("output", "out", "")])[0]
+            raise UsageError(
+                f"{named(option)} would overwrite {found[1]}, which {named(found[0])} reads"
+                f"{'' if found[1].name == target.name else f' ({target} is the same file)'}: give another name, such as "
+                f"{named(option, _free(given))}"
+            )
+
+    def _input(self, target: Path, info: os.stat_result) -> tuple[str, Path] | None:
+        files, folders = self._inputs
+        if found := files.get((info.st_dev, info.st_ino)):
+            return found
+        real = Path(os.path.realpath(target))
+        for option, folder, endings in folders:
+            if real.is_relative_to(folder) and real.suffix.lower() in endings:
+                return option, target
+            linked = (item for item in folder.rglob("*") if info.st_nlink > 1 and item.suffix.lower() in endings)
+            with contextlib.suppress(OSError):
+                if inside := next((item for item in linked if os.path.samestat(item.stat(), info)), None):
+                    return option, inside
+        return None
+
+    @functools.cached_property  # looked for only where a target is there already
+    def _inputs(self) -> tuple[dict[tuple[int, int], tuple[str, Path]], list[tuple[str, Path, frozenset[str]]]]:
+        """File's identity → option and path; and folders: option, path, endings."""
+        files, folders = dict[tuple[int, int], tuple[str, Path]](), list[tuple[str, Path, frozenset[str]]]()
+        todo = [(option, option, value, Path()) for option, value in self.reads.items()]
+        for option, key, value, folder in todo:  # grows
+            if isinstance(value, Mapping):
+                todo += [(option, str(name), item, folder) for name, item in value.items()]
+            elif isinstance(value, (list, tuple)):
+                todo += [(option, key, item, folder) for item in value]
+            for path in _paths(value, folder) if isinstance(value, (str, os.PathLike)) else ():
+                with contextlib.suppress(OSError, ValueError):  # no name of a file's
+                    info = path.stat()
+                    if stat.S_ISDIR(info.st_mode) and key in _FOLDERS:
+                        folders.append((option, path.resolve(), _FOLDERS[key]))
+                    elif stat.S_ISREG(info.st_mode) and (info.st_dev, info.st_ino) not in files:
+                        files[info.st_dev, info.st_ino] = option, path
+                        todo += [(option, name, item, path.parent) for name, item in named_in(path).items()]
+        return files, folders
+
+
+@contextlib.contextmanager
+def keeping(call: Call) -> Iterator[None]:
+    """Refuse what a call would lose, now and whenever something is written within.
+
+    Raises:
+        UsageError: as `Call.check`.
+        OutputError: a file can't be written.
+    """
+    call.check()
+    before = CALLS.set((*CALLS.get(), call))
+    try:
+        call.check_writable()
+        yield
+    finally:
+        CALLS.reset(before)
+
+
+def named_in(path: Path) -> Mapping[str, Any]:
+    """What a file says of others, by keys: a recipe's content, an engine's manifest and what that was made from, external
+    weights. A job list's jobs say it themselves."""
+    found: dict[str, Any] = {"beside": [f"{path.name}.json", f"{path.name}.results.json"]}
+    with contextlib.suppress(Damaged, OSError, AttributeError, KeyError, TypeError):
+        if path.suffix == ".toml":
+            content = read_toml(path)
+            return {} if "job" in content else content
+        if path.suffix == ".json" and path.stat().st_size <= _MANIFEST:
+            content = read_json(path)
+            return {"graph": content.get("graph_file"), "source": str(Path(content["source"]["path"]).absolute())}
+        return found | {"weights": _weights(path)}
+    return found
+
+
+def _paths(value: str | os.PathLike[str], folder: Path) -> Iterator[Path]:
+    """What a text may name: a file, NAME=FILE, or FILE.py:NAME and module:NAME."""
+    text = os.fspath(value)
+    module = text.rpartition(":")[0]
+    for name in (text, text.partition("=")[2], module, module and f"{module.replace('.', os.sep)}.py"):
+        if name:
+            yield folder / name
+
+
+def _weights(path: Path) -> list[str]:
+    """Where an ONNX model's external weights are, without reading it as such."""
+    places, before = list[str](), b""
+    with opened_regular(path) as file:
+        while (block := file.read(1 << 24)) and (before or block.startswith(b"\x08")):  # an ONNX model's first field
+            content = before + block
+            for found in _LOCATION.finditer(content):
+                size = found[1][0] & 0x7F | (found[1][1] << 7 if len(found[1]) > 1 else 0)
+                places.append(os.fsdecode(content[found.end() : found.end() + size]))
+            before = content[-8192:]  # in which one may begin
+    return list(dict.fromkeys(places))
+
+
+def _identity(target: str) -> Any:
+    try:
+        info = Path(target).stat()
+    except (OSError, ValueError):
+        return os.path.realpath(target)
+    return info.st_dev, info.st_ino
+
+
+def _free(given: str) -> str:
+    """A name like it that isn't taken."""
+    path = Path(given, "out") if Path(given).name in ("", "..") else Path(given)
+    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
+    return str(next(name for name in names if not os.path.lexists(name)))
