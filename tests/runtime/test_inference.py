@@ -136,12 +136,12 @@ def test_wrong_arrays_are_refused(world: World, two: Path) -> None:
     has(world.refused("run", two, "--input", f"a={folder}/cut.npy", *ORT), "cut.npy can't be read as .npy")
     has(world.refused("run", two, "--input", folder / "cut.npz", *ORT), "cut.npz can't be read as .npz")
     has(world.refused("run", two, "--input", folder / "none.npy", *ORT), "none.npy")
-    has(world.refused("run", two, *ORT), "one of --input and --images")
-    has(world.refused("run", two, "--input", "x.npy", "--images", "y.jpg", *ORT), "one of --input and --images")
+    has(world.refused("run", two, *ORT), "one of --data and --images")
+    has(world.refused("run", two, "--input", "x.npy", "--images", "y.jpg", *ORT), "one of --data and --images")
     has(world.refused("run", two, "--input", f"a={folder}/a.npy", "--top", 0, *ORT), "--top is 0")
     (folder / "file").write_text("")
     has(world.refused("run", two, "--input", f"a={folder}/a.npy", "-o", folder / "file", *ORT), "can't make the folder")
-    has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images: it has 2 inputs", "--input")
+    has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images: it has 2 inputs", "--data")
 
 
 def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
@@ -187,7 +187,8 @@ def test_photos_get_names_and_bad_ones_are_told(world: World, lite0: Path) -> No
     has(good.out, "bald eagle", "strawberry", "onnxruntime, 1 call", "predictions.json")
     written = json.loads((world.output / "predictions.json").read_bytes())
     assert [item["predictions"][0]["index"] for item in written] == [22, 949]  # 17.jpg, 4.jpg: by name
-    assert set(world.contents()) == {"predictions.json"}
+    assert set(world.contents()) == {"logits.npy", "predictions.json"}
+    assert np.load(world.output / "logits.npy").argmax(-1).tolist() == [22, 949]
     (world.folder / "mine/bad.jpg").write_bytes(b"not an image")
     mixed = world.run(
         "run", lite0 / "int8.engine", "--images", world.folder / "mine", world.folder / "absent.png", "--top", 1, *ORT

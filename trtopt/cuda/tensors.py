@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.values import Profile, ShapeRange, TensorInfo, x

@@ -57,7 +57,7 @@ def counting(inputs: Iterable[TensorInfo]) -> dict[str, int]:
 
 
 def by_sizes(outputs: Iterable[TensorInfo], inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Outputs with their samples elsewhere where the sizes say that they can't be first: of an engine that nothing describes."""
+    """Outputs whose samples can't be first, by their sizes: of an engine that nothing else describes."""
     axes = counting(inputs)
     growing = any(info.sizes[axes[info.name]] == -1 for info in inputs if info.name in axes)
     infos = []
@@ -215,9 +215,14 @@ def joined(batches: Iterable[Arrays], infos: Iterable[TensorInfo] = ()) -> dict[
     whole: dict[str, NDArray[Any]] = {}
     for name in parts[0]:
         arrays, axis = [part[name] for part in parts], axes.get(name, 0)
-        if len({array.shape[:axis] + array.shape[axis + 1 :] if axis is not None else array.shape for array in arrays}) > 1:
+        if (
+            len({array.shape[:axis] + array.shape[axis + 1 :] if axis is not None else array.shape for array in arrays})
+            > 1
+        ):
             shapes = ", ".join(dict.fromkeys(x(array.shape) for array in arrays))
-            raise DataError(f"{name} has shapes {shapes}, which one array can't hold: give samples of one shape at a time")
+            raise DataError(
+                f"{name} has shapes {shapes}, which one array can't hold: give samples of one shape at a time"
+            )
         whole[name] = np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
     return whole
 

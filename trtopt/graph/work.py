@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.graph.proto import LARGE, RECURRENT, all_graphs, all_nodes, attribute, forget_output_shapes, infer_shapes, skeleton
+from trtopt.graph.proto import (
+    LARGE,
+    RECURRENT,
+    all_graphs,
+    all_nodes,
+    attribute,
+    forget_output_shapes,
+    infer_shapes,
+    skeleton,
+)
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", *RECURRENT)
 

@@ -138,7 +138,7 @@ def run(request: RunRequest) -> RunResult:
     """
     if (request.data is not None) + (request.input is not None) + (request.images is not None) != 1:
         raise UsageError(
-            "give one of `data=` (or `input=`, its other name) and `images=`: what the engine is to be run on"
+            "give one of `data=` and `images=`: what the engine is to be run on (`input=` is another name of `data=`)"
         )
     if request.images is None and request.preprocess is not None:
         raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
@@ -221,7 +221,8 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], option: str, limit: int | 
 
 def _unknown(item: Any, option: str) -> UsageError:
     return UsageError(
-        f"{option} holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them is needed"
+        f"{option} holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them "
+        "is needed"
     )
 
 
@@ -239,7 +240,9 @@ def _read(item: Any, inputs: Sequence[TensorInfo], option: str, limit: int | Non
     if Path(text).is_dir():
         files = sorted(file for file in Path(text).rglob("*") if file.suffix in (".npz", ".npy") and file.is_file())
         if not files:
-            raise UsageError(f"{option}: there is no .npz or .npy file in {text}; for its images give `images='{text}'`")
+            raise UsageError(
+                f"{option}: there is no .npz or .npy file in {text}; for its images give `images='{text}'`"
+            )
         return [part for file in files[:limit] for part in _read(file, inputs, option, limit)]
     if not text.endswith(".npz"):
         return [{_only(inputs, text, option): _loaded(text, option)}]
@@ -283,7 +286,8 @@ def _together(parts: Sequence[dict[str, Array]], inputs: Sequence[TensorInfo]) -
         return parts[0]
     whole = {info.name: len(info.shape) for info in inputs if info.batch_axis is None}
     counted = (
-        {name: array[None] if array.ndim == whole.get(name) else array for name, array in part.items()} for part in parts
+        {name: array[None] if array.ndim == whole.get(name) else array for name, array in part.items()}
+        for part in parts
     )
     return joined(counted, [replace(info, batch_axis=info.batch_axis or 0) for info in inputs])
 

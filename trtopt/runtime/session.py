@@ -132,7 +132,7 @@ class Session:
         profiles: for each profile its inputs' `ShapeRange`: the shapes that are taken, and those it is tuned for; none: any
             that fit `inputs`.
         classes: their names; None where the manifest has none.
-        kinds: what outputs hold, by name, as the manifest says.
+        kinds: what outputs hold, by name, where the manifest isn't to be believed.
         preprocess, embedded: how an image becomes an input, and what of that the engine does itself; None if not known.
         manifest: what is known of the build; None without one.
         notes: what else is to be known, such as how it was limited.
@@ -213,7 +213,7 @@ class Session:
         self.classes: tuple[str, ...] | None = None
         if self.manifest and self.manifest.classes:
             self.classes = tuple(self.manifest.classes)
-        self.kinds: dict[str, str] = dict((self.manifest and self.manifest.output_kinds) or {})
+        self.kinds: dict[str, str] = {}
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
@@ -643,8 +643,8 @@ class Session:
         return calls(inputs, self.inputs, self.outputs, self.profiles, limit=limit, more=more)
 
     def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
-        """Whether an output is scores, samples × classes: as `kinds` says; without it, of every floating one it may be."""
-        kind = self.kinds.get(name)
+        """Whether an output is scores, samples × classes: as `kinds` or the manifest says; else every floating one may be."""
+        kind = ({**((self.manifest and self.manifest.output_kinds) or {}), **self.kinds}).get(name)
         possible = output.ndim == 2 and output.dtype.kind not in "iub"
         return possible and kind in (None, Kind.CLASSES)
 
