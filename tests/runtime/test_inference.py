@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -15,10 +18,30 @@ from world import Heard, World, has
 
 import trtopt
 from trtopt.core.errors import DataError, UsageError
+from trtopt.core.values import ShapeRange
 from trtopt.recipes.loader import load_recipe
 from trtopt.runtime.inference import run
+from trtopt.runtime.session import Session
 
 ORT = ("--backend", "onnxruntime")
+AtMost = Callable[..., None]
+
+
+@pytest.fixture
+def at_most(monkeypatch: pytest.MonkeyPatch) -> AtMost:
+    """Profiles for the sessions that are opened then: of each the smallest and the largest shape of every input."""
+    opened = Session.__init__
+
+    def given(*profiles: dict[str, Any]) -> None:
+        def init(session: Session, *values: Any, **options: Any) -> None:
+            opened(session, *values, **options)
+            session.profiles = tuple(
+                {name: ShapeRange(low, high, high) for name, (low, high) in profile.items()} for profile in profiles
+            )
+
+        monkeypatch.setattr(Session, "__init__", init)
+
+    return given
 
 
 def _save(
@@ -160,14 +183,183 @@ def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
     assert [item.predictions[0].index for item in few.ranked] == [243, 559, 438]
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_samples_of_a_model_for_a_fixed_number_run_one_call_after_another(world: World, batch: int) -> None:
-    graph = f"g (float[{batch},4] x) => (float[{batch},4] y) {{ y = Add(x, x) }}"
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}'), world.folder / "m.onnx")
-    samples = np.arange(20, dtype=np.float32).reshape(5, 4)
-    found = run(world.folder / "m.onnx", input=samples, backend="onnxruntime")
-    np.testing.assert_array_equal(found.arrays["y"], 2 * samples)
-    assert len(found.milliseconds) == -(-5 // batch)
+# Where samples lie ------------------------------------------------------------------------------------------------------
+
+
+def _written(path: Path, text: str) -> Path:
+    """A model in ONNX's text form; outputs declare what they are said to be."""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g {text}'), path)
+    return path
+
+
+def _values(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def _one_by_one(model: Path, arrays: dict[str, Any], batch: int) -> list[dict[str, Any]]:
+    """What ONNX Runtime gives for each sample, without trtopt: repeated as often as a fixed batch needs."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    axes = {name: axis for name, (axis, _) in arrays.items()}
+    results = []
+    for number in range(next(array.shape[axis] for axis, array in arrays.values() if axis is not None)):
+        feed = {
+            name: array if axes[name] is None else np.repeat(np.take(array, [number], axes[name]), batch, axes[name])
+            for name, (_, array) in arrays.items()
+        }
+        results.append(dict(zip([item.name for item in session.get_outputs()], session.run(None, feed))))
+    return results
+
+
+BATCHED = {
+    "batch first": ("({n},3,5) x", "y = Neg(x)", {"y": 0}),
+    "time first": ("({n},3,5) x", "y = Transpose<perm = [2, 0, 1]>(x)", {"y": 1}),
+    "as many steps as samples": ("({n},3,4) x", "y = Transpose<perm = [2, 0, 1]>(x)", {"y": 1}),
+    "last": ("({n},3,5) x", "y = Transpose<perm = [1, 2, 0]>(x)", {"y": 2}),
+    "rows": ("({n},3,5) x", "s = Constant<value_ints = [-1, 5]>() y = Reshape(x, s) z = Neg(x)", {"y": 0, "z": 0}),
+    "states": ("({n},3,5) x; (2,{n},4) h", "y = Neg(x) z = Add(h, h)", {"y": 0, "z": 1}),
+    "samples elsewhere": ("(3,{n},5) x; (2,{n},4) h", "y = Neg(x) z = Add(h, h)", {"y": 1, "z": 1}),
+    "passed through": ("({n},3,5) x; (3,5) k", "y = Add(x, k) z = Identity(x)", {"y": 0, "z": 0}),
+}
+LEFT = {"y": "y", "z": "z"}
+
+
+@pytest.mark.parametrize("case", BATCHED)
+@pytest.mark.parametrize(
+    ("fixed", "range_", "count", "calls"),
+    [
+        ("batch", (1, 4), 9, 3),  # more than the engine takes
+        ("batch", (4, 4), 9, 3),  # and the last ones filled up
+        ("batch", (3, 8), 2, 1),  # fewer than it takes
+        ("batch", (1, 9), 9, 1),
+        ("1", None, 3, 3),
+        ("4", None, 6, 2),
+        ("4", None, 2, 1),
+    ],
+)
+def test_each_output_is_cut_and_joined_where_its_samples_lie(
+    tmp_path: Path, at_most: AtMost, case: str, fixed: str, range_: Any, count: int, calls: int
+) -> None:
+    inputs, nodes, outputs = BATCHED[case]
+    if fixed != "batch" and case in ("states", "samples elsewhere", "passed through"):
+        pytest.skip("where such samples lie is known by the name of the size alone")
+    takes = ", ".join(f"float[{item.strip()[1:-3]}] {item[-1]}" for item in inputs.format(n=fixed).split("; "))
+    model = _written(tmp_path / "m.onnx", f"({takes}) => ({', '.join(f'float {n}' for n in outputs)}) {{ {nodes} }}")
+    proto = onnx.load(model)
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(proto, model)
+    given: dict[str, Any] = {}
+    for item in inputs.split("; "):
+        sizes = item.strip()[1:-3].split(",")
+        axis = sizes.index("{n}") if "{n}" in sizes else None
+        given[item[-1]] = axis, _values(*(count if size == "{n}" else int(size) for size in sizes))
+    if range_ is not None:
+        at_most({
+            name: [tuple(size if at == axis else length for at, length in enumerate(array.shape)) for size in range_]
+            for name, (axis, array) in given.items()
+        })  # fmt: skip
+    arrays = {name: array for name, (_, array) in given.items()}
+    found = run(model, data=arrays, backend="onnxruntime")
+    assert len(found.milliseconds) == calls
+    batch = int(fixed) if fixed != "batch" else 1
+    wanted = _one_by_one(model, given, batch)
+    for name, axis in outputs.items():
+        parts = [np.split(item[name], batch, axis)[0] for item in wanted]
+        np.testing.assert_array_equal(found.arrays[name], np.concatenate(parts, axis), strict=True)
+    with Session(model, backend="onnxruntime") as session:
+        for name, array in session.run_batches(arrays).items():
+            np.testing.assert_array_equal(array, found.arrays[name])
+
+
+SHARED = "(float[n,3] x) => (float[n,3] y, float m) { y = Neg(x) m = ReduceMean<keepdims = 0>(x) }"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHARED,
+        "(float[n,3] x) => (float[r,3] y, float[n,3] z) { z = Neg(x) y = Concat<axis = 0>(x, z) }",
+        "(float[n,3] x) => (float[n,n] y) { t = Transpose<perm = [1, 0]>(x) y = MatMul(x, t) }",
+        "(float[n,3,2] x) => (float[r,2] y) <int64[2] s = {-1, 2}> "
+        "{ t = Transpose<perm = [1, 0, 2]>(x) y = Reshape(t, s) }",
+        "(float[n,3] x) => (int64[2,k] y) { y = NonZero(x) }",
+    ],
+    ids=["mean", "two after each other", "of each pair", "rows of all", "found ones"],
+)
+def test_what_cannot_be_cut_is_refused_before_anything_runs(tmp_path: Path, at_most: AtMost, text: str) -> None:
+    model = _written(tmp_path / "m.onnx", text)
+    rest = (3, 2) if "n,3,2" in text else (3,)
+    at_most({"x": [(1, *rest), (4, *rest)]})
+    ran: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", lambda *_: ran.append(1))
+        with pytest.raises(
+            UsageError, match=r"no axis of output '[ym]' .* counts samples.*: give 4 samples.*`limit=4`"
+        ):
+            run(model, data=_values(5, *rest), backend="onnxruntime", output=tmp_path / "out")
+    assert not ran and not (tmp_path / "out").exists()
+    whole, wanted = run(model, data=_values(5, *rest), limit=4, backend="onnxruntime"), _values(5, *rest)[:4]
+    for name, array in zip(whole.arrays, onnxruntime.InferenceSession(model).run(None, {"x": wanted})):
+        np.testing.assert_array_equal(whole.arrays[name], array, strict=True)
+    at_most({"x": [(8, *rest), (8, *rest)]})
+    with pytest.raises(UsageError, match="give 8 samples"):  # which a batch that is filled up would change
+        run(model, data=wanted, backend="onnxruntime")
+
+
+def test_one_sample_a_call_gives_a_result_for_each(tmp_path: Path) -> None:
+    model = _written(tmp_path / "m.onnx", SHARED.replace("n,3", "1,3"))
+    samples = _values(5, 3)
+    found = run(model, data=samples, backend="onnxruntime")
+    np.testing.assert_array_equal(found.arrays["y"], -samples)
+    np.testing.assert_allclose(found.arrays["m"], samples.mean(1), rtol=1e-6)
+
+
+GRAPH = (
+    "(float[nodes,3] x, int64[2,edges] e) => (float[nodes,3] y) <int64[1] a = {0}, int64[1] b = {1}> "
+    "{ s = Gather<axis = 0>(e, a) f = Squeeze(s, a) g = Gather<axis = 0>(x, f) y0 = ReduceSum<keepdims = 1>(g, a) "
+    "y = Add(x, y0) }"
+)
+
+
+def test_a_graph_is_one_sample_with_a_result_for_each_node(tmp_path: Path) -> None:
+    model = _written(tmp_path / "m.onnx", GRAPH)
+    nodes, edges = _values(7, 3), np.array([[0, 1, 6, 2, 2], [1, 2, 3, 4, 5]])
+    wanted = nodes + nodes[edges[0]].sum(0)
+    one = run(model, data={"x": nodes, "e": edges}, backend="onnxruntime")
+    np.testing.assert_allclose(one.arrays["y"], wanted, rtol=1e-5)
+    several = {"x": np.stack([nodes, nodes + 1]), "e": np.stack([edges, edges])}
+    two = run(model, data=several, backend="onnxruntime")
+    assert two.arrays["y"].shape == (2, 7, 3)
+    assert len(two.milliseconds) == 2
+    np.testing.assert_allclose(two.arrays["y"][0], wanted, rtol=1e-5)
+    (tmp_path / "graphs").mkdir()
+    for number, extra in enumerate((0, 1, 2)):
+        np.savez(tmp_path / f"graphs/{number}.npz", x=np.concatenate([nodes, _values(extra, 3)]), e=edges)
+    with pytest.raises(DataError, match="x has shapes 1x7x3, 1x8x3, 1x9x3, which one array can't hold"):
+        run(model, data=tmp_path / "graphs", backend="onnxruntime")
+    first = run(model, data=tmp_path / "graphs", limit=1, backend="onnxruntime")
+    np.testing.assert_allclose(first.arrays["y"], wanted, rtol=1e-5)
+
+
+def test_inputs_of_unlike_lengths_are_one_call(tmp_path: Path) -> None:
+    model = _written(
+        tmp_path / "m.onnx",
+        "(float[p,3] x, float[q,3] z) => (float[p,q] y) { t = Transpose<perm = [1, 0]>(z) y = MatMul(x, t) }",
+    )
+    x_, z = _values(7, 3), _values(2, 3)
+    found = run(model, data={"x": x_, "z": z}, backend="onnxruntime")
+    np.testing.assert_allclose(found.arrays["y"], x_ @ z.T, rtol=1e-5, atol=1e-6)
+
+
+def test_the_profile_that_takes_the_samples_says_how_many_at_a_time(tmp_path: Path, at_most: AtMost) -> None:
+    model = _written(tmp_path / "m.onnx", "(float[n,w] x) => (float[n,w] y) { y = Neg(x) }")
+    at_most({"x": [(1, 8), (8, 8)]}, {"x": [(1, 16), (2, 16)]})
+    for width, calls in ((8, 1), (16, 3)):
+        found = run(model, data=_values(5, width), backend="onnxruntime")
+        np.testing.assert_array_equal(found.arrays["y"], -_values(5, width))
+        assert len(found.milliseconds) == calls
+    at_most({"x": [(1, 8), (2, 8)]}, {"x": [(5, 8), (6, 8)]})
+    assert len(run(model, data=_values(9, 8), backend="onnxruntime").milliseconds) == 3  # 6, 2, 1
 
 
 def test_samples_that_the_table_leaves_out_are_counted(world: World, lite0: Path) -> None:

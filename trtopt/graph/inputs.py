@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from onnx import ModelProto, TensorShapeProto, ValueInfoProto
@@ -63,9 +63,9 @@ def network_outputs(
         forget_output_shapes(light)
         inferred = infer_shapes(light).graph.output
     known = {value.name: value for value in inferred}
-    infos = [_as_inferred(value, known.get(value.name, value)) for value in proto.graph.output]
     axes = counting(inputs.values())
     names = {inputs[name].shape[axis] for name, axis in axes.items()}
+    infos = [_as_inferred(value, known.get(value.name, value), names) for value in proto.graph.output]
     infos = [replace(info, batch_axis=_only(info.shape, names)) for info in infos]
     unknown = {info.name for info in infos if info.batch_axis is None and info.shape}
     if axes and unknown:
@@ -90,17 +90,20 @@ def declare_outputs(proto: ModelProto, outputs: Iterable[TensorInfo]) -> None:
                     dim.dim_value = new
 
 
-def _as_inferred(declared: ValueInfoProto, inferred: ValueInfoProto) -> TensorInfo:
-    """Inferred sizes, and where these have none or only a name, declared ones; types stay as declared."""
+def _as_inferred(declared: ValueInfoProto, inferred: ValueInfoProto, names: Collection[int | str]) -> TensorInfo:
+    """Inferred sizes, and where these have none, or a name that isn't the batch's, declared ones; types stay as declared."""
     info, other = tensor_info(declared), tensor_info(inferred)
     if not inferred.type.tensor_type.HasField("shape"):
         return info
     if len(info.shape) != len(other.shape):
         return replace(info, shape=other.shape)
-    unknown = {-1, *(size for size in other.shape if isinstance(size, str) and size.startswith("unk__"))}
-    sizes = zip(info.shape, other.shape)
-    kept = (old if new in unknown or isinstance(old, str) > isinstance(new, int) else new for old, new in sizes)
-    return replace(info, shape=tuple(kept))
+    sizes = list(other.shape)
+    for axis, (old, new) in enumerate(zip(info.shape, sizes)):
+        if new == -1 or (
+            isinstance(new, str) and new not in names and (new.startswith("unk__") or isinstance(old, str))
+        ):
+            sizes[axis] = old
+    return replace(info, shape=tuple(sizes))
 
 
 def _growth(
