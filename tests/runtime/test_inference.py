@@ -17,8 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from world import Heard, World, has
 
 import trtopt
-from trtopt.core.errors import DataError, UsageError
+from trtopt.core.errors import DataError, OutputError, UsageError
 from trtopt.core.values import ShapeRange
+from trtopt.data.preprocess import Preprocess
 from trtopt.recipes.loader import load_recipe
 from trtopt.runtime.inference import run
 from trtopt.runtime.session import Session
@@ -438,3 +439,131 @@ def test_images_of_an_engine_that_gives_no_classes(world: World, rtx: None) -> N
 def test_what_is_no_array_is_refused_by_name(two: Path, given: object) -> None:
     with pytest.raises(UsageError, match=r"`input=` holds \w+; an array, a file, a mapping of input names"):
         run(two, input=given, backend="onnxruntime")
+
+
+# Images -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """A model of images (n×3×4×4), by its nodes and outputs, with a preprocessing as an engine's manifest names it."""
+    opened = Session.__init__
+
+    def init(session: Session, *values: Any, **options: Any) -> None:
+        opened(session, *values, **options)
+        session.preprocess = Preprocess.load({"scale": 0.1})
+
+    monkeypatch.setattr(Session, "__init__", init)
+
+    def made(batch: str, outputs: str, nodes: str) -> Path:
+        return _written(tmp_path / "m.onnx", f"(float[{batch},3,4,4] x) => ({outputs}) {{ {nodes} }}")
+
+    return made  # type: ignore[return-value]
+
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (11, 4, 4, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(("batch", "calls"), [("n", 2), ("1", 11), ("4", 3)])
+def test_a_call_on_images_is_timed_as_a_call(pictures: Any, tmp_path: Path, batch: str, calls: int) -> None:
+    nodes = "t = Transpose<perm = [2, 0, 1, 3]>(x) s = Constant<value_ints = [4, -1, 12]>() y = Reshape(t, s)"
+    model = pictures(batch, f"float[4,{batch},12] y", nodes)
+    found = run(model, images=PIXELS, backend="onnxruntime", output=tmp_path / "out")
+    assert len(found.milliseconds) == calls
+    assert found.arrays["y"].shape == (4, 11, 12)
+    with Session(model, backend="onnxruntime") as session:
+        prepared = np.stack([session.prepare(image) for image in PIXELS])
+    np.testing.assert_array_equal(found.arrays["y"], prepared.transpose(2, 0, 1, 3).reshape(4, 11, 12))
+    np.testing.assert_array_equal(np.load(tmp_path / "out/y.npy"), found.arrays["y"])
+    assert json.loads((tmp_path / "out/images.json").read_bytes()) == [f"image {n}" for n in range(11)]
+    assert [item.shape for item in found.outputs] == [(4, 11, 12)]
+    few = run(model, images=PIXELS, limit=3, backend="onnxruntime")
+    np.testing.assert_array_equal(few.arrays["y"], found.arrays["y"][:, :3])
+
+
+def classifier(pictures: Any) -> Path:
+    nodes = "a = Constant<value_ints = [2, 3]>() y = ReduceMean<keepdims = 0>(x, a)"
+    return pictures("n", "float[n,3] y", nodes)  # type: ignore[no-any-return]
+
+
+def test_classes_of_images_are_written_beside_their_scores(pictures: Any, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
+    model, options = classifier(pictures), {"backend": "onnxruntime", "classes": tmp_path / "names.txt"}
+    found = run(model, images=[*PIXELS, b"no"], top=1, output=tmp_path / "out", **options)
+    assert [(item.sample, len(item.predictions)) for item in found.ranked] == [(f"image {n}", 1) for n in range(11)]
+    assert [item.predictions[0].index for item in found.ranked] == found.arrays["y"].argmax(-1).tolist()
+    assert {item.predictions[0].name for item in found.ranked} <= {"red", "green", "blue"}
+    assert not found.ok and [item.name for item in found.skipped] == ["image 11"]
+    written = json.loads((tmp_path / "out/predictions.json").read_bytes())
+    assert [item["sample"] for item in written] == list(found.images) == [f"image {n}" for n in range(11)]
+    assert sorted(map(Path, map(str, found.files))) == [tmp_path / "out/predictions.json", tmp_path / "out/y.npy"]
+    other = run(model, images=PIXELS, output=tmp_path / "out", output_kind=["y=embedding"], **options)
+    assert other.ranked == ()
+    assert (tmp_path / "out/images.json").exists()
+    with pytest.raises(UsageError, match=r"`classes=` gives 2 names; output 'y' has 3"):
+        run(model, images=PIXELS, backend="onnxruntime", classes=["a", "b"])
+    with pytest.raises(UsageError, match="there is no output 'z'"):
+        run(model, images=PIXELS, backend="onnxruntime", output_kind={"z": "other"})
+
+
+@pytest.mark.parametrize("name", ["images.json", "predictions.json"])
+def test_lists_that_cannot_be_written_are_found_before_the_run(pictures: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", lambda *_: pytest.fail("it was run"))
+        with pytest.raises(OutputError, match=name):
+            run(classifier(pictures), images=PIXELS, backend="onnxruntime", output=tmp_path / "out")
+
+
+def test_images_of_what_gives_one_result_for_all_are_refused_before_the_run(pictures: Any) -> None:
+    model = pictures("n", "float m", "m = ReduceMean<keepdims = 0>(x)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", lambda *_: pytest.fail("it was run"))
+        with pytest.raises(UsageError, match=r"no axis of output 'm' scalar counts samples.*`limit=8`"):
+            run(model, images=PIXELS, backend="onnxruntime")
+    whole = run(model, images=PIXELS, backend="onnxruntime", limit=8)
+    assert whole.arrays["m"].shape == ()
+    with pytest.raises(UsageError, match="one of `data=` and `images=`"):
+        run(model, images=PIXELS, data=np.zeros(1), backend="onnxruntime")
+    with pytest.raises(UsageError, match="`preprocess=` is for `images=`"):
+        run(model, data=np.zeros(1), preprocess="imagenet", backend="onnxruntime")
+
+
+# Forms of data ------------------------------------------------------------------------------------------------------------
+
+
+def test_data_comes_as_for_calibration_and_input_is_its_other_name(world: World, two: Path) -> None:
+    folder = world.folder / "data"
+    folder.mkdir()
+    for number in range(3):
+        np.savez(folder / f"{number}.npz", a=A + number, b=B)
+    (folder / "notes.txt").write_text("no arrays")
+    wanted = np.concatenate([A + number + 11 for number in range(3)])
+    for option in ("--data", "--input"):
+        found = world.run("run", two, option, folder, "-o", world.output / option, *ORT)
+        assert found.status == 0, found
+        np.testing.assert_array_equal(np.load(world.output / option / "_sum.npy"), wanted)
+        several = world.run("run", two, option, *(folder / f"{n}.npz" for n in range(3)), *ORT)
+        assert several.out.splitlines()[0] == found.out.splitlines()[0]
+    for data in (folder, {"a": A, "b": B}, [{"a": A, "b": B}] * 2, [{"a": A}, {"b": folder.parent / "b.npy"}]):
+        np.save(folder.parent / "b.npy", B)
+        result = run(two, data=data, limit=1, backend="onnxruntime")
+        np.testing.assert_array_equal(result.arrays["/sum"], (A + 11)[:1])
+    (world.folder / "empty").mkdir()
+    has(world.refused("run", two, "--data", world.folder / "empty", *ORT), "no .npz or .npy file", "--images")
+    has(world.refused("run", two, "--data", folder, "--input", folder, *ORT), "one of --data and --images")
+    has(world.refused("run", two, "--data", folder, "--limit", 0, *ORT), "--limit is 0")
+
+
+def test_one_sample_may_come_without_the_axis_of_samples(tmp_path: Path) -> None:
+    model = _written(tmp_path / "m.onnx", "(float[n,3,5] x) => (float[n,3,5] y) { y = Neg(x) }")
+    np.testing.assert_array_equal(
+        run(model, data=_values(3, 5), backend="onnxruntime").arrays["y"], -_values(3, 5)[None]
+    )
+    for given, message in (
+        (np.float32(1), r"input 'x' has shape scalar, rank 0; the engine takes rank 3, -1x3x5"),
+        (_values(1, 1, 3, 5), r"input 'x' has shape 1x1x3x5, rank 4; the engine takes rank 3"),
+        (_values(2, 4, 5), r"input 'x' has shape 2x4x5; -1x3x5 is needed"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run(model, data=given, backend="onnxruntime")

@@ -56,16 +56,16 @@ def counting(inputs: Iterable[TensorInfo]) -> dict[str, int]:
     return axes if len({*sizes.values()}) == 1 else {}
 
 
-def by_sizes(outputs: Iterable[TensorInfo], inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+def by_sizes(outputs: Sequence[TensorInfo], inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
     """Outputs whose samples can't be first, by their sizes: of an engine that nothing else describes."""
     axes = counting(inputs)
     growing = any(info.sizes[axes[info.name]] == -1 for info in inputs if info.name in axes)
-    infos = []
-    for info in outputs:
-        if not info.shape or (info.batch_axis == 0 and growing and 0 not in info.open_axes):
-            info = replace(info, batch_axis=info.open_axes[0] if len(info.open_axes) == 1 else None)
-        infos.append(info)
-    return tuple(infos)
+
+    def first(info: TensorInfo) -> bool:
+        return bool(info.shape) and (info.batch_axis != 0 or not growing or 0 in info.open_axes)
+
+    only = (info.open_axes[0] if len(info.open_axes) == 1 else None for info in outputs)
+    return tuple(info if first(info) else replace(info, batch_axis=axis) for info, axis in zip(outputs, only))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def calls(
         UsageError: more than one call is needed, or a batch that is filled up, and an output isn't of samples.
     """
     axes = counting(inputs)
-    several = {info.name for info in inputs if info.name not in axes and arrays[info.name].ndim == len(info.shape) + 1}
+    several = {info.name for info in inputs if info.batch_axis is None and arrays[info.name].ndim > len(info.shape)}
     counted = [info for info in inputs if info.name in several or info.name in axes]
     if any(arrays[info.name].ndim != len(info.shape) + (info.name in several) for info in counted):
         return [Call(dict(arrays))]
@@ -153,7 +153,7 @@ def calls(
     if odd is not None and most > 1 and (more or len(found) > 1 or found[0].real < most):
         raise UsageError(
             f"no axis of output {odd.name!r} {odd.dims} counts samples, so that its results can't be cut, nor joined with "
-            f"those of another call: give {most} samples, which are one call (`limit={most}`), or run them one by one"
+            f"those of another call: give {most} samples, which are one call (`limit={most}`)"
         )
     return found
 
@@ -215,15 +215,13 @@ def joined(batches: Iterable[Arrays], infos: Iterable[TensorInfo] = ()) -> dict[
     whole: dict[str, NDArray[Any]] = {}
     for name in parts[0]:
         arrays, axis = [part[name] for part in parts], axes.get(name, 0)
-        if (
-            len({array.shape[:axis] + array.shape[axis + 1 :] if axis is not None else array.shape for array in arrays})
-            > 1
-        ):
+        try:
+            whole[name] = np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
+        except ValueError:
             shapes = ", ".join(dict.fromkeys(x(array.shape) for array in arrays))
             raise DataError(
                 f"{name} has shapes {shapes}, which one array can't hold: give samples of one shape at a time"
-            )
-        whole[name] = np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
+            ) from None
     return whole
 
 
