@@ -281,8 +281,7 @@ SHARED = "(float[n,3] x) => (float[n,3] y, float m) { y = Neg(x) m = ReduceMean<
         SHARED,
         "(float[n,3] x) => (float[r,3] y, float[n,3] z) { z = Neg(x) y = Concat<axis = 0>(x, z) }",
         "(float[n,3] x) => (float[n,n] y) { t = Transpose<perm = [1, 0]>(x) y = MatMul(x, t) }",
-        "(float[n,3,2] x) => (float[r,2] y) <int64[2] s = {-1, 2}> "
-        "{ t = Transpose<perm = [1, 0, 2]>(x) y = Reshape(t, s) }",
+        "(float[n,3,2] x) => (float[r,2] y) <int64[2] s = {-1,2}> { t = Transpose<perm=[1,0,2]>(x) y = Reshape(t, s) }",
         "(float[n,3] x) => (int64[2,k] y) { y = NonZero(x) }",
     ],
     ids=["mean", "two after each other", "of each pair", "rows of all", "found ones"],
