@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from graphs import model, node, values
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, ValueInfoProto, numpy_helper
 
-from trtopt.graph.inputs import network_inputs
+from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.io import load_model
+from trtopt.graph.one_sample import held_batch
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.proto import tensor_info
 
 N, H = 8, 16
 
@@ -135,3 +138,97 @@ def test_one_image_with_any_number_of_boxes_is_one_sample() -> None:
     named = model(boxes, inputs={"image": [1, 3, 8, 8], "rois": ["batch", 5]})
     assert axes(named) == {"image": 0, "rois": 0}
     assert axes(model(boxes, inputs={"image": ["n", 3, 8, 8], "rois": ["boxes", 5]})) == {"image": 0, "rois": 0}
+
+
+# Outputs ----------------------------------------------------------------------------------------------------------------
+
+ROWS = "{ t = Transpose<perm = [%s]>(x) y = Reshape(t, s) }"
+
+
+def written(text: str) -> ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g {text}')
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "axis"),
+    [
+        ("(float[n,3,5] x) => (float[n,3,5] y) { y = Neg(x) }", ("n", 3, 5), 0),
+        ("(float[n,3,5] x) => (float[5,m,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", (5, "n", 3), 1),
+        ("(float[?,3,5] x) => (float[5,?,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", (5, -1, 3), 1),
+        ("(float[n,3,w] x) => (float[a,b,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", ("a", "n", 3), 1),
+        ("(float[1,3,5] x) => (float[5,1,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", (5, 1, 3), 1),
+        ("(float[4,3,4] x) => (float[4,4,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", (4, 4, 3), 1),
+        ("(float[n,3] x) => (float y) { y = ReduceMean<keepdims = 0>(x) }", (), None),
+        ("(float[n,3] x) => (float[1,3] y) <int64[1] a = {0}> { y = ReduceMean(x, a) }", (1, 3), None),
+        ("(float[n,3] x) => (float[m,n] y) { t = Transpose<perm = [1, 0]>(x) y = MatMul(x, t) }", ("n", "n"), None),
+        ("(float[n,3] x) => (float[r,3] y) { z = Neg(x) y = Concat<axis = 0>(x, z) }", ("r", 3), None),
+        ("(float[n,3] x) => (float[r,3] y) <float[1,3] k = {1, 1, 1}> { y = Concat<axis = 0>(x, k) }", ("r", 3), None),
+        ("(float[n,3] x) => (int64[2,r] y) { y = NonZero(x) }", (2, "r"), None),
+        ("(float[n,3,5] x, float[4] k) => (float[4] y) { y = Identity(k) }", (4,), None),
+        # Rows of samples: one sample's after the other's, or mixed.
+        ("(float[n,3,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}> { z = Reshape(x, s) y = Neg(z) }", ("r", 5), 0),
+        (f"(float[n,3,5] x) => (float[r,3] y) <int64[2] s = {{-1, 3}}> {ROWS % '0, 2, 1'}", ("r", 3), 0),
+        (f"(float[n,3,5] x) => (float[r,5] y) <int64[2] s = {{-1, 5}}> {ROWS % '1, 0, 2'}", ("r", 5), None),
+        (f"(float[n,3,5] x) => (float[3,r] y) <int64[2] s = {{3, -1}}> {ROWS % '1, 0, 2'}", (3, "r"), 1),
+        (f"(float[n,3,5] x) => (float[3,r] y) <int64[2] s = {{3, -1}}> {ROWS % '1, 2, 0'}", (3, "r"), None),
+        (
+            "(float[n,6,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}, int64[3] u = {-1, 2, 5}> "  # noqa: ISC004
+            "{ z = Reshape(x, s) q = Reshape(z, u) p = Neg(q) y = Reshape(p, s) }",
+            ("r", 5),
+            0,
+        ),
+        (
+            "(float[n,w,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}> { y = Reshape(x, s) }",
+            ("r", 5),
+            0,
+        ),
+        # Declared sizes that aren't true any more.
+        ("(float[n,3] x) => (float[1,3] y) { y = Neg(x) }", ("n", 3), 0),
+        ("(float[n,3] x) => (float[4,3] y) { y = Neg(x) }", ("n", 3), 0),
+        ("(float[?,3] x) => (float[1,3] y) { y = Neg(x) }", (-1, 3), 0),
+        ("(float[1,4] x) => (float[1,3] y) { y = Neg(x) }", (1, 4), 0),
+        ("(float[1,4] x) => (float[4] y) { y = Neg(x) }", (1, 4), 0),
+        ("(float[n,3,5] x) => (float[3,5] y) <int64[2] s = {-1, 5}> { y = Reshape(x, s) }", (-1, 5), 0),
+        (
+            "(float[n,4] x) => (float[1,2,2] y) <int64[3] s = {-1, 2, 2}> { y = Reshape(x, s) }",
+            ("n", 2, 2),
+            0,
+        ),
+        # What inference doesn't know stays as it is declared.
+        ("(float[n,3] x) => (float[n,7] y) { y = com.acme.Own(x) }", ("n", 7), 0),
+        ("(float[n,3] x) => (float[7,q] y) { y = com.acme.Own(x) }", (7, "q"), None),
+        ("(float[2,3] x) => (float[7,2] y) { y = com.acme.Own(x) }", (7, 2), 1),
+        ("(float[2,3] x) => (float[2,2] y) { y = com.acme.Own(x) }", (2, 2), None),
+        ("(float[1,3] x) => (float[7,1,1] y) { y = com.acme.Own(x) }", (7, 1, 1), 1),
+    ],
+)  # fmt: skip
+def test_an_output_has_samples_where_it_grows_with_them(text: str, shape: Any, axis: int | None) -> None:
+    proto = written(text)
+    if "acme" in text:
+        proto.opset_import.add(domain="com.acme", version=1)
+    (info,) = network_outputs(proto, network_inputs(proto))
+    assert (info.name, info.dtype, info.shape, info.batch_axis) == (
+        "y",
+        "int64" if "NonZero" in text else "float32",
+        shape,
+        axis,
+    )
+    loaded = load_model(proto)
+    assert loaded.outputs == (info,)
+    declared = tensor_info(loaded.proto.graph.output[0])
+    assert declared.sizes == info.sizes
+
+
+def test_what_is_opened_for_any_batch_declares_any_batch() -> None:
+    proto = written("(float[n,4] x) => (float[1,2,2] y) <int64[3] s = {1, 2, 2}> { y = Reshape(x, s) }")
+    opened = held_batch(proto).opened
+    assert opened is not None
+    assert tensor_info(opened.graph.output[0]).shape == ("n", 2, 2)
+    folded, _ = fold(load_model(written("(float[n,3] x) => (float[1,3] y) { y = Neg(x) }")).proto)
+    assert tensor_info(folded.graph.output[0]).shape == ("n", 3)
+
+
+def test_outputs_that_are_no_tensors_stay_as_they_are() -> None:
+    proto = written("(float[n,3] x) => (seq(float[n,3]) y) { y = SequenceConstruct(x) }")
+    assert load_model(proto).outputs[0].dtype == "sequence"
+    assert isinstance(proto.graph.output[0], ValueInfoProto)

@@ -312,8 +312,6 @@ def test_what_has_its_samples_elsewhere_is_not_cut_on_the_first_axis(tmp_path: P
         assert [info.batch_axis for info in (*session.inputs, *session.outputs)] == [2, 2]
         x = values(2, 3, 5, 8)
         assert np.array_equal(session.run_batches({"x": x})["y"], session.run({"x": x})["y"])
-        with pytest.raises(UsageError, match=r"the first axis of input 'x' .* doesn't count samples"):
-            next(session.batches({"x": x}))
         with pytest.raises(UsageError, match=r"input 'x' has shape .*requests can't be put together"):
             Batcher(session, max_batch=4)
 
@@ -522,9 +520,33 @@ def test_outputs_that_are_not_of_the_batch_are_an_error(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
-        monkeypatch.setattr(session, "run", lambda inputs: {"y": np.zeros((3, 4))})
-        with pytest.raises(EngineError, match="'y' has shape 3x4 for a batch of 1"):
-            batcher.run(sample(1))
+        monkeypatch.setattr(session, "run", lambda inputs: {"y": np.zeros((3, 4)), "s": np.zeros(2)})
+        with pytest.raises(EngineError, match="'y' has shape 3x4 for a batch of 2: axis 0 isn't the batch"):
+            batcher.run(sample(2))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [
+        ("y = Transpose<perm = [1, 0, 2]>(x)", lambda x: x.transpose(1, 0, 2)),
+        ("shape = Constant<value_ints = [-1, 2]>() y = Reshape(x, shape)", lambda x: x.reshape(-1, 2)),
+    ],
+    ids=["time first", "rows"],
+)
+def test_each_request_gets_its_part_wherever_samples_lie(tmp_path: Path, nodes: str, wanted: Any) -> None:
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[batch,3,2] x) => (float y) {{ {nodes} }}'
+    proto = onnx.parser.parse_model(text)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    x = values(7, 3, 2)
+    with (
+        Session(tmp_path / "m.onnx", backend="onnxruntime") as session,
+        Batcher(session, max_batch=8, max_delay="500ms") as batcher,
+    ):
+        parts = [batcher.submit({"x": part}) for part in (x[:1], x[1:4], x[4:])]
+        for part, given in zip(parts, (x[:1], x[1:4], x[4:])):
+            np.testing.assert_array_equal(part.result()["y"], wanted(given))
+        assert batcher.stats().batches == 1
 
 
 def test_arguments_that_cannot_be_right(cuda: FakeCuda, open_session: Open) -> None:

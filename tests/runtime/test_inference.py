@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from world import Heard, World, has
 
 import trtopt
-from trtopt.core.errors import DataError, UsageError
+from trtopt.core.errors import DataError, OutputError, UsageError
+from trtopt.core.values import ShapeRange
+from trtopt.data.preprocess import Preprocess
 from trtopt.recipes.loader import load_recipe
 from trtopt.runtime.inference import run
+from trtopt.runtime.session import Session
 
 ORT = ("--backend", "onnxruntime")
+AtMost = Callable[..., None]
+
+
+@pytest.fixture
+def at_most(monkeypatch: pytest.MonkeyPatch) -> AtMost:
+    """Profiles for the sessions that are opened then: of each the smallest and the largest shape of every input."""
+    opened = Session.__init__
+
+    def given(*profiles: dict[str, Any]) -> None:
+        def init(session: Session, *values: Any, **options: Any) -> None:
+            opened(session, *values, **options)
+            session.profiles = tuple(
+                {name: ShapeRange(low, high, high) for name, (low, high) in profile.items()} for profile in profiles
+            )
+
+        monkeypatch.setattr(Session, "__init__", init)
+
+    return given
 
 
 def _save(
@@ -136,12 +160,12 @@ def test_wrong_arrays_are_refused(world: World, two: Path) -> None:
     has(world.refused("run", two, "--input", f"a={folder}/cut.npy", *ORT), "cut.npy can't be read as .npy")
     has(world.refused("run", two, "--input", folder / "cut.npz", *ORT), "cut.npz can't be read as .npz")
     has(world.refused("run", two, "--input", folder / "none.npy", *ORT), "none.npy")
-    has(world.refused("run", two, *ORT), "one of --input and --images")
-    has(world.refused("run", two, "--input", "x.npy", "--images", "y.jpg", *ORT), "one of --input and --images")
+    has(world.refused("run", two, *ORT), "one of --data and --images")
+    has(world.refused("run", two, "--input", "x.npy", "--images", "y.jpg", *ORT), "one of --data and --images")
     has(world.refused("run", two, "--input", f"a={folder}/a.npy", "--top", 0, *ORT), "--top is 0")
     (folder / "file").write_text("")
     has(world.refused("run", two, "--input", f"a={folder}/a.npy", "-o", folder / "file", *ORT), "can't make the folder")
-    has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images: it has 2 inputs", "--input")
+    has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images: it has 2 inputs", "--data")
 
 
 def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
@@ -160,14 +184,182 @@ def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
     assert [item.predictions[0].index for item in few.ranked] == [243, 559, 438]
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_samples_of_a_model_for_a_fixed_number_run_one_call_after_another(world: World, batch: int) -> None:
-    graph = f"g (float[{batch},4] x) => (float[{batch},4] y) {{ y = Add(x, x) }}"
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}'), world.folder / "m.onnx")
-    samples = np.arange(20, dtype=np.float32).reshape(5, 4)
-    found = run(world.folder / "m.onnx", input=samples, backend="onnxruntime")
-    np.testing.assert_array_equal(found.arrays["y"], 2 * samples)
-    assert len(found.milliseconds) == -(-5 // batch)
+# Where samples lie ------------------------------------------------------------------------------------------------------
+
+
+def _written(path: Path, text: str) -> Path:
+    """A model in ONNX's text form; outputs declare what they are said to be."""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g {text}'), path)
+    return path
+
+
+def _values(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def _one_by_one(model: Path, arrays: dict[str, Any], batch: int) -> list[dict[str, Any]]:
+    """What ONNX Runtime gives for each sample, without trtopt: repeated as often as a fixed batch needs."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    axes = {name: axis for name, (axis, _) in arrays.items()}
+    results = []
+    for number in range(next(array.shape[axis] for axis, array in arrays.values() if axis is not None)):
+        feed = {
+            name: array if axes[name] is None else np.repeat(np.take(array, [number], axes[name]), batch, axes[name])
+            for name, (_, array) in arrays.items()
+        }
+        results.append(dict(zip([item.name for item in session.get_outputs()], session.run(None, feed))))
+    return results
+
+
+BATCHED = {
+    "batch first": ("({n},3,5) x", "y = Neg(x)", {"y": 0}),
+    "time first": ("({n},3,5) x", "y = Transpose<perm = [2, 0, 1]>(x)", {"y": 1}),
+    "as many steps as samples": ("({n},3,4) x", "y = Transpose<perm = [2, 0, 1]>(x)", {"y": 1}),
+    "last": ("({n},3,5) x", "y = Transpose<perm = [1, 2, 0]>(x)", {"y": 2}),
+    "rows": ("({n},3,5) x", "s = Constant<value_ints = [-1, 5]>() y = Reshape(x, s) z = Neg(x)", {"y": 0, "z": 0}),
+    "states": ("({n},3,5) x; (2,{n},4) h", "y = Neg(x) z = Add(h, h)", {"y": 0, "z": 1}),
+    "samples elsewhere": ("(3,{n},5) x; (2,{n},4) h", "y = Neg(x) z = Add(h, h)", {"y": 1, "z": 1}),
+    "passed through": ("({n},3,5) x; (3,5) k", "y = Add(x, k) z = Identity(x)", {"y": 0, "z": 0}),
+}
+LEFT = {"y": "y", "z": "z"}
+
+
+@pytest.mark.parametrize("case", BATCHED)
+@pytest.mark.parametrize(
+    ("fixed", "range_", "count", "calls"),
+    [
+        ("batch", (1, 4), 9, 3),  # more than the engine takes
+        ("batch", (4, 4), 9, 3),  # and the last ones filled up
+        ("batch", (3, 8), 2, 1),  # fewer than it takes
+        ("batch", (1, 9), 9, 1),
+        ("1", None, 3, 3),
+        ("4", None, 6, 2),
+        ("4", None, 2, 1),
+    ],
+)
+def test_each_output_is_cut_and_joined_where_its_samples_lie(
+    tmp_path: Path, at_most: AtMost, case: str, fixed: str, range_: Any, count: int, calls: int
+) -> None:
+    inputs, nodes, outputs = BATCHED[case]
+    if fixed != "batch" and case in ("states", "samples elsewhere", "passed through"):
+        pytest.skip("where such samples lie is known by the name of the size alone")
+    takes = ", ".join(f"float[{item.strip()[1:-3]}] {item[-1]}" for item in inputs.format(n=fixed).split("; "))
+    model = _written(tmp_path / "m.onnx", f"({takes}) => ({', '.join(f'float {n}' for n in outputs)}) {{ {nodes} }}")
+    proto = onnx.load(model)
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(proto, model)
+    given: dict[str, Any] = {}
+    for item in inputs.split("; "):
+        sizes = item.strip()[1:-3].split(",")
+        axis = sizes.index("{n}") if "{n}" in sizes else None
+        given[item[-1]] = axis, _values(*(count if size == "{n}" else int(size) for size in sizes))
+    if range_ is not None:
+        at_most({
+            name: [tuple(size if at == axis else length for at, length in enumerate(array.shape)) for size in range_]
+            for name, (axis, array) in given.items()
+        })  # fmt: skip
+    arrays = {name: array for name, (_, array) in given.items()}
+    found = run(model, data=arrays, backend="onnxruntime")
+    assert len(found.milliseconds) == calls
+    batch = int(fixed) if fixed != "batch" else 1
+    wanted = _one_by_one(model, given, batch)
+    for name, axis in outputs.items():
+        parts = [np.split(item[name], batch, axis)[0] for item in wanted]
+        np.testing.assert_array_equal(found.arrays[name], np.concatenate(parts, axis), strict=True)
+    with Session(model, backend="onnxruntime") as session:
+        for name, array in session.run_batches(arrays).items():
+            np.testing.assert_array_equal(array, found.arrays[name])
+
+
+SHARED = "(float[n,3] x) => (float[n,3] y, float m) { y = Neg(x) m = ReduceMean<keepdims = 0>(x) }"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHARED,
+        "(float[n,3] x) => (float[r,3] y, float[n,3] z) { z = Neg(x) y = Concat<axis = 0>(x, z) }",
+        "(float[n,3] x) => (float[n,n] y) { t = Transpose<perm = [1, 0]>(x) y = MatMul(x, t) }",
+        "(float[n,3,2] x) => (float[r,2] y) <int64[2] s = {-1,2}> { t = Transpose<perm=[1,0,2]>(x) y = Reshape(t, s) }",
+        "(float[n,3] x) => (int64[2,k] y) { y = NonZero(x) }",
+    ],
+    ids=["mean", "two after each other", "of each pair", "rows of all", "found ones"],
+)
+def test_what_cannot_be_cut_is_refused_before_anything_runs(tmp_path: Path, at_most: AtMost, text: str) -> None:
+    model = _written(tmp_path / "m.onnx", text)
+    rest = (3, 2) if "n,3,2" in text else (3,)
+    at_most({"x": [(1, *rest), (4, *rest)]})
+    ran: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", lambda *_: ran.append(1))
+        with pytest.raises(
+            UsageError, match=r"no axis of output '[ym]' .* counts samples.*: give 4 samples.*`limit=4`"
+        ):
+            run(model, data=_values(5, *rest), backend="onnxruntime", output=tmp_path / "out")
+    assert not ran and not (tmp_path / "out").exists()
+    whole, wanted = run(model, data=_values(5, *rest), limit=4, backend="onnxruntime"), _values(5, *rest)[:4]
+    for name, array in zip(whole.arrays, onnxruntime.InferenceSession(model).run(None, {"x": wanted})):
+        np.testing.assert_array_equal(whole.arrays[name], array, strict=True)
+    at_most({"x": [(8, *rest), (8, *rest)]})
+    with pytest.raises(UsageError, match="give 8 samples"):  # which a batch that is filled up would change
+        run(model, data=wanted, backend="onnxruntime")
+
+
+def test_one_sample_a_call_gives_a_result_for_each(tmp_path: Path) -> None:
+    model = _written(tmp_path / "m.onnx", SHARED.replace("n,3", "1,3"))
+    samples = _values(5, 3)
+    found = run(model, data=samples, backend="onnxruntime")
+    np.testing.assert_array_equal(found.arrays["y"], -samples)
+    np.testing.assert_allclose(found.arrays["m"], samples.mean(1), rtol=1e-6)
+
+
+GRAPH = (
+    "(float[nodes,3] x, int64[2,edges] e) => (float[nodes,3] y) <int64[1] a = {0}, int64[1] b = {1}> "
+    "{ s = Gather<axis = 0>(e, a) f = Squeeze(s, a) g = Gather<axis = 0>(x, f) y0 = ReduceSum<keepdims = 1>(g, a) "
+    "y = Add(x, y0) }"
+)
+
+
+def test_a_graph_is_one_sample_with_a_result_for_each_node(tmp_path: Path) -> None:
+    model = _written(tmp_path / "m.onnx", GRAPH)
+    nodes, edges = _values(7, 3), np.array([[0, 1, 6, 2, 2], [1, 2, 3, 4, 5]])
+    wanted = nodes + nodes[edges[0]].sum(0)
+    one = run(model, data={"x": nodes, "e": edges}, backend="onnxruntime")
+    np.testing.assert_allclose(one.arrays["y"], wanted, rtol=1e-5)
+    several = {"x": np.stack([nodes, nodes + 1]), "e": np.stack([edges, edges])}
+    two = run(model, data=several, backend="onnxruntime")
+    assert two.arrays["y"].shape == (2, 7, 3)
+    assert len(two.milliseconds) == 2
+    np.testing.assert_allclose(two.arrays["y"][0], wanted, rtol=1e-5)
+    (tmp_path / "graphs").mkdir()
+    for number, extra in enumerate((0, 1, 2)):
+        np.savez(tmp_path / f"graphs/{number}.npz", x=np.concatenate([nodes, _values(extra, 3)]), e=edges)
+    with pytest.raises(DataError, match="x has shapes 1x7x3, 1x8x3, 1x9x3, which one array can't hold"):
+        run(model, data=tmp_path / "graphs", backend="onnxruntime")
+    first = run(model, data=tmp_path / "graphs", limit=1, backend="onnxruntime")
+    np.testing.assert_allclose(first.arrays["y"], wanted, rtol=1e-5)
+
+
+def test_inputs_of_unlike_lengths_are_one_call(tmp_path: Path) -> None:
+    model = _written(
+        tmp_path / "m.onnx",
+        "(float[p,3] x, float[q,3] z) => (float[p,q] y) { t = Transpose<perm = [1, 0]>(z) y = MatMul(x, t) }",
+    )
+    x_, z = _values(7, 3), _values(2, 3)
+    found = run(model, data={"x": x_, "z": z}, backend="onnxruntime")
+    np.testing.assert_allclose(found.arrays["y"], x_ @ z.T, rtol=1e-5, atol=1e-6)
+
+
+def test_the_profile_that_takes_the_samples_says_how_many_at_a_time(tmp_path: Path, at_most: AtMost) -> None:
+    model = _written(tmp_path / "m.onnx", "(float[n,w] x) => (float[n,w] y) { y = Neg(x) }")
+    at_most({"x": [(1, 8), (8, 8)]}, {"x": [(1, 16), (2, 16)]})
+    for width, calls in ((8, 1), (16, 3)):
+        found = run(model, data=_values(5, width), backend="onnxruntime")
+        np.testing.assert_array_equal(found.arrays["y"], -_values(5, width))
+        assert len(found.milliseconds) == calls
+    at_most({"x": [(1, 8), (2, 8)]}, {"x": [(5, 8), (6, 8)]})
+    assert len(run(model, data=_values(9, 8), backend="onnxruntime").milliseconds) == 3  # 6, 2, 1
 
 
 def test_samples_that_the_table_leaves_out_are_counted(world: World, lite0: Path) -> None:
@@ -187,7 +379,8 @@ def test_photos_get_names_and_bad_ones_are_told(world: World, lite0: Path) -> No
     has(good.out, "bald eagle", "strawberry", "onnxruntime, 1 call", "predictions.json")
     written = json.loads((world.output / "predictions.json").read_bytes())
     assert [item["predictions"][0]["index"] for item in written] == [22, 949]  # 17.jpg, 4.jpg: by name
-    assert set(world.contents()) == {"predictions.json"}
+    assert set(world.contents()) == {"logits.npy", "predictions.json"}
+    assert np.load(world.output / "logits.npy").argmax(-1).tolist() == [22, 949]
     (world.folder / "mine/bad.jpg").write_bytes(b"not an image")
     mixed = world.run(
         "run", lite0 / "int8.engine", "--images", world.folder / "mine", world.folder / "absent.png", "--top", 1, *ORT
@@ -245,3 +438,131 @@ def test_images_of_an_engine_that_gives_no_classes(world: World, rtx: None) -> N
 def test_what_is_no_array_is_refused_by_name(two: Path, given: object) -> None:
     with pytest.raises(UsageError, match=r"`input=` holds \w+; an array, a file, a mapping of input names"):
         run(two, input=given, backend="onnxruntime")
+
+
+# Images -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """A model of images (n×3×4×4), by its nodes and outputs, with a preprocessing as an engine's manifest names it."""
+    opened = Session.__init__
+
+    def init(session: Session, *values: Any, **options: Any) -> None:
+        opened(session, *values, **options)
+        session.preprocess = Preprocess.load({"scale": 0.1})
+
+    monkeypatch.setattr(Session, "__init__", init)
+
+    def made(batch: str, outputs: str, nodes: str) -> Path:
+        return _written(tmp_path / "m.onnx", f"(float[{batch},3,4,4] x) => ({outputs}) {{ {nodes} }}")
+
+    return made  # type: ignore[return-value]
+
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (11, 4, 4, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(("batch", "calls"), [("n", 2), ("1", 11), ("4", 3)])
+def test_a_call_on_images_is_timed_as_a_call(pictures: Any, tmp_path: Path, batch: str, calls: int) -> None:
+    nodes = "t = Transpose<perm = [2, 0, 1, 3]>(x) s = Constant<value_ints = [4, -1, 12]>() y = Reshape(t, s)"
+    model = pictures(batch, f"float[4,{batch},12] y", nodes)
+    found = run(model, images=PIXELS, backend="onnxruntime", output=tmp_path / "out")
+    assert len(found.milliseconds) == calls
+    assert found.arrays["y"].shape == (4, 11, 12)
+    with Session(model, backend="onnxruntime") as session:
+        prepared = np.stack([session.prepare(image) for image in PIXELS])
+    np.testing.assert_array_equal(found.arrays["y"], prepared.transpose(2, 0, 1, 3).reshape(4, 11, 12))
+    np.testing.assert_array_equal(np.load(tmp_path / "out/y.npy"), found.arrays["y"])
+    assert json.loads((tmp_path / "out/images.json").read_bytes()) == [f"image {n}" for n in range(11)]
+    assert [item.shape for item in found.outputs] == [(4, 11, 12)]
+    few = run(model, images=PIXELS, limit=3, backend="onnxruntime")
+    np.testing.assert_array_equal(few.arrays["y"], found.arrays["y"][:, :3])
+
+
+def classifier(pictures: Any) -> Path:
+    nodes = "a = Constant<value_ints = [2, 3]>() y = ReduceMean<keepdims = 0>(x, a)"
+    return pictures("n", "float[n,3] y", nodes)  # type: ignore[no-any-return]
+
+
+def test_classes_of_images_are_written_beside_their_scores(pictures: Any, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
+    model, options = classifier(pictures), {"backend": "onnxruntime", "classes": tmp_path / "names.txt"}
+    found = run(model, images=[*PIXELS, b"no"], top=1, output=tmp_path / "out", **options)
+    assert [(item.sample, len(item.predictions)) for item in found.ranked] == [(f"image {n}", 1) for n in range(11)]
+    assert [item.predictions[0].index for item in found.ranked] == found.arrays["y"].argmax(-1).tolist()
+    assert {item.predictions[0].name for item in found.ranked} <= {"red", "green", "blue"}
+    assert not found.ok and [item.name for item in found.skipped] == ["image 11"]
+    written = json.loads((tmp_path / "out/predictions.json").read_bytes())
+    assert [item["sample"] for item in written] == list(found.images) == [f"image {n}" for n in range(11)]
+    assert sorted(map(Path, map(str, found.files))) == [tmp_path / "out/predictions.json", tmp_path / "out/y.npy"]
+    other = run(model, images=PIXELS, output=tmp_path / "out", output_kind=["y=embedding"], **options)
+    assert other.ranked == ()
+    assert (tmp_path / "out/images.json").exists()
+    with pytest.raises(UsageError, match=r"`classes=` gives 2 names; output 'y' has 3"):
+        run(model, images=PIXELS, backend="onnxruntime", classes=["a", "b"])
+    with pytest.raises(UsageError, match="there is no output 'z'"):
+        run(model, images=PIXELS, backend="onnxruntime", output_kind={"z": "other"})
+
+
+@pytest.mark.parametrize("name", ["images.json", "predictions.json"])
+def test_lists_that_cannot_be_written_are_found_before_the_run(pictures: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", lambda *_: pytest.fail("it was run"))
+        with pytest.raises(OutputError, match=name):
+            run(classifier(pictures), images=PIXELS, backend="onnxruntime", output=tmp_path / "out")
+
+
+def test_images_of_what_gives_one_result_for_all_are_refused_before_the_run(pictures: Any) -> None:
+    model = pictures("n", "float m", "m = ReduceMean<keepdims = 0>(x)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "run", lambda *_: pytest.fail("it was run"))
+        with pytest.raises(UsageError, match=r"no axis of output 'm' scalar counts samples.*`limit=8`"):
+            run(model, images=PIXELS, backend="onnxruntime")
+    whole = run(model, images=PIXELS, backend="onnxruntime", limit=8)
+    assert whole.arrays["m"].shape == ()
+    with pytest.raises(UsageError, match="one of `data=` and `images=`"):
+        run(model, images=PIXELS, data=np.zeros(1), backend="onnxruntime")
+    with pytest.raises(UsageError, match="`preprocess=` is for `images=`"):
+        run(model, data=np.zeros(1), preprocess="imagenet", backend="onnxruntime")
+
+
+# Forms of data ------------------------------------------------------------------------------------------------------------
+
+
+def test_data_comes_as_for_calibration_and_input_is_its_other_name(world: World, two: Path) -> None:
+    folder = world.folder / "data"
+    folder.mkdir()
+    for number in range(3):
+        np.savez(folder / f"{number}.npz", a=A + number, b=B)
+    (folder / "notes.txt").write_text("no arrays")
+    wanted = np.concatenate([A + number + 11 for number in range(3)])
+    for option in ("--data", "--input"):
+        found = world.run("run", two, option, folder, "-o", world.output / option, *ORT)
+        assert found.status == 0, found
+        np.testing.assert_array_equal(np.load(world.output / option / "_sum.npy"), wanted)
+        several = world.run("run", two, option, *(folder / f"{n}.npz" for n in range(3)), *ORT)
+        assert several.out.splitlines()[0] == found.out.splitlines()[0]
+    for data in (folder, {"a": A, "b": B}, [{"a": A, "b": B}] * 2, [{"a": A}, {"b": folder.parent / "b.npy"}]):
+        np.save(folder.parent / "b.npy", B)
+        result = run(two, data=data, limit=1, backend="onnxruntime")
+        np.testing.assert_array_equal(result.arrays["/sum"], (A + 11)[:1])
+    (world.folder / "empty").mkdir()
+    has(world.refused("run", two, "--data", world.folder / "empty", *ORT), "no .npz or .npy file", "--images")
+    has(world.refused("run", two, "--data", folder, "--input", folder, *ORT), "one of --data and --images")
+    has(world.refused("run", two, "--data", folder, "--limit", 0, *ORT), "--limit is 0")
+
+
+def test_one_sample_may_come_without_the_axis_of_samples(tmp_path: Path) -> None:
+    model = _written(tmp_path / "m.onnx", "(float[n,3,5] x) => (float[n,3,5] y) { y = Neg(x) }")
+    np.testing.assert_array_equal(
+        run(model, data=_values(3, 5), backend="onnxruntime").arrays["y"], -_values(3, 5)[None]
+    )
+    for given, message in (
+        (np.float32(1), r"input 'x' has shape scalar, rank 0; the engine takes rank 3, -1x3x5"),
+        (_values(1, 1, 3, 5), r"input 'x' has shape 1x1x3x5, rank 4; the engine takes rank 3"),
+        (_values(2, 4, 5), r"input 'x' has shape 2x4x5; -1x3x5 is needed"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run(model, data=given, backend="onnxruntime")

@@ -176,8 +176,10 @@ def test_bindings_that_lack_types_of_answers(cuda: FakeCuda, open_session: Open)
 
 def test_batches_of_nothing_or_of_different_numbers(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
-        with pytest.raises(UsageError, match=r"'x' 0, 'row' 3; one number of at least 1"):
+        with pytest.raises(UsageError, match=r"inputs x 0x3; row 3 are outside the engine's shapes: x 1x3 to 8x3"):
             session.run_batches(inputs_of(0))
+        inputs = inputs_of(70)  # a row for all samples beside them
+        np.testing.assert_array_equal(session.run_batches(inputs)["y"], inputs["x"] + inputs["row"])
         with pytest.raises(UsageError, match=r"unknown 'z', missing 'x'"):
             session.run_batches({"z": np.zeros(1), "row": np.zeros(3, np.float16)})
 

@@ -230,7 +230,7 @@ class Judge:
         self.goal, self.kinds, self.threads = goal, kinds, threads
         inputs = network_inputs(proto)
         self.outputs = [value.name for value in proto.graph.output]
-        self.infos = network_outputs(proto.graph.output, inputs)
+        self.infos = network_outputs(proto, inputs)
         self.runs = list(single_runs(inputs, batches))
         self.samples = sum(run.real for run in self.runs)
         self.order = sorted(range(len(self.runs)), key=lambda number: checksum(self.runs[number].feed))
@@ -403,7 +403,7 @@ class Judge:
             part = self.runs[number]
             try:
                 outputs = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, part.feed))))
-                return samples_first(part.cut(outputs), self.infos)
+                return part.cut(samples_first(outputs, self.infos))
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
 

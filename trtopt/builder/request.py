@@ -122,9 +122,7 @@ class BuildRequest:
     save_cache: str | os.PathLike[str] | None = option(
         None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path, writes=FILE
     )
-    classes: str | os.PathLike[str] | Sequence[str] | None = option(
-        None, help="Class names for the manifest, one a line; or imagenet.", metavar="FILE", typed=str
-    )
+    classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
     report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()

@@ -22,7 +22,6 @@ from trtopt.core.terminal import escaped, visible
 
 # What other commands call differently.
 _ELSEWHERE = {
-    ("trtopt run", "--data"): "arrays are given as --input F.npz",
     ("trtopt build", "--input"): "arrays to calibrate on are given as --data F.npz",
     ("trtopt calibrate", "--input"): "arrays are given as --data F.npz",
     ("trtopt verify", "--input"): "arrays are given as --data F.npz",
@@ -44,7 +43,7 @@ _COMMANDS = {
     "benchmark": "trtopt bench ENGINE times an engine",
     "compare": "trtopt verify MODEL.onnx ENGINE --data F.npz compares",
     "evaluate": "trtopt verify MODEL.onnx ENGINE --data F.npz compares an engine with its model",
-    "infer": "trtopt run ENGINE --input F.npz runs an engine",
+    "infer": "trtopt run ENGINE --data F.npz runs an engine",
     "predict": "trtopt run ENGINE --images DIR runs an engine",
 }
 

@@ -319,7 +319,7 @@ class _ValuesInARow(TyperCommand):
         option = ""
         for number, text in enumerate(args):
             if text.startswith("-"):
-                option = text if text in ("--images", "--input") and number else ""
+                option = text if text in ("--images", "--data", "--input") and number else ""
             elif option and words[-1] != option:
                 words.append(option)
             words.append(text)

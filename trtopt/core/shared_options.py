@@ -48,6 +48,7 @@ output_kind = partial(
     help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
     metavar="NAME=KIND",
 )
+classes = partial(option, None, help="Class names, one a line; or imagenet.", metavar="FILE", typed=str)
 report = partial(
     option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path, writes=FILE
 )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
 from trtopt.data.convert import numpy_dtype
-from trtopt.data.rebatch import Arrays, chunks
 
 Shape = tuple[int, ...]
 
@@ -103,28 +101,6 @@ class Signature:
             )
         return min(candidates, key=lambda index: _distance(shapes_by_name, self.profiles[index]))
 
-    def batches(self, inputs: Arrays) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
-        """Samples in batches as large as the profiles allow, as `Session.batches`."""
-        self.check_names(inputs)
-        counts = {name: np.shape(array)[0] if np.ndim(array) else 0 for name, array in inputs.items()}
-        count = next(iter(counts.values()))
-        if not count or len({*counts.values()}) > 1:
-            counts_text = ", ".join(f"{name!r} {number}" for name, number in counts.items())
-            raise UsageError(
-                f"samples along the first axes: {counts_text}; one number of at least 1 is needed for all inputs"
-            )
-        first = next(iter(inputs))
-        fixed_size = next(item.shape[0] for item in self.inputs if item.name == first)
-        ranges = [(profile[first].min[0], profile[first].max[0]) for profile in self.profiles]
-        ranges = ranges or [(fixed_size, fixed_size) if fixed_size > 0 else (1, count)]
-        least, start = min(low for low, _ in ranges), 0
-        while start < count:  # profiles may leave sizes out between them
-            rest = count - start
-            size = max((min(high, rest) for low, high in ranges if low <= rest), default=rest)
-            part = {name: array[start : start + size] for name, array in inputs.items()}
-            yield next(chunks(part, size, least))
-            start += size
-
     def _unranged(self, shapes: Mapping[str, Shape]) -> int:
         """The fixed dimensions are all that is known."""
         for item in self.inputs:
@@ -150,6 +126,7 @@ def check_array(tensor: Tensor, array: Any, role: str = "input") -> None:
         raise UsageError(
             f"{role} {tensor.name!r} has shape {x(array.shape)}, rank {len(array.shape)}; "
             f"the engine {'takes' if role == 'input' else 'gives'} rank {len(tensor.shape)}, {x(tensor.shape)}"
+            f"{': one sample is array[None] of it' if len(array.shape) + 1 == len(tensor.shape) else ''}"
         )
 
 

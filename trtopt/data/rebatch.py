@@ -6,16 +6,18 @@ A batch maps input names to arrays whose first axes have the same length, one en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import DataError
-from trtopt.core.values import TensorInfo
+from trtopt.core.errors import DataError, EngineError, UsageError
+from trtopt.core.values import Profile, TensorInfo, x
 
 Arrays = Mapping[str, NDArray[Any]]
+_ANY = 1 << 62  # samples
 
 
 def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
@@ -40,6 +42,135 @@ def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
 def alone(infos: Iterable[TensorInfo]) -> bool:
     """Whether a model with these inputs is run on one sample at a time, as samples aren't on the first axis of each."""
     return any(info.batch_axis != 0 for info in infos)
+
+
+def counting(inputs: Iterable[TensorInfo]) -> dict[str, int]:
+    """The inputs that a batch grows with, each with the axis of its samples; none, where fixed ones aren't of one size.
+
+    Beside one whose batch is open, an input of a fixed size there is the same for all samples.
+    """
+    axes = {info.name: info.batch_axis for info in inputs if info.shape and info.batch_axis is not None}
+    sizes = {info.name: info.sizes[axes[info.name]] for info in inputs if info.name in axes}
+    if -1 in sizes.values():
+        return {name: axis for name, axis in axes.items() if sizes[name] == -1}
+    return axes if len({*sizes.values()}) == 1 else {}
+
+
+def by_sizes(outputs: Sequence[TensorInfo], inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+    """Outputs whose samples can't be first, by their sizes: of an engine that nothing else describes."""
+    axes = counting(inputs)
+    growing = any(info.sizes[axes[info.name]] == -1 for info in inputs if info.name in axes)
+
+    def first(info: TensorInfo) -> bool:
+        return bool(info.shape) and (info.batch_axis != 0 or not growing or 0 in info.open_axes)
+
+    only = (info.open_axes[0] if len(info.open_axes) == 1 else None for info in outputs)
+    return tuple(info if first(info) else replace(info, batch_axis=axis) for info, axis in zip(outputs, only))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call's arrays, as a model takes them.
+
+    Attributes:
+        size: samples in them; 0: samples aren't counted, and results are taken as they stand.
+        real: how many of these don't only fill the batch up.
+    """
+
+    feed: dict[str, NDArray[Any]]
+    size: int = 0
+    real: int = 0
+
+    def cut(self, outputs: Arrays, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
+        """The results of the real samples.
+
+        Raises:
+            EngineError: an output hasn't the same number of rows for each sample.
+        """
+        results = dict(outputs)
+        for info in infos:
+            if self.size and info.batch_axis is not None:
+                results[info.name] = share(outputs[info.name], info, self.size, 0, self.real)
+        return results
+
+
+def share(array: Any, info: TensorInfo, size: int, start: int, stop: int) -> Any:
+    """The rows of an output for the samples `start` to `stop` of the `size` that it was computed for.
+
+    Raises:
+        EngineError: it hasn't the same number of rows for each.
+    """
+    axis = info.batch_axis or 0
+    rows, rest = divmod(array.shape[axis], size) if array.ndim > axis else (0, 1)
+    if rest or not rows:
+        raise EngineError(
+            f"output {info.name!r} has shape {x(array.shape)} for a batch of {size}: axis {axis} isn't the batch, so that it "
+            "can't be divided; call Session.run, or give no more samples at a time than the engine takes"
+        )
+    return array if stop - start == size else array[(slice(None),) * axis + (slice(start * rows, stop * rows),)]
+
+
+def calls(
+    arrays: Arrays,
+    inputs: Collection[TensorInfo],
+    outputs: Iterable[TensorInfo],
+    profiles: Sequence[Profile],
+    *,
+    limit: int | None = None,
+    more: bool = False,
+) -> list[Call]:
+    """Any number of samples for a model's calls; one call as it stands where nothing counts samples, or no profile fits.
+
+    Args:
+        arrays: as the model takes them, but for the number of samples; of an input whose array is one sample as a whole also
+            several, along an axis before it.
+        limit: samples that are used, the first ones.
+        more: the results are joined with those of other samples.
+
+    Raises:
+        UsageError: more than one call is needed, or a batch that is filled up, and an output isn't of samples.
+    """
+    axes = counting(inputs)
+    several = {info.name for info in inputs if info.batch_axis is None and arrays[info.name].ndim > len(info.shape)}
+    counted = [info for info in inputs if info.name in several or info.name in axes]
+    if any(arrays[info.name].ndim != len(info.shape) + (info.name in several) for info in counted):
+        return [Call(dict(arrays))]
+    samples = {info.name: moved(arrays[info.name], axes.get(info.name, 0)) for info in counted}
+    counts = {len(array) for array in samples.values()}
+    ranges = [(1, 1)] if several else _batches(samples, counted, profiles)
+    if len(counts) != 1 or counts == {0} or not ranges:
+        return [Call(dict(arrays))]
+    count = counts.pop()
+    count, start, least, found = min(count, limit or count), 0, min(low for low, _ in ranges), list[Call]()
+    while start < count:  # profiles may leave sizes out between them
+        rest = count - start
+        size = max((min(high, rest) for low, high in ranges if low <= rest), default=rest)
+        part, real = next(chunks({name: item[start : start + size] for name, item in samples.items()}, size, least))
+        found.append(Call({**arrays, **laid_out(part, counted)}, max(size, least), real))
+        start += size
+    most = max(call.size for call in found)
+    odd = next((info for info in outputs if info.batch_axis is None), None)
+    if odd is not None and most > 1 and (more or len(found) > 1 or found[0].real < most):
+        raise UsageError(
+            f"no axis of output {odd.name!r} {odd.dims} counts samples, so that its results can't be cut, nor joined with "
+            f"those of another call: give {most} samples, which are one call (`limit={most}`)"
+        )
+    return found
+
+
+def _batches(samples: Arrays, infos: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[tuple[int, int]]:
+    """The least and the largest batch of each profile that takes samples of these shapes."""
+    if not profiles:
+        sizes = [info.sizes[info.batch_axis or 0] for info in infos[:1]]
+        return [(size, size) if size > 0 else (1, _ANY) for size in sizes]
+    ranges = []
+    for profile in profiles:
+        bounds = [(profile[info.name], info.batch_axis or 0, samples[info.name].shape[1:]) for info in infos]
+        low = max((item.min[axis] for item, axis, _ in bounds), default=1)
+        high = min((item.max[axis] for item, axis, _ in bounds), default=0)
+        if 1 <= high >= low and all(item.holds((*to[:at], item.min[at], *to[at:])) for item, at, to in bounds):
+            ranges.append((max(1, low), high))
+    return ranges
 
 
 def laid_out(batch: Arrays, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
@@ -68,12 +199,30 @@ def _laid_out(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
     return np.ascontiguousarray(np.moveaxis(array, 0, axis))
 
 
-def joined(batches: Iterable[Arrays]) -> dict[str, NDArray[Any]]:
-    """One batch of all samples, in order; a single batch's arrays as they are. At least one batch is needed."""
+def joined(batches: Iterable[Arrays], infos: Iterable[TensorInfo] = ()) -> dict[str, NDArray[Any]]:
+    """One batch of all samples, in order; a single batch's arrays as they are. At least one batch is needed.
+
+    Args:
+        infos: where samples lie; if nowhere, an axis before the others counts the batches. Without, they are first.
+
+    Raises:
+        DataError: arrays of one name have shapes that don't go together.
+    """
     parts = list(batches)
     if len(parts) == 1:
         return dict(parts[0])
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    axes = {info.name: info.batch_axis for info in infos}
+    whole: dict[str, NDArray[Any]] = {}
+    for name in parts[0]:
+        arrays, axis = [part[name] for part in parts], axes.get(name, 0)
+        try:
+            whole[name] = np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
+        except ValueError:
+            shapes = ", ".join(dict.fromkeys(x(array.shape) for array in arrays))
+            raise DataError(
+                f"{name} has shapes {shapes}, which one array can't hold: give samples of one shape at a time"
+            ) from None
+    return whole
 
 
 def filled(batch: Arrays, size: int) -> dict[str, NDArray[Any]]:

@@ -347,13 +347,15 @@ def session_runner(session: Session) -> Runner:
     def run(batch: Arrays) -> Arrays:
         return session.run_batches(session.taken(batch))
 
-    return by_samples(run, session.inputs, session.outputs) if alone(session.inputs) else run
+    return by_samples(run, session.inputs, session.outputs)
 
 
 def by_samples(run: Runner, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> Runner:
-    """`run`, which has these inputs and outputs, with samples along all first axes: one at a time where they lie elsewhere."""
+    """`run`, which has these inputs and outputs, with samples along all first axes: one at a time where inputs have them
+    elsewhere. An output that has none stays as it is."""
     if not alone(inputs):
-        return run
+        counted = [info for info in outputs if info.batch_axis is not None]
+        return (lambda batch: samples_first(run(batch), counted)) if alone(counted) else run
     return lambda batch: joined(samples_first(run(laid_out(sample, inputs)), outputs) for sample, _ in chunks(batch, 1))
 
 

@@ -4,24 +4,40 @@ Samples lie on the first axis unless the graph says otherwise: by a dimension th
 go along one axis of what they read and keep the samples on another, by a size that all inputs share, or by mixing the first
 axis, as attention does where steps come first (`graph.mixed`). Where the axis isn't known of some input then, or isn't an open
 size, an array of each input is one sample as a whole: that is right for every model. An input that is a single number has one
-for each sample.
+for each sample. Outputs have them on the one axis that grows with the batch, by shapes inferred at two batches.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
+from trtopt.data.rebatch import counting
 from trtopt.graph.mixed import kept_apart
-from trtopt.graph.proto import LARGE, RECURRENT, STANDARD, attribute, infer_shapes, refill, skeleton, tensor_info
+from trtopt.graph.proto import (
+    LARGE,
+    RECURRENT,
+    STANDARD,
+    Links,
+    attribute,
+    forget_output_shapes,
+    infer_shapes,
+    refill,
+    skeleton,
+    tensor_info,
+)
+from trtopt.graph.work import shapes_at
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
+_BATCH = "the batch"  # a name that no exporter gives
+_GUESSES = (224, 64, 16)  # of other open sizes, as sizes of images or lengths that most models take
 _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
@@ -33,18 +49,135 @@ def network_inputs(proto: ModelProto) -> dict[str, TensorInfo]:
     return {name: replace(info, batch_axis=axes.get(name)) for name, info in infos.items()}
 
 
-def network_outputs(values: Iterable[ValueInfoProto], inputs: Mapping[str, TensorInfo]) -> tuple[TensorInfo, ...]:
-    """In order; where the samples of some input aren't first, those of outputs lie where the dimension's name says.
+def network_outputs(
+    proto: ModelProto, inputs: Mapping[str, TensorInfo], inferred: Iterable[ValueInfoProto] | None = None
+) -> tuple[TensorInfo, ...]:
+    """In order. Declared shapes give way to those that follow from the inputs': a file's may be from before it was changed.
 
     Args:
-        values: the graph's outputs, with shapes as far as they are known.
         inputs: see `network_inputs`.
+        inferred: the outputs as shape inference has them by itself; None: it is done here.
     """
-    infos = tuple(map(tensor_info, values))
-    if all(info.batch_axis == 0 for info in inputs.values()):
-        return infos
-    sizes = {info.shape[info.batch_axis] for info in inputs.values() if info.batch_axis is not None}
-    return tuple(replace(info, batch_axis=_only(info.shape, sizes)) for info in infos)
+    if inferred is None:
+        light = skeleton(proto, LARGE)
+        forget_output_shapes(light)
+        inferred = infer_shapes(light).graph.output
+    known = {value.name: value for value in inferred}
+    axes = counting(inputs.values())
+    names = {inputs[name].shape[axis] for name, axis in axes.items()}
+    infos = [_as_inferred(value, known.get(value.name, value), names) for value in proto.graph.output]
+    infos = [replace(info, batch_axis=_only(info.shape, names)) for info in infos]
+    unknown = {info.name for info in infos if info.batch_axis is None and info.shape}
+    if axes and unknown:
+        growth = _growth(proto, inputs, axes, unknown)
+        infos = [growth.placed(info, names) if info.name in unknown else info for info in infos]
+    return tuple(infos)
+
+
+def declare_outputs(proto: ModelProto, outputs: Iterable[TensorInfo]) -> None:
+    """Write the shapes of `network_outputs` where the model declares fixed sizes that are others."""
+    for value, info in zip(proto.graph.output, outputs):
+        declared, dims = tensor_info(value).shape, value.type.tensor_type.shape.dim
+        if declared and len(declared) != len(info.shape):
+            refill(dims, [TensorShapeProto.Dimension() for _ in info.shape])
+            declared = (0,) * len(info.shape)
+        for dim, old, new in zip(dims, declared, info.shape):
+            if isinstance(old, int) and old not in (-1, new):
+                dim.Clear()
+                if isinstance(new, str):
+                    dim.dim_param = new
+                elif new >= 0:
+                    dim.dim_value = new
+
+
+def _as_inferred(declared: ValueInfoProto, inferred: ValueInfoProto, names: Collection[int | str]) -> TensorInfo:
+    """Inferred sizes, and where these have none, or a name that isn't the batch's, declared ones; types stay as declared."""
+    info, other = tensor_info(declared), tensor_info(inferred)
+    if not inferred.type.tensor_type.HasField("shape"):
+        return info
+    if len(info.shape) != len(other.shape):
+        return replace(info, shape=other.shape)
+    sizes = list(other.shape)
+    for axis, (old, new) in enumerate(zip(info.shape, sizes)):
+        if new == -1 or (
+            isinstance(new, str) and new not in names and (new.startswith("unk__") or isinstance(old, str))
+        ):
+            sizes[axis] = old
+    return replace(info, shape=tuple(sizes))
+
+
+def _growth(
+    proto: ModelProto, inputs: Mapping[str, TensorInfo], axes: Mapping[str, int], wanted: Iterable[str]
+) -> _Growth:
+    light = skeleton(proto, LARGE)
+    for value in light.graph.input:
+        if value.name in axes:
+            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = _BATCH
+    others = any(axis != axes.get(name) for name, info in inputs.items() for axis in info.open_axes)
+    found = []
+    for guess in _GUESSES if others else _GUESSES[:1]:
+        found.append(_Growth(light, *(shapes_at(light, {_BATCH: size}, guess) for size in (2, 3))))
+        if all(name in shapes for name in wanted for shapes in (found[-1].two, found[-1].three)):
+            return found[-1]
+    return max(found, key=lambda item: len(item.two))
+
+
+class _Growth:
+    """What grows with the batch, by shapes at two samples and at three."""
+
+    def __init__(
+        self, light: ModelProto, two: Mapping[str, tuple[int, ...]], three: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.makers, self.two, self.three = Links(light.graph).makers, two, three
+
+    def placed(self, info: TensorInfo, names: set[int | str]) -> TensorInfo:
+        """An output with the axis of its samples; sizes that the model declares as fixed, and that grow, are open.
+
+        Args:
+            names: what the batch is called, or its fixed size.
+        """
+        two, three = self.two.get(info.name, ()), self.three.get(info.name, ())
+        if not len(two) == len(three) == len(info.shape):
+            fixed = [axis for axis, size in enumerate(info.sizes) if size >= 0 and {size} == names]
+            return replace(info, batch_axis=fixed[0] if len(fixed) == 1 or (fixed and names == {1}) else None)
+        batch = next(iter(names)) if len(names) == 1 else -1
+        sizes = list(info.shape)
+        for axis, (a, b) in enumerate(zip(two, three)):
+            if a != b and isinstance(sizes[axis], int) and (isinstance(batch, str) or batch < 0):
+                sizes[axis] = batch if a == 2 else -1
+        place = self._place(info.name) if self._in_order(info.name) else None
+        return replace(info, shape=tuple(sizes), batch_axis=place and place[0])
+
+    def _place(self, name: str) -> tuple[int, int] | None:
+        """The one axis that grows, and by how many rows a sample."""
+        two, three = self.two.get(name, ()), self.three.get(name, ())
+        grown = [axis for axis, (a, b) in enumerate(zip(two, three)) if a != b]
+        if len(grown) != 1 or len(two) != len(three) or 3 * two[grown[0]] != 2 * three[grown[0]]:
+            return None
+        return grown[0], two[grown[0]] // 2
+
+    def _in_order(self, name: str) -> bool:
+        """Whether a sample's rows lie together: only a Reshape that keeps what lies outside the samples makes several so."""
+        pending, seen = [name], {name}
+        while pending:
+            result = pending.pop()
+            place, node = self._place(result), self.makers.get(result)
+            if place is None:
+                return False
+            if place[1] == 1:
+                continue
+            reads = {} if node is None else {item: held for item in node.input if (held := self._place(item))}
+            if node is not None and node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
+                source = reads.get(node.input[0])
+                outside = math.prod(self.two[result][: place[0]])
+                if source is None or math.prod(self.two[node.input[0]][: source[0]]) != outside:
+                    return False
+                reads = {node.input[0]: source}
+            elif not reads or any(rows != place[1] for _, rows in reads.values()):
+                return False
+            pending += reads.keys() - seen
+            seen |= reads.keys()
+        return True
 
 
 def record_batch_axes(proto: ModelProto, original: ModelProto) -> None:
@@ -129,8 +262,7 @@ def _by_recurrent_layers(proto: ModelProto, inputs: Mapping[str, TensorInfo]) ->
             dim.dim_param = f"{value.name}.{axis}"
             origins[dim.dim_param] = value.name, axis
     del light.graph.value_info[:]
-    for value in light.graph.output:
-        value.type.tensor_type.ClearField("shape")
+    forget_output_shapes(light)
     graph = infer_shapes(light).graph
     shapes = {value.name: tensor_info(value).shape for value in (*graph.input, *graph.value_info)}
     found: dict[str, set[int | None]] = {}

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto
 from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, opened_regular, whole, writing, writing_together
 from trtopt.core.values import TensorInfo
-from trtopt.graph.inputs import network_inputs, network_outputs
+from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
 from trtopt.graph.lazy_weights import is_lazy, make_lazy, parse_light, read_in, set_external, write_at
 from trtopt.graph.old_exporters import mend
 from trtopt.graph.proto import (
@@ -107,15 +107,10 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
     opset, mended = opset_version(proto), mend(proto, what)
     inferred = validate(proto, what)
-    types, inputs = {value.name: value for value in inferred.graph.output}, network_inputs(proto)
-    return Model(
-        proto,
-        path,
-        tuple(inputs.values()),
-        network_outputs((types.get(value.name, value) for value in proto.graph.output), inputs),
-        opset,
-        mended,
-    )
+    inputs = network_inputs(proto)
+    outputs = network_outputs(proto, inputs, inferred.graph.output)
+    declare_outputs(proto, outputs)
+    return Model(proto, path, tuple(inputs.values()), outputs, opset, mended)
 
 
 def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit: int = INLINE_LIMIT) -> None:

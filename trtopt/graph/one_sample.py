@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from trtopt.core.values import Issue, x
-from trtopt.graph.inputs import network_inputs
+from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
 from trtopt.graph.proto import (
     LARGE,
     RECURRENT,
@@ -145,6 +145,7 @@ class _Trace:
         there = {tensor.name for tensor in proto.graph.initializer}
         whole.graph.initializer.extend(item for item in self.light.graph.initializer if item.name not in there)
         whole.ir_version = max(whole.ir_version, 4)  # since when initializers needn't be inputs
+        declare_outputs(whole, network_outputs(whole, network_inputs(whole)))
         return HeldBatch(tuple(issues), certain, whole)
 
     def _misfits(self) -> Iterator[tuple[int, str]]:

@@ -251,6 +251,13 @@ def forget_placeholders(proto: ModelProto) -> None:
                 dim.ClearField("dim_param")
 
 
+def forget_output_shapes(proto: ModelProto) -> None:
+    """Take away the shapes that outputs declare, so that inference says what follows from the inputs."""
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+
+
 def _dimension(dim: TensorShapeProto.Dimension) -> int | str:
     name = dim.dim_param.strip("?")  # see forget_placeholders
     if name:

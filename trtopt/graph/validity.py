@@ -23,6 +23,7 @@ from trtopt.graph.proto import (
     all_nodes,
     all_tensors,
     dtype_name,
+    forget_output_shapes,
     infer_shapes,
     node_label,
     node_reads,
@@ -258,6 +259,7 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
     try:
         _complete_outputs(light)
         onnx.checker.check_model(light)
+        forget_output_shapes(light)
         inferred = _inferred(light)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}") from error

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.graph.proto import LARGE, RECURRENT, all_graphs, all_nodes, attribute, infer_shapes, skeleton
+from trtopt.graph.proto import (
+    LARGE,
+    RECURRENT,
+    all_graphs,
+    all_nodes,
+    attribute,
+    forget_output_shapes,
+    infer_shapes,
+    skeleton,
+)
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", *RECURRENT)
 
@@ -51,8 +60,7 @@ def shapes_at(proto: ModelProto, sizes: Mapping[str, int], other: int) -> dict[s
             if not dim.HasField("dim_value") or dim.dim_value < 0:
                 dim.dim_value = sizes.get(dim.dim_param, other)
     del light.graph.value_info[:]
-    for value in light.graph.output:
-        value.type.tensor_type.ClearField("shape")  # what it declares names the dimensions that have a size now
+    forget_output_shapes(light)  # they name the dimensions that have a size now
     weights = (item for graph in all_graphs(proto.graph) for item in graph.initializer)
     shapes = {item.name: tuple(item.dims) for item in weights if item.data_type != TensorProto.STRING}
     for graph in all_graphs(infer_shapes(light).graph):

@@ -12,9 +12,9 @@ from onnx import ModelProto
 from trtopt.core.errors import DataError, ModelError
 from trtopt.core.files import existing_file
 from trtopt.data.convert import converted
-from trtopt.data.rebatch import Arrays, alone, chunks, joined
+from trtopt.data.rebatch import Arrays, Call, alone, chunks, joined
 from trtopt.graph.half import has_half, widen
-from trtopt.graph.inputs import network_inputs
+from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
 
@@ -63,7 +63,9 @@ class OnnxRunner:
             proto, as_it_is = loaded.proto, not loaded.mended and not has_half(loaded.proto)
         ready = existing_file(model, "the model") if as_it_is else widen(proto)
         self._session = OnnxSession(ready, threads=threads, optimize=optimize, gpu=gpu)
-        self._batch = None if alone(network_inputs(proto).values()) else self._session.batch
+        taken = network_inputs(proto)
+        self._batch = None if alone(taken.values()) else self._session.batch
+        self._given = () if self._batch is None else network_outputs(proto, taken)
         self.on_gpu = self._session.on_gpu
         self._types = {name: _DTYPES.get(kind) for name, kind in self._session.inputs.items()}
         self.inputs, self.outputs = tuple(self._types), self._session.outputs
@@ -91,10 +93,7 @@ class OnnxRunner:
 
     def _in_chunks(self, feed: Arrays, size: int) -> dict[str, NDArray[Any]]:
         """Run a model of a fixed batch on any number of samples: the last chunk is filled up, and what that gives dropped."""
-        return joined(
-            {
-                name: array[:real] if array.ndim and len(array) == size else array
-                for name, array in self._session(chunk).items()
-            }
-            for chunk, real in chunks(feed, size, size)
+        parts = (
+            Call(chunk, size, real).cut(self._session(chunk), self._given) for chunk, real in chunks(feed, size, size)
         )
+        return joined(parts, self._given)

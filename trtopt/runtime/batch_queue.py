@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import Described
 from trtopt.core.errors import Busy, DeviceError
+from trtopt.core.values import TensorInfo
 from trtopt.cuda.arrays import like_host
 from trtopt.cuda.tensors import Shape
+from trtopt.data.rebatch import share
 from trtopt.runtime.contexts import MAPPED
 
 Array = NDArray[Any]
@@ -80,7 +82,7 @@ class Request:
         example: an array of the library that results are made arrays of; None: NumPy's.
         accepted: when the caller came, in seconds of the queue's clock.
         first: where its samples are in the batch.
-        outputs: of the whole batch; `alone`: it holds nobody else's samples.
+        outputs: of the whole batch of `size` samples; `infos`: where these lie.
     """
 
     group: Group
@@ -93,9 +95,10 @@ class Request:
     batch: Batch | None = None
     error: BaseException | None = None
     outputs: Mapping[str, Array] = field(default_factory=dict)
+    infos: Sequence[TensorInfo] = ()
     first: int = 0
+    size: int = 0
     accepted: float = 0.0
-    alone: bool = False
 
     @property
     def part(self) -> slice:
@@ -125,9 +128,11 @@ class Request:
         if self.error is not None:
             raise self.error
         results = {}
-        for name, output in self.outputs.items():
-            rows = output if self.alone else _copied(output[self.part])
-            results[name] = rows if self.example is None else like_host(self.example, rows)
+        for info in self.infos:
+            output = self.outputs[info.name]
+            rows = share(output, info, self.size, self.first, self.first + self.samples)
+            rows = rows if rows is output else _copied(rows)
+            results[info.name] = rows if self.example is None else like_host(self.example, rows)
         return results
 
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trtopt.core.errors import EngineError
-from trtopt.core.values import x
 from trtopt.cuda.arrays import start
+from trtopt.data.rebatch import share
 from trtopt.runtime.background import wake
 from trtopt.runtime.batch_queue import Array, Batch, Queue, Request, Shapes
 from trtopt.runtime.session import Session
@@ -63,14 +62,10 @@ def _run(session: Session, queue: Queue, buffer: _Buffer, batch: Batch, requests
         for array in arrays.values():
             array[samples:] = array[samples - 1]
     outputs = session.run(arrays)
-    for name, output in outputs.items():
-        if output.shape[:1] != (size,):
-            raise EngineError(
-                f"output {name!r} has shape {x(output.shape)} for a batch of {size}: its first axis isn't the batch, so that "
-                "it can't be divided among the requests; call Session.run"
-            )
+    for info in session.outputs:
+        share(outputs[info.name], info, size, 0, size)  # refuses what can't be divided
     for request in requests:
-        request.outputs, request.alone = outputs, request.samples == size
+        request.outputs, request.infos, request.size = outputs, session.outputs, size
 
 
 def _copy(requests: Sequence[Request], arrays: Mapping[str, Array]) -> None:

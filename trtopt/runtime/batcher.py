@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.options import typed
-from trtopt.core.values import ShapeRange, check_timeout, parse_seconds, x
+from trtopt.core.values import ShapeRange, TensorInfo, check_timeout, parse_seconds, x
 from trtopt.cuda.arrays import View, views
 from trtopt.cuda.tensors import Tensor, check_array
 from trtopt.runtime.batch_queue import Array, BatcherStats, Group, Queue, Request, Shapes
@@ -49,8 +49,8 @@ class Batcher:
     queue for Python's GIL.
 
     Args:
-        session: stays the caller's: close it after the batcher. The first axis of each of its inputs and outputs must be the
-            batch.
+        session: stays the caller's: close it after the batcher. The first axis of each of its inputs must be the batch,
+            and some axis of each output (`batch_axis` in `Session.outputs`).
         max_delay: how long a request waits for others at the most while a slot is free: "2ms", "500us", "0.5s", or seconds
             as a number.
         max_batch: samples a batch at the most; None: the largest batch of the session's profiles.
@@ -92,8 +92,7 @@ class Batcher:
         self._session, self._process = session, os.getpid()
         self._inputs = session._signature.inputs
         self._names = tuple(tensor.name for tensor in self._inputs)
-        elsewhere = {info.name for info in (*session.inputs, *session.outputs) if info.batch_axis != 0}
-        _check_axes(self._inputs, session._signature.outputs, elsewhere)
+        _check_axes(self._inputs, session._signature.outputs, (*session.inputs, *session.outputs))
         self.max_delay = delay
         self.max_batch = self._largest(max_batch)
         self._groups: dict[Shapes, Group] = {}
@@ -269,14 +268,18 @@ class Batcher:
         return group
 
 
-def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor], elsewhere: Collection[str]) -> None:
-    """Raise UsageError unless the first axis of every tensor can be the batch; `elsewhere` are those that have it elsewhere."""
+def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor], infos: Iterable[TensorInfo]) -> None:
+    """Raise UsageError unless the first axis of every input can be the batch, and that of `infos` in every output."""
     if not inputs:
         raise UsageError("the engine has no inputs: there is nothing to put together; call Session.run")
     batch = inputs[0].shape[0] if inputs[0].shape else -1
+    axes = {info.name: info.batch_axis for info in infos}
     for role, tensors in (("input", inputs), ("output", outputs)):
         for tensor in tensors:
-            if tensor.on_host or tensor.name in elsewhere or tensor.shape[:1] != (batch,):
+            axis = axes[tensor.name]
+            size = tensor.shape[axis] if axis is not None and axis < len(tensor.shape) else 0
+            fits = size == batch or (role == "output" and size > 0 < batch and size % batch == 0)
+            if tensor.on_host or not fits or (role == "input" and axis):
                 raise UsageError(
                     f"{role} {tensor.name!r} has shape {x(tensor.shape)}, and its first axis isn't a batch of "
                     f"{'any size' if batch == -1 else batch}: requests can't be put together; call Session.run"

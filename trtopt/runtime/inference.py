@@ -29,7 +29,8 @@ from trtopt.data.convert import converted
 from trtopt.data.decoding import pixels, read_image
 from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import alone, joined
+from trtopt.data.rebatch import Call, joined, samples_first
+from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.runtime.predictions import Prediction
 from trtopt.runtime.request import RunRequest, opening_options
 from trtopt.runtime.session import Session
@@ -67,12 +68,12 @@ class RunResult:
     """What an engine gave.
 
     Attributes:
-        outputs: a summary of each output; none where images were classified.
-        arrays: output name → array; empty where images were classified.
+        outputs: a summary of each output.
+        arrays: output name → array, samples where each output has them (`Session.outputs`).
         ranked: best classes of each image, or of the first samples of an output of samples × classes.
         skipped: images that can't be used, with the reason.
         files: what was written.
-        milliseconds: host time of each call, images already prepared.
+        milliseconds: host time of each call of the engine, images already prepared.
         images: those that were run, in order; empty for arrays.
     """
 
@@ -111,28 +112,35 @@ def run(request: RunRequest) -> RunResult:
 
     Args:
         engine: a plan, or with backend "onnxruntime" an ONNX file.
-        input: an array or .npy file for an engine with one input; an .npz file or mapping by input name; "NAME=x.npy"; or a
-            list of these. More samples than the engine takes at once are run in several calls.
+        data: an array or .npy file for an engine with one input; an .npz file or mapping by input name; "NAME=x.npy"; a folder
+            of files; or a list of these. More samples than the engine takes at once are run in several calls.
+        input: another name of `data`.
         images: a folder, image files, encoded images in memory, or uint8 arrays (height × width × 3, RGB).
-        output: a folder: each output as NAME.npy, best classes of images as predictions.json.
+        output: a folder: each output as NAME.npy, and beside them the images' best classes as predictions.json, or where an
+            engine gives none their names as images.json.
         preprocess: how images become inputs, as for `calibrate`; None: as the manifest says. A mapping without `preset` changes
             what the manifest says.
+        limit: use so many samples or images at the most, the first ones.
+        classes: names of the classes, as for `build`; None: as the manifest says.
+        output_kind: what outputs hold, as for `build`; of others the manifest says it.
         top: how many of the best classes to give.
         backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
         trust: as for `Session`: load a plan that no manifest describes.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
 
     Raises:
-        UsageError: not exactly one of `input` and `images`, a folder or file that isn't there, no image in a folder, or
+        UsageError: not exactly one of `data` and `images`, a folder or file that isn't there, no image in a folder, or
             arrays that the engine doesn't take.
         DataError: a file that can't be read, or not one image that can be used.
         OutputError: the folder can't be written; found before anything is run.
         DeviceError, EngineError, NoBackend: as `Session`.
     """
-    if (request.input is None) == (request.images is None):
-        raise UsageError("give one of `input=` and `images=`: what the engine is to be run on")
+    if (request.data is not None) + (request.input is not None) + (request.images is not None) != 1:
+        raise UsageError(
+            "give one of `data=` and `images=`: what the engine is to be run on (`input=` is another name of `data=`)"
+        )
     if request.images is None and request.preprocess is not None:
-        raise UsageError("`preprocess=` is for `images=`: arrays in `input=` are used as they are; drop one")
+        raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
     if request.device and request.backend == "onnxruntime":
         raise UsageError(
             f"`device={request.device}` is a GPU, and `backend='onnxruntime'` runs on the CPU: drop one of them"
@@ -141,6 +149,13 @@ def run(request: RunRequest) -> RunResult:
     with _folder(request.output) as folder, Session(path, **opening_options(request)) as session:
         if request.images is not None and request.preprocess is not None:
             session.preprocess = session.preparing(request.preprocess)
+        if request.classes is not None:
+            session.classes = load_classes(request.classes)
+            check_classes(session.classes, session.outputs)
+        if request.output_kind:
+            from trtopt.graph.output_kinds import stated  # loads onnx, which an engine doesn't need
+
+            session.kinds |= {name: str(kind) for name, kind in stated(request.output_kind, session.outputs).items()}
         result = (_run_arrays if request.images is None else _run_images)(session, request, folder)
     if request.top != RunRequest.top and not result.ranked:
         request.reporter.warn("`top=` has no effect: no output scores classes")
@@ -151,134 +166,140 @@ def run(request: RunRequest) -> RunResult:
 
 
 def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
-    raw_arrays = _arrays(request.input, session.inputs)
+    option = "data" if request.input is None else "input"
+    parts = _parts(getattr(request, option), session.inputs, f"`{option}=`", request.limit)
     infos = {info.name: info for info in session.inputs}
-    wrong = [f"unknown {name!r}" for name in raw_arrays if name not in infos]
-    wrong += [f"missing {name!r}" for name in infos if name not in raw_arrays]
-    if wrong:
-        takes = "; ".join(f"{info.name!r} {info.dtype} {x(info.shape)}" for info in session.inputs)
-        raise UsageError(f"`input=`: {', '.join(wrong)}; the engine takes {takes}")
-    arrays = {name: _converted(raw_arrays[name], info, request.reporter) for name, info in infos.items()}
+    for part in parts:
+        wrong = [f"unknown {name!r}" for name in part if name not in infos]
+        wrong += [f"missing {name!r}" for name in infos if name not in part]
+        if wrong:
+            takes = "; ".join(f"{info.name!r} {info.dtype} {x(info.shape)}" for info in session.inputs)
+            raise UsageError(f"`{option}=`: {', '.join(wrong)}; the engine takes {takes}")
+        for name, info in infos.items():
+            part[name] = _fitting(part[name], info, f"`{option}=`: {name!r}", request.reporter)
     files = _files(folder, session)
-    parts: list[dict[str, Array]] = []
+    calls = session.calls(_together(parts, session.inputs), limit=request.limit)
     milliseconds: list[float] = []
-    pieces = _pieces(session, arrays)
-    with request.reporter.phase("run", len(pieces)) as phase:
-        for piece, size in pieces:
-            time, results = timed(functools.partial(session.run, piece))
-            milliseconds.append(time)
-            if size is not None:
-                results = {name: _rows(name, array, size) for name, array in results.items()}
-            parts.append(results)
+    with request.reporter.phase("run", len(calls)) as phase:
+        results = []
+        for result in _called(session, calls, milliseconds):
+            results.append(result)
             phase.advance()
-    outputs = joined(parts)
-    return RunResult(
-        session.engine,
-        session.backend,
-        _kept(outputs, files),
-        _ranked(session, outputs, request.top),
-        skipped=(),
-        files=tuple(files.values()),
-        milliseconds=tuple(milliseconds),
-        arrays=outputs,
-    )
+    return _result(session, request, folder, files, results, milliseconds)
 
 
-def _arrays(source: Any, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
-    """Input name → array, from whatever form it was given in.
+def _called(session: Session, calls: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
+    """What the samples of each call give."""
+    for call in calls:
+        time, outputs = timed(functools.partial(session.run, call.feed))
+        milliseconds.append(time)
+        yield call.cut(outputs, session.outputs)
+
+
+def _parts(source: Any, inputs: Sequence[TensorInfo], option: str, limit: int | None) -> list[dict[str, Array]]:
+    """Arrays by input name, from whatever form they were given in; several, where each has all inputs.
 
     Raises:
         UsageError: an input given twice, or without its name where there are several.
         DataError: a file that can't be read.
     """
-    if isinstance(source, Mapping):
-        return {str(name): _loaded(item) if _is_path(item) else np.asarray(item) for name, item in source.items()}
-    if _is_path(source):
-        return _from_file(os.fspath(source), inputs)
-    if hasattr(source, "__array__"):
-        return {_only(inputs, "an array"): np.asarray(source)}
-    if not isinstance(source, Iterable):
-        raise UsageError(
-            f"`input=` holds {type(source).__name__}; an array, a file, a mapping of input names to these, or a list of them "
-            "is needed"
-        )
+    single = _is_path(source) or isinstance(source, Mapping) or hasattr(source, "__array__")
+    if not single and not isinstance(source, Iterable):
+        raise _unknown(source, option)
+    items = [source] if single else list(source)
+    read = [part for item in items for part in _read(item, inputs, option, limit)]
+    if len(read) > 1 and all(part.keys() == {info.name for info in inputs} for part in read):
+        return read
     arrays: dict[str, Array] = {}
-    for item in source:
-        item_arrays = _arrays(item, inputs)
-        if twice := sorted(set(item_arrays) & set(arrays)):
-            raise UsageError(f"`input=` gives {', '.join(map(repr, twice))} twice; give each input once")
-        arrays |= item_arrays
-    return arrays
+    for part in read:
+        if twice := sorted(set(part) & set(arrays)):
+            raise UsageError(f"{option} gives {', '.join(map(repr, twice))} twice; give each input once")
+        arrays |= part
+    return [arrays]
+
+
+def _unknown(item: Any, option: str) -> UsageError:
+    return UsageError(
+        f"{option} holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them "
+        "is needed"
+    )
+
+
+def _read(item: Any, inputs: Sequence[TensorInfo], option: str, limit: int | None) -> list[dict[str, Array]]:
+    if isinstance(item, Mapping):
+        return [{str(key): _loaded(held, option) if _is_path(held) else np.asarray(held) for key, held in item.items()}]
+    if hasattr(item, "__array__"):
+        return [{_only(inputs, "an array", option): np.asarray(item)}]
+    if not _is_path(item):
+        raise _unknown(item, option)
+    text = os.fspath(item)
+    name, equals, path = text.partition("=")
+    if equals and not Path(text).exists():
+        return [{name: _loaded(path, option)}]
+    if Path(text).is_dir():
+        files = sorted(file for file in Path(text).rglob("*") if file.suffix in (".npz", ".npy") and file.is_file())
+        if not files:
+            raise UsageError(
+                f"{option}: there is no .npz or .npy file in {text}; for its images give `images='{text}'`"
+            )
+        return [part for file in files[:limit] for part in _read(file, inputs, option, limit)]
+    if not text.endswith(".npz"):
+        return [{_only(inputs, text, option): _loaded(text, option)}]
+    return [{name: array.whole() for name, array in stored_arrays(existing_file(text, option)).items()}]
 
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, os.PathLike))
 
 
-def _from_file(text: str, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
-    name, equals, path = text.partition("=")
-    if equals and not Path(text).exists():
-        return {name: _loaded(path)}
-    if not text.endswith(".npz"):
-        return {_only(inputs, text): _loaded(text)}
-    arrays = stored_arrays(existing_file(text, "`input=`"))
-    return {name: array.whole() for name, array in arrays.items()}
-
-
-def _loaded(source: str | os.PathLike[str]) -> Array:
-    path = existing_file(source, "`input=`")
+def _loaded(source: str | os.PathLike[str], option: str) -> Array:
+    path = existing_file(source, option)
     if path.suffix != ".npy":
-        raise UsageError(f"`input=`: {path} can't be read as arrays: give x.npy, NAME=x.npy or arrays.npz")
+        raise UsageError(f"{option}: {path} can't be read as arrays: give x.npy, NAME=x.npy, arrays.npz or a folder")
     return stored_array(path).whole()
 
 
-def _only(inputs: Sequence[TensorInfo], what: str) -> str:
+def _only(inputs: Sequence[TensorInfo], what: str, option: str) -> str:
     if len(inputs) != 1:
         names = ", ".join(repr(info.name) for info in inputs)
         raise UsageError(
-            f"`input=`: {what} fits an engine with one input; this one has {names}: write NAME=x.npy, or give an .npz"
+            f"{option}: {what} fits an engine with one input; this one has {names}: write NAME=x.npy, or give an .npz"
         )
     return inputs[0].name
 
 
-def _converted(array: Array, info: TensorInfo, reporter: Reporter) -> Array:
-    """In the input's type where that keeps its kind: arrays in files have whatever type their program had."""
-    result = converted(array, info.dtype, f"`input=`: {info.name!r}", "the engine")
+def _fitting(array: Array, info: TensorInfo, what: str, reporter: Reporter) -> Array:
+    """In the input's type where that keeps its kind: arrays in files have whatever type their program had; one sample, which
+    data sets give without the axis that counts samples, with it."""
+    if info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
+        array = np.expand_dims(array, info.batch_axis)
+    result = converted(array, info.dtype, what, "the engine")
     if result.dtype != array.dtype and not array.dtype.name.startswith("void"):
         reporter.note(f"{info.name}: converted from {array.dtype} to {info.dtype}")
     return result
 
 
-def _pieces(session: Session, arrays: Mapping[str, Array]) -> list[tuple[dict[str, Array], int | None]]:
-    """What each call gets, with the rows of its results that count; None: it is one call as it stands."""
-    counts = {len(array) if array.ndim else 0 for array in arrays.values()}
-    ranges = [profile[name] for profile in session.profiles for name in arrays]
-    whole: list[tuple[dict[str, Array], int | None]] = [(dict(arrays), None)]
-    if alone(session.inputs) or len(counts) != 1 or counts == {0} or not all(item.max for item in ranges):
-        return whole
-    pieces = list(session.batches(arrays))
-    return list(pieces) if len(pieces) > 1 or pieces[0][1] != len(next(iter(pieces[0][0].values()))) else whole
-
-
-def _rows(name: str, array: Array, size: int) -> Array:
-    if not array.ndim or len(array) < size:
-        raise UsageError(
-            f"output {name!r} has shape {x(array.shape)}, which isn't one row for each sample: give no more samples at a "
-            "time than the engine takes"
-        )
-    return array[:size]
+def _together(parts: Sequence[dict[str, Array]], inputs: Sequence[TensorInfo]) -> dict[str, Array]:
+    """The samples of all files, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = {info.name: len(info.shape) for info in inputs if info.batch_axis is None}
+    counted = (
+        {name: array[None] if array.ndim == whole.get(name) else array for name, array in part.items()}
+        for part in parts
+    )
+    return joined(counted, [replace(info, batch_axis=info.batch_axis or 0) for info in inputs])
 
 
 # Images --------------------------------------------------------------------------------------------------------------
 
 
 def _run_images(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
-    items, reporter = _listed(request.images), request.reporter
+    items, reporter = _listed(request.images)[: request.limit], request.reporter
     files = _files(folder, session)
     if folder is not None:
         for name in _LISTS:
             check_writable(folder / name)
-    rankings: list[Ranked] = []
     parts: list[dict[str, Array]] = []
     names: list[str] = []
     skipped_images: list[Skipped] = []
@@ -299,33 +320,13 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
                     samples.append(image)
                     names.append(name)
             if samples:
-                time, results = timed(functools.partial(session.run_prepared, samples, top=request.top))
-                milliseconds.append(time)
-                if isinstance(results, dict):
-                    parts.append(results)
-                else:
-                    rankings += [Ranked(name, tuple(best)) for name, best in zip(names[len(rankings) :], results)]
+                calls = session.calls(session.stacked(samples), more=len(items) > len(chunk))
+                parts += _called(session, calls, milliseconds)
             phase.advance(len(chunk))
     if not names:
         some = "; ".join(f"{item.name}: {item.reason}" for item in skipped_images[:3])
         raise DataError(f"none of the {len(items)} images can be used ({some})")
-    outputs = joined(parts) if parts else {}
-    written_files = list(files.values()) if parts else []
-    summaries = _kept(outputs, files)
-    if folder is not None:
-        written_files.append(folder / _LISTS[0 if parts else 1])
-        write_json(written_files[-1], names if parts else [asdict(item) for item in rankings])
-    return RunResult(
-        session.engine,
-        session.backend,
-        summaries,
-        tuple(rankings) or _ranked(session, outputs, request.top),
-        tuple(skipped_images),
-        tuple(written_files),
-        tuple(milliseconds),
-        tuple(names),
-        outputs,
-    )
+    return _result(session, request, folder, files, parts, milliseconds, names, skipped_images)
 
 
 def _listed(images: Any) -> list[Any]:
@@ -353,6 +354,36 @@ def _prepared(prepare: Preprocess, item: Any, number: int) -> Array | str:
 
 
 # Results -------------------------------------------------------------------------------------------------------------
+
+
+def _result(
+    session: Session,
+    request: RunRequest,
+    folder: Path | None,
+    files: Mapping[str, Path],
+    parts: Iterable[Mapping[str, Array]],
+    milliseconds: Sequence[float],
+    images: Sequence[str] = (),
+    skipped: Sequence[Skipped] = (),
+) -> RunResult:
+    """What all calls gave, written into the folder."""
+    outputs = joined(parts, session.outputs)
+    ranked = _ranked(session, outputs, request.top, images)
+    summaries, written = _kept(outputs, files), list(files.values())
+    if folder is not None and images:
+        written.append(folder / _LISTS[bool(ranked)])
+        write_json(written[-1], [asdict(item) for item in ranked] or images)
+    return RunResult(
+        session.engine,
+        session.backend,
+        summaries,
+        ranked,
+        tuple(skipped),
+        tuple(written),
+        tuple(milliseconds),
+        tuple(images),
+        outputs,
+    )
 
 
 @contextlib.contextmanager
@@ -404,16 +435,18 @@ def _kept(outputs: Mapping[str, Array], files: Mapping[str, Path]) -> tuple[Outp
     return tuple(summaries)
 
 
-def _ranked(session: Session, outputs: Mapping[str, Array], top: int) -> tuple[Ranked, ...]:
-    """The best classes of the first samples, by the output that scores classes (by its kind in the manifest, where there is
-    one): the one that fits the names, or the only one."""
+def _ranked(session: Session, outputs: Mapping[str, Array], top: int, images: Sequence[str]) -> tuple[Ranked, ...]:
+    """The best classes of the images, or of the first samples, by the output that scores classes (see `scores_classes`): the
+    one that fits the names, or the only one."""
     scores = [
         item
-        for name, item in outputs.items()
+        for name, item in samples_first(outputs, session.outputs).items()
         if session.scores_classes(name, item) and item.shape[1] > 1
         if not session.classes or item.shape[1] == len(session.classes)
     ]
-    if len(scores) != 1 or not (session.classes or len(outputs) == 1) or not (scores[0] < np.inf).all():
+    if len(scores) != 1 or not (session.classes or len(outputs) == 1):
+        return ()
+    if not images and not (scores[0] < np.inf).all():
         return ()  # of NaN none is the best; the output's summary counts them
-    best = (session.best(row, top) for row in scores[0][:_SHOWN])
-    return tuple(Ranked(f"sample {number}", tuple(row)) for number, row in enumerate(best))
+    names = images or [f"sample {number}" for number in range(min(_SHOWN, len(scores[0])))]
+    return tuple(Ranked(name, tuple(session.best(row, top))) for name, row in zip(names, scores[0]))

@@ -13,7 +13,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,7 +32,7 @@ from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import alone
+from trtopt.data.rebatch import Arrays, Call, by_sizes, calls, joined, laid_out
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
 from trtopt.engine.store import Entry
 from trtopt.runtime.background import Background
@@ -128,6 +128,7 @@ class Session:
         profiles: for each profile its inputs' `ShapeRange`: the shapes that are taken, and those it is tuned for; none: any
             that fit `inputs`.
         classes: their names; None where the manifest has none.
+        kinds: what outputs hold, by name, where the manifest isn't to be believed.
         preprocess, embedded: how an image becomes an input, and what of that the engine does itself; None if not known.
         manifest: what is known of the build; None without one.
         notes: what else is to be known, such as how it was limited.
@@ -194,7 +195,8 @@ class Session:
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
         # memory themselves, must not go there.
         weakref.finalize(self, after_capture, [self._slots, self._gpus].clear)
-        self.inputs, self.outputs = self._infos(self._signature.inputs), self._infos(self._signature.outputs)
+        self.inputs = self._infos(self._signature.inputs)
+        self.outputs = by_sizes(self._infos(self._signature.outputs), self.inputs)
         self.profiles: tuple[Profile, ...] = self._signature.profiles
         preprocessing = self.manifest.preprocess if self.manifest else None
         self.preprocess: Preprocess | None = Preprocess.load(preprocessing) if preprocessing else None
@@ -202,6 +204,7 @@ class Session:
         self.classes: tuple[str, ...] | None = None
         if self.manifest and self.manifest.classes:
             self.classes = tuple(self.manifest.classes)
+        self.kinds: dict[str, str] = {}
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
@@ -565,7 +568,7 @@ class Session:
                 why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
                 instead = "build it with `preprocess=`, or "
             raise UsageError(
-                f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --input F.npz, Session.run)"
+                f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --data F.npz, Session.run)"
             )
         return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
 
@@ -599,58 +602,40 @@ class Session:
         """
         return pixels(image, 0, self.preparation())
 
+    def stacked(self, samples: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """What `preparation` made of images, as the input."""
+        batch = np.stack(samples).astype(self._signature.inputs[0].dtype, copy=False)
+        return laid_out({self.inputs[0].name: batch}, self.inputs)
+
     def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
         """`run_images` on what `preparation` made of each image."""
-        batch = np.stack(samples)
-        outputs = self.run_batches({self.inputs[0].name: batch.astype(self._signature.inputs[0].dtype, copy=False)})
+        outputs = self.run_batches(self.stacked(samples))
         [(name, scores), *others] = outputs.items()
         if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
             return outputs
         return [self.best(row, top) for row in scores]
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """`run` on any number of samples (first axes) in host memory, in batches as large as the engine takes; `run` alone
-        where an input has samples elsewhere (`batch_axis` in `inputs`), or there is none.
+        """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
+        where each input and output has them (`batch_axis`). Inputs that don't count samples are the same in all batches.
 
-        Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes, or lie in GPU
-            memory.
+        Raises: as `run`; UsageError also where what an output gives can't be cut or joined, or an input lies in GPU memory.
         """
         self._signature.check_names(inputs)
-        if alone(self.inputs) or not inputs:
-            return self.run(inputs)
         arrays: dict[str, NDArray[Any]] = {}
         for name, array in zip(self._names, views([inputs[name] for name in self._names], 0, self._names)):
             if isinstance(array, View):
                 raise UsageError(f"input {name!r} lies in GPU memory; batches are cut in host memory: call run")
             arrays[name] = array
-        parts = [
-            {
-                name: result if size == len(next(iter(batch.values()))) else result[:size]
-                for name, result in self.run(batch).items()
-            }
-            for batch, size in self.batches(arrays)
-        ]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return joined([call.cut(self.run(call.feed), self.outputs) for call in self.calls(arrays)], self.outputs)
 
-    def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
-        """Samples (first axes) in batches as large as the engine takes, each with how many of its samples are real.
-
-        The last ones may be too few for the engine: then the last sample is repeated, whose further results mean nothing.
-
-        Raises:
-            UsageError: the inputs don't have one and the same number of samples, or the samples of one lie on another axis.
-        """
-        odd = next((info for info in self.inputs if info.batch_axis != 0), None)
-        if odd is not None:
-            raise UsageError(
-                f"the first axis of input {odd.name!r} {odd.dims} doesn't count samples, so that they can't be cut into "
-                "batches there: call run"
-            )
-        return self._signature.batches(inputs)
+    def calls(self, inputs: Arrays, *, limit: int | None = None, more: bool = False) -> list[Call]:
+        """What `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
+        return calls(inputs, self.inputs, self.outputs, self.profiles, limit=limit, more=more)
 
     def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
-        """Whether an output is scores, samples × classes: as the manifest says; without it, of every floating one it may be."""
-        kind = (self.manifest.output_kinds or {}).get(name) if self.manifest else None
+        """Whether an output is scores, samples × classes: as `kinds` or the manifest says; else every floating one may be."""
+        kind = ({**((self.manifest and self.manifest.output_kinds) or {}), **self.kinds}).get(name)
         possible = output.ndim == 2 and output.dtype.kind not in "iub"
         return possible and kind in (None, Kind.CLASSES)
 
