@@ -106,7 +106,12 @@ if TYPE_CHECKING:
         SampleSpread as SampleSpread,
     )
     from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
-    from trtopt.evaluation.verify import Accuracy as Accuracy, Agreement as Agreement, verify as verify
+    from trtopt.evaluation.verify import (
+        Accuracy as Accuracy,
+        Agreement as Agreement,
+        Scores as Scores,
+        verify as verify,
+    )
     from trtopt.frontend.comparison import ExportComparison as ExportComparison
     from trtopt.frontend.exporter import ExportResult as ExportResult, export as export
     from trtopt.frontend.proposal import InitResult as InitResult, init as init
@@ -211,7 +216,7 @@ _HOMES = {
     "evaluation.limits": ("Limits",),
     "evaluation.outputs": ("Channels", "OutputAgreement", "SampleAgreement", "SampleSpread"),
     "evaluation.per_layer": ("LayerAgreement",),
-    "evaluation.verify": ("Accuracy", "Agreement", "verify"),
+    "evaluation.verify": ("Accuracy", "Agreement", "Scores", "verify"),
     "frontend.comparison": ("ExportComparison",),
     "frontend.exporter": ("ExportResult", "export"),
     "frontend.proposal": ("InitResult", "init"),

@@ -22,6 +22,7 @@ SHAPES = {
     Kind.BOXES: (6, 9),
     Kind.MASK: (3, 4, 5),
     Kind.TOKENS: (4, 6),
+    Kind.RANKING: (5,),
     Kind.OTHER: (2, 2, 2, 3),
 }
 
@@ -270,14 +271,16 @@ def test_the_worst_samples_are_named_in_order() -> None:
     assert sentence("y", few.describe(), 1) == "y (other): equal"
 
 
-def test_a_changed_class_comes_before_lower_decibels() -> None:
-    old = np.array([[9.0, 0.0], [0.1, 0.11], [5.0, 4.0]])
-    new = np.array([[5.0, 0.0], [0.11, 0.1], [5.0, 4.0]])
+def test_the_lowest_comes_first_and_a_changed_class_before_lower_decibels() -> None:
+    """16.9 dB stood there at the lowest, and the first of the worst had 21.8."""
+    old = np.array([[9.0, 0.0], [0.1, 0.11], [5.0, 4.0], [8.0, 0.0]])
+    new = np.array([[5.0, 0.0], [0.11, 0.1], [5.0, 4.0], [6.0, 0.0]])
     found = agreement(Kind.CLASSES, old, new)
     assert found.spread is not None
-    assert [item.name for item in found.spread.worst] == ["s1", "s0"]
+    assert [item.name for item in found.spread.worst] == ["s0", "s1", "s3"]
     said = spread(found.describe())
-    assert "worst: s1 (20.4 dB, another class), s0 (7.0 dB)" in said
+    assert said.startswith("per sample: 7.0 dB at the lowest, ")
+    assert said.endswith("worst: s0 (7.0 dB), s1 (20.4 dB, another class), s3 (12.0 dB)")
 
 
 def test_where_all_agree_decibels_order_the_samples() -> None:

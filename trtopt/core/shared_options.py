@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from trtopt.core.options import about, option
+from trtopt.core.values import Kind
 
 SAMPLES = "`images=DIR` or `data='F.npz'`"  # what options of samples belong to
 MODEL = about(
@@ -48,10 +49,15 @@ trusted_keys = partial(
     help="Only engines that this public key has signed (trtopt sign); repeatable.",
     metavar="KEY.pub.pem",
 )
+SHARED = ", ".join(kind.shared for kind in Kind if kind.shared)  # of what there are shares
+labels = partial(option, None, help="True classes, one number a line.", metavar="FILE", typed=Path)
+metric = partial(option, None, metavar="MODULE:FUNCTION", typed=str)
+least = partial(option, None, help="Least that --metric must give.", metavar="X", typed=float)
+classes = partial(option, None, metavar="FILE", typed=str)
 output_kind = partial(
     option,
     (),
-    help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
+    help=f"What an output is: {', '.join(Kind)}; default: a guess. Repeatable.",
     metavar="NAME=KIND",
 )
 report = partial(option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path)
