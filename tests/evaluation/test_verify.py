@@ -470,9 +470,9 @@ def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
     request = ("verify", world.model, engine, "--data", world.arrays)
     trtopt.build(world.model, engine, fp16=True, target="sm89")
     said = world.refused(*request)
-    has(said, "m.engine is a TensorRT engine, and ONNX graphs are needed here", "--save-onnx")
+    has(said, "m.engine is a TensorRT engine, and its graph is needed here, where it can't run")
     kept = engine.with_suffix(".kept.onnx")  # m.onnx may be the model
-    has(said, f"--save-onnx {kept} -o {engine}", f"trtopt verify {world.model} {kept} …")
+    has(said, f"--save-onnx {kept} -o {engine}", "then the same again")
     trtopt.build(world.model, engine, fp16=True, target="sm89", save_onnx=graph)
     judged = world.run(*request, "--min-snr", 40)
     assert judged.status == 0
@@ -482,9 +482,9 @@ def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
     assert either[0] == either[1] and told["engine"] == str(engine)
     assert told["engine_sha256"] == hashlib.sha256(engine.read_bytes()).hexdigest()
     two = world.refused("verify", engine, engine, "--data", world.arrays)
-    has(two, f"the engine's graph is {graph}", f"trtopt verify {graph} {graph} …")
+    has(two, "both are TensorRT engines", f"trtopt verify {graph} {engine} …")
     graph.unlink()
-    has(world.refused(*request), "build keeps the engine's graph with --save-onnx")
+    has(world.refused(*request), "build keeps it with --save-onnx: trtopt build")
     (world.folder / "m.engine.json").write_text("{")
     has(world.refused(*request), "m.engine.json can't be read (not JSON", "build the engine again")
 

@@ -114,9 +114,7 @@ class BuildRequest:
     save_cache: str | os.PathLike[str] | None = option(
         None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path
     )
-    classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes(
-        help="Class names for the manifest, one a line; or imagenet."
-    )
+    classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
     report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()

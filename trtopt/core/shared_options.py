@@ -53,13 +53,13 @@ SHARED = ", ".join(kind.shared for kind in Kind if kind.shared)  # of what there
 labels = partial(option, None, help="True classes, one number a line.", metavar="FILE", typed=Path)
 metric = partial(option, None, metavar="MODULE:FUNCTION", typed=str)
 least = partial(option, None, help="Least that --metric must give.", metavar="X", typed=float)
-classes = partial(option, None, metavar="FILE", typed=str)
 output_kind = partial(
     option,
     (),
     help=f"What an output is: {', '.join(Kind)}; default: a guess. Repeatable.",
     metavar="NAME=KIND",
 )
+classes = partial(option, None, help="Class names, one a line; or imagenet.", metavar="FILE", typed=str)
 report = partial(option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path)
 log = partial(
     option,

@@ -448,7 +448,7 @@ def _choice(subject: Subject) -> dict[str, Any]:
 def _compared(comparison: Compared) -> list[str]:
     sentences = []
     for name, output in comparison["outputs"].items():
-        figures = [decibels(output["snr_db"])]
+        figures = [decibels(output["snr_db"])] if not output.get("integers") else []
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
         channels = output.get("channels")

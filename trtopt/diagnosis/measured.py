@@ -129,6 +129,7 @@ class Channels(TypedDict):
 
 class _Parted(TypedDict, total=False):
     channels: Channels | None
+    integers: bool
 
 
 class ComparedOutput(_Parted):

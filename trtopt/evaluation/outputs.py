@@ -166,7 +166,7 @@ def measure(output: Mapping[str, Any], samples: int, least: float = 1.0) -> str:
     """
     said = share(output["agreement"], least) if output["agreement"] is not None else ""
     unpadded = output.get("unpadded")
-    left = "" if unpadded is None else f"of the {100 * unpadded:.3g}% of the positions that aren't padding"
+    left = "" if unpadded is None else f"of the {100 * unpadded:.3g}% that aren't padding"
     return ", ".join(filter(None, [MEASURES[Kind(output["kind"])].words(output, samples, said), left]))
 
 

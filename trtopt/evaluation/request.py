@@ -46,9 +46,7 @@ class VerifyRequest:
     limit: int | None = shared.limit()
     batch: int = shared.batch()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
-    classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes(
-        help="Class names, one a line: as many scores are classes; or imagenet."
-    )
+    classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     min_agreement: str | float | None = option(
         None,
         help=f"Least share of {shared.SHARED} (0.99 or 99%); default: 0.95 where least dB are given, else not judged.",

@@ -256,9 +256,16 @@ def verify(request: VerifyRequest) -> Agreement:
         graph = kept_graph(engine)
         if graph is None:
             why = "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})"
-            raise _refused(engine, reference, engine, why)
-    if (other := engine_file(reference)) is not None:  # results are held against a model's
-        raise _refused(other, reference, request.candidate)
+            kept_file = engine.with_suffix(".kept.onnx")  # the model itself is often called as the engine is
+            raise UsageError(
+                f"{engine} is a TensorRT engine, and its graph is needed {why}; build keeps it with `save_onnx=`: trtopt build "
+                f"… --save-onnx {kept_file} -o {engine}, then the same again"
+            )
+    if (other := engine_file(reference)) is not None:
+        model_file = kept_graph(other) or "MODEL.onnx"
+        raise UsageError(
+            f"both are TensorRT engines, and results are held against a model's: trtopt verify {model_file} {engine} …"
+        )
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
     old: Any = reference
@@ -452,23 +459,6 @@ def engine_file(candidate: Any) -> Path | None:
         return path if plan_header(file.read(64)) is not None else None
 
 
-def _refused(engine: Path, reference: Any, candidate: Any, why: str = "here") -> UsageError:
-    """Name the graph that was kept at the engine's build, and what to type."""
-    graph = kept_graph(engine)
-    first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
-    if graph is None:
-        graph = engine.with_suffix(".kept.onnx")  # the model itself is often called as the engine is
-        build = f"trtopt build … --save-onnx {graph} -o {engine}"
-        first = f"build keeps the engine's graph with `save_onnx=`: {build}, then"
-    paths = (
-        os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in (reference, candidate)
-    )
-    arguments = " ".join(os.fspath(graph) if path == os.fspath(engine) else path for path in paths)
-    return UsageError(
-        f"{engine} is a TensorRT engine, and ONNX graphs are needed {why}; {first} trtopt verify {arguments} …"
-    )
-
-
 def verify_all(
     reference: Runner,
     candidates: Mapping[str, Runner],
@@ -493,19 +483,17 @@ def verify_all(
 
 
 def _unpadded(batch: Arrays) -> list[NDArray[np.bool_]]:
-    """Samples × positions, which aren't padding, by each input that says so: integers or booleans called a mask or padding.
+    """Samples × positions, which aren't padding, by each input of 0 and 1 that is called a mask or padding.
 
-    A row that changes once, from 0 to 1 or back, has padding: where an attention mask is 0; else, as PyTorch's masks have 1
-    there and others 0, in its second part. Any other row has none, since no sample is all padding.
+    A row that changes once has padding: where an attention mask is 0; else in its second part, as PyTorch's masks have 1 there
+    and others 0. Any other row has none, since no sample is all padding.
     """
     masks = []
     for name, array in batch.items():
-        if not re.search("mask|pad", name, re.I) or array.ndim != 2 or array.dtype.kind not in "biu":
-            continue
-        if ((array != 0) & (array != 1)).any():
-            continue
-        once = (array[:, 1:] != array[:, :-1]).sum(1, keepdims=True) == 1
-        masks.append((array == (1 if re.search("att", name, re.I) else array[:, :1])) | ~once)
+        named = re.search("mask|pad", name, re.I) and array.ndim == 2 and array.dtype.kind in "biu"
+        if named and not ((array != 0) & (array != 1)).any():
+            once = (array[:, 1:] != array[:, :-1]).sum(1, keepdims=True) == 1
+            masks.append((array == (1 if re.search("att", name, re.I) else array[:, :1])) | ~once)
     return masks
 
 
@@ -548,8 +536,7 @@ class _Comparison:
             if old.shape != new.shape:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
             fitting = [mask for mask in masks if mask.shape == old.shape[:2]]
-            alike = all(np.array_equal(mask, fitting[0]) for mask in fitting)  # else which one counts isn't known
-            self.sums[name].add(old, new, samples, fitting[0] if fitting and alike else None)
+            self.sums[name].add(old, new, samples, fitting[-1] if fitting else None)  # a decoder's comes last
         class_outputs = [name for name, sums in self.sums.items() if sums.kind is Kind.CLASSES]
         class_outputs = [name for name in class_outputs if rows_of(outputs[name][0]).shape[:2] == (samples, 1)]
         if labels is not None and class_outputs:
@@ -572,7 +559,7 @@ class _Comparison:
             several = any(item.kind is Kind.CLASSES for item in outputs)  # rows of each sample
             raise UsageError(
                 f"labels were given, but no output is samples × classes: {kinds}"
-                + (", several of each sample: drop `labels=`, or measure by a `metric=` that takes them" * several)
+                + ", several of each sample: drop `labels=`, or measure by a `metric=` that takes them" * several
                 + f"; say which it is (`output_kind=['{outputs[0].name}=classes']`)" * (not several)
             )
         before, after = (Accuracy(*map(float, shares)) for shares in self.hits / self.samples)
