@@ -87,7 +87,12 @@ from trtopt.evaluation.outputs import (
     SampleSpread as SampleSpread,
 )
 from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
-from trtopt.evaluation.verify import Accuracy as Accuracy, Agreement as Agreement, verify as verify
+from trtopt.evaluation.verify import (
+    Accuracy as Accuracy,
+    Agreement as Agreement,
+    Scores as Scores,
+    verify as verify,
+)
 from trtopt.frontend.comparison import ExportComparison as ExportComparison
 from trtopt.frontend.exporter import ExportResult as ExportResult, export as export
 from trtopt.frontend.proposal import InitResult as InitResult, init as init

@@ -9,13 +9,16 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
 from test_profiling_command import LAYERS, PlayedSession
 from typer.testing import CliRunner
+from world import Heard
 
 import trtopt
 from trtopt import cli
@@ -28,6 +31,7 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis import charts, page
 from trtopt.diagnosis.contents import rounding
+from trtopt.diagnosis.measured import keep
 from trtopt.diagnosis.profiling import EngineProfile
 from trtopt.diagnosis.roofline import peaks_of
 from trtopt.engine.manifest import Manifest
@@ -530,8 +534,7 @@ def test_warnings_say_what_does_not_fit(engine: Path) -> None:
     assert texts[0].startswith("workspace was too small")
     expected = [
         "layers with products that don't run in INT8: 1",
-        "a result is of stranger.engine, taken for m.engine",
-        "no layer that was timed",
+        "a result is of stranger.engine, not of this engine, and was left out",
         "the GPU is shared: somebody",
         "the calibration table isn't the one",
     ]
@@ -576,9 +579,10 @@ def test_names_can_not_become_more_than_text(tmp_path: Path) -> None:
     kept = [{"node": HOSTILE, "op": HOSTILE, "precision": "fp16", "reason": HOSTILE}]
     text = {"warnings": [HOSTILE], "precision_summary": HOSTILE, "kept": kept, "key": HOSTILE}
     engine = made(tmp_path / "<script>.engine", layers, **text)
-    bench = {**BENCH, "rows": [{**row, "runner": HOSTILE, "note": HOSTILE} for row in BENCH["rows"]], "gpu": HOSTILE}  # type: ignore[attr-defined]
+    rows = [{**row, "runner": HOSTILE, "note": HOSTILE} for row in BENCH["rows"]]  # type: ignore[attr-defined]
+    bench = {**BENCH, "engine": engine.name, "rows": rows, "gpu": HOSTILE}
     other = made(tmp_path / "o.engine", layers[1:])
-    results = [profiled(), SENSITIVITY, bench]
+    results = [profiled(engine.name), SENSITIVITY, bench]
     trtopt.report(engine, tmp_path / "h.html", results=results, calib=table(), against=other)
     shown = parsed(tmp_path / "h.html")
     assert len(shown.named("script")) == 1
@@ -676,6 +680,18 @@ def test_a_thousand_layers_stay_small(tmp_path: Path) -> None:
     assert trtopt.report(made(engine, longest), tmp_path / "b.html").nbytes < 1_500_000
 
 
+def test_thousands_of_figures_stay_small(engine: Path, tmp_path: Path) -> None:
+    """20,000 rows of bench made a page of 20 MB."""
+    rows = [{**BENCH["rows"][0], "batch": batch} for batch in range(1, 20_001)]  # type: ignore[index]
+    written = trtopt.report(
+        engine, tmp_path / "r.html", results=[{**BENCH, "rows": rows}], json_twin=tmp_path / "r.json"
+    )
+    assert written.nbytes < 2e6
+    text = "".join(parsed(written.page).text)
+    assert "18000 more rows are in the JSON twin" in text and "19988 more lines are in the JSON twin" in text
+    assert len(json.loads((tmp_path / "r.json").read_bytes())["latency"]["rows"]) == 20_000
+
+
 def test_the_host_keeps_its_own_settings_of_matplotlib(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 
@@ -708,6 +724,55 @@ def test_the_command(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"trtopt profile {tmp_path.name}/m.engine --json" in run.output  # can be pasted where it was typed
 
 
+def test_results_beside_the_engine_are_known_and_no_others(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured of another engine stood in the verdict of this one."""
+    monkeypatch.setattr("trtopt.diagnosis.measured.engine_file", Path)  # these are no real plans
+    kept, heard = Path(f"{engine}.results.json"), Heard()
+
+    def said(*results: Any) -> dict[str, Any]:
+        return dict(trtopt.report(engine, tmp_path / "r.html", results=results).contents)
+
+    def left(command: str, document: dict[str, Any], of: Path = engine) -> dict[str, str]:
+        return keep(SimpleNamespace(engine=of), command, document, {"limit": 3, "data": None}, heard)
+
+    digest = hashlib.sha256(engine.read_bytes()).hexdigest()
+    assert left("verify", VERIFY) == {"engine_sha256": digest}
+    left("bench", BENCH)
+    left("run", {"engine": "m", "backend": "rtx", "milliseconds": [9.0, 2.0], "timing": "2 calls", "ranked": [1]})
+    held = json.loads(kept.read_bytes())
+    assert set(held["results"]) == {"verify", "bench", "run"} and held["results"]["verify"]["options"] == {"limit": "3"}
+    assert "ranked" not in held["results"]["run"]["result"]
+    verdict = said()["verdict"]
+    assert verdict["accuracy"][0].startswith("logits (classes): 97.0%") and "run (rtx): 2 calls" in verdict["speed"]
+    other = made(tmp_path / "other.engine")
+    other.write_bytes(other.read_bytes() + b" ")
+    for theirs in (
+        {**VERIFY, "samples": 9, "engine": "m.engine", "engine_sha256": "0" * 64},
+        left("verify", VERIFY, other),
+    ):
+        given = theirs if "samples" in theirs else Path(f"{other}.results.json")
+        found = said(given)
+        assert "on 64 samples" in found["verdict"]["accuracy"][0]
+        assert any("not of this engine, and was left out" in item["text"] for item in found["warnings"])
+    engine.write_bytes(engine.read_bytes() + b" ")  # built again
+    made_anew = json.loads(Path(f"{engine}.json").read_bytes())
+    made_anew["plan"] = {"sha256": hashlib.sha256(engine.read_bytes()).hexdigest(), "bytes": engine.stat().st_size}
+    Path(f"{engine}.json").write_text(json.dumps(made_anew))
+    assert said()["verdict"]["accuracy"] == said()["verdict"]["speed"] == []
+    left("bench", BENCH)
+    assert set(json.loads(kept.read_bytes())["results"]) == {"bench"} and not heard.notes
+    kept.write_text('{"mine": 1}')
+    left("bench", BENCH)
+    assert kept.read_text() == '{"mine": 1}' and "a file that isn't trtopt's has that name" in heard.notes[-1]
+    assert said()["latency"] is None
+    kept.unlink()
+    monkeypatch.setattr("trtopt.diagnosis.measured.write_json", Mock(side_effect=OutputError("the disk is full", "")))
+    left("bench", BENCH)
+    assert "report won't know of this: the disk is full" in heard.notes[-1]
+
+
 def test_what_profile_gives_can_be_given(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = PlayedSession(engine).profile({"x": np.zeros((4, 3))}, 5, 0)
     found = EngineProfile(engine, "Played GPU", "synthetic", {4: times})
@@ -737,9 +802,10 @@ def test_results_that_are_none(engine: Path, tmp_path: Path, content: str, said:
 @pytest.mark.parametrize("text", ["\ud800", "nul\0nul", "漢字"])
 def test_texts_in_results_may_be_anything(engine: Path, tmp_path: Path, text: str) -> None:
     rows = [{**row, "runner": text} for row in BENCH["rows"]]  # type: ignore[attr-defined]
-    found = trtopt.report(engine, tmp_path / "r.html", results=[{**BENCH, "engine": text, "rows": rows}])
+    results = [{**BENCH, "rows": rows}, {**profiled(), "engine": text}]
+    found = trtopt.report(engine, tmp_path / "r.html", results=results)
     assert found.contents["latency"]["rows"][0]["runner"] == text
-    assert "taken for m.engine" in "".join(parsed(found.page).text)
+    assert found.contents["times"] is None and "and was left out" in "".join(parsed(found.page).text)
 
 
 def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ EMPTY = np.zeros_like(MASK)
 WORDS = random.integers(0, 9, (4, 25))
 OTHERS = WORDS.copy()
 OTHERS[0, :10] += 1
+LISTS = np.arange(40).reshape(4, 10)
+LOST = LISTS[:, ::-1] + 100 * (np.arange(10) > 8)
 VALUES = random.normal(size=(4, 3, 8))
 NOISY = VALUES * np.where(np.arange(8) % 2, 1.2, 0.8)
 
@@ -44,6 +46,7 @@ def missed(kind: Kind, old: Array, new: Array, limits: Limits) -> list[str]:
     [
         (Kind.CLASSES, SCORES, CHANGED, ["same class for 90.0% of 20 samples, at least 95.0%"], Limits(0.9)),
         (Kind.TOKENS, WORDS, OTHERS, ["90.0% of the values are the same, at least 95.0%"], Limits(0.9)),
+        (Kind.RANKING, LISTS, LOST, ["90.0% of the list entries are found (recall@k), at least 95.0%"], Limits(0.9)),
         (Kind.MASK, MASK, EMPTY, ["overlap 0.00 outside the commonest class, at least 0.5"], Limits(0.0)),
         (Kind.BOXES, BOXES, OFF, ["14.0 dB in channel 5, at least 20"], Limits(min_snr=13)),
         (Kind.OTHER, VALUES, NOISY, ["14.0 dB, at least 20"], Limits(min_snr=13)),
@@ -116,6 +119,22 @@ def test_without_signal_the_difference_decides() -> None:
     for kind in (Kind.OTHER, Kind.EMBEDDING, Kind.BOXES):
         (said,) = missed(kind, nothing, nothing + 0.9, Limits())
         assert said == "y: the reference is next to zero, the difference up to 0.9"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "limits", "said"),
+    [
+        ([Kind.CLASSES, Kind.RANKING], Limits(0.9), "at least 90.0% of the classes and list entries the same"),
+        ([Kind.CLASSES, Kind.OTHER], Limits(0.9), "at least 90.0% of the classes the same, 20 dB"),
+        ([Kind.EMBEDDING], Limits(), "at least 20 dB, a cosine of 0.99"),
+        ([Kind.EMBEDDING, Kind.TOKENS], Limits(0.97, 30), "at least 97.0% of the tokens the same, 30 dB"),
+        ([Kind.TOKENS], Limits(0.999), "at least 99.9% of the tokens the same"),
+    ],
+)
+def test_what_is_asked_of_outputs_is_said_by_their_kinds(kinds: list[Kind], limits: Limits, said: str) -> None:
+    named = {f"y{number}": kind for number, kind in enumerate(kinds)}
+    arrays = dict.fromkeys(named, SCORES)
+    assert limits.kept(compare(arrays, arrays, kinds=named).describe()) == said
 
 
 def test_values_that_are_not_finite_are_always_outside() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,17 +14,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
+import trtopt
 from trtopt.core.errors import DataError, UsageError
-from trtopt.evaluation.outputs import NEAR_ZERO, OutputAgreement, OutputSums, measure, sentence, share, spread
+from trtopt.evaluation.outputs import MEASURES, NEAR_ZERO, OutputAgreement, OutputSums, measure, sentence, share, spread
 from trtopt.graph.output_kinds import Kind
 
 Array = NDArray[Any]
+ROOT = Path(trtopt.__file__).parent.parent
 SHAPES = {
     Kind.CLASSES: (7,),
     Kind.EMBEDDING: (3, 7),
     Kind.BOXES: (6, 9),
     Kind.MASK: (3, 4, 5),
     Kind.TOKENS: (4, 6),
+    Kind.RANKING: (5,),
     Kind.OTHER: (2, 2, 2, 3),
 }
 
@@ -89,6 +95,95 @@ def test_shares_are_what_is_counted(samples: int, seed: int, noise: float) -> No
     common = np.bincount(classes.ravel()).argmax()
     either = (classes != common) | (others != common)
     assert found.overlap == pytest.approx(((classes == others) & (classes != common)).sum() / either.sum())
+
+
+def test_every_kind_is_described_measured_and_documented() -> None:
+    """A kind is a line of `Kind` and one of `MEASURES`; help and messages take it from there."""
+    assert set(MEASURES) == set(Kind)
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| kind \| .*\n\|---.*\n((?:\| .*\n)+)", text, re.M)
+    assert set(Kind) == set(re.findall(r"^\| (\w+) \| ", table, re.M))
+    assert all(kind.about and (kind.axes or kind is Kind.OTHER) for kind in Kind)
+    assert all(kind.shared for kind in (Kind.CLASSES, Kind.MASK, Kind.TOKENS, Kind.RANKING))
+    assert not any(kind.shared for kind in (Kind.EMBEDDING, Kind.BOXES, Kind.OTHER))
+    for kind, size in SHAPES.items():
+        old = np.ones((2, *size)).cumsum(1)
+        assert (agreement(kind, old, old).agreement == 1) == bool(kind.shared)
+    assert pickle.loads(pickle.dumps(Kind.RANKING)) is Kind("ranking") is Kind.RANKING
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 99), st.floats(0.01, 2))
+def test_of_several_rows_each_is_classified(samples: int, rows: int, seed: int, noise: float) -> None:
+    """Of a graph's nodes the one largest of all was taken: 40 graphs, where 2,020 nodes keep their class."""
+    generator = np.random.default_rng(seed)
+    old = generator.normal(size=(samples, rows, 7))
+    new = old + noise * generator.normal(size=old.shape)
+    same = old.argmax(2) == new.argmax(2)
+    for shape in (old.shape, (*old.shape, 1)):
+        found = agreement(Kind.CLASSES, old.reshape(shape), new.reshape(shape))
+        assert (found.agreement, found.parts) == (same.mean(), samples * rows)
+    count = f"{samples} sample{'s' * (samples > 1)}" if rows == 1 else f"{samples * rows} rows"
+    assert measure(found.describe(), samples) == f"same class for {share(same.mean())} of {count}"
+    if rows > 1 and not same.all():
+        assert found.spread is not None and found.spread.figure == "agreement"
+        assert found.spread.lowest == found.spread.worst[0].agreement == same.mean(1).min()
+        assert "another class" not in spread(found.describe())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5), st.integers(1, 3), st.integers(2, 12), st.integers(0, 99), st.sampled_from(["int64", "float32"])
+)
+def test_a_ranking_is_the_overlap_of_its_lists(samples: int, lists: int, k: int, seed: int, dtype: str) -> None:
+    generator = np.random.default_rng(seed)
+    old, new = (
+        np.array([[generator.permutation(3 * k)[:k] for _ in range(lists)] for _ in range(samples)]).astype(dtype)
+        for _ in range(2)
+    )
+    recall = np.array([[len({*a} & {*b}) / k for a, b in zip(*pair)] for pair in zip(old, new)])
+    found = agreement(Kind.RANKING, old, new)
+    assert found.agreement == pytest.approx(recall.mean()) and found.parts == old.size
+    assert agreement(Kind.RANKING, old, old[..., ::-1]).agreement == 1
+    assert f"{share(found.agreement)} of the list entries are found" in sentence("y", found.describe(), samples)
+    if found.agreement < 1:
+        assert found.spread is not None and found.spread.lowest == pytest.approx(recall.mean(1).min())
+
+
+@pytest.mark.parametrize("kind", [Kind.TOKENS, Kind.EMBEDDING, Kind.CLASSES, Kind.RANKING, Kind.OTHER])
+def test_padding_counts_for_nothing(kind: Kind) -> None:
+    """45 % of an encoder's positions were padding, and judged like the others; what stands there may even be NaN."""
+    old, new = two(Kind.TOKENS, 6, 3, 0.5)
+    real = np.arange(4) < np.array([1, 2, 4, 3, 2, 4])[:, None]
+    new[~real] = np.nan
+    sums = OutputSums("y", kind)
+    sums.add(old[:2], new[:2], 2, real[:2])
+    sums.add(old[2:], new[2:], 4, real[2:])
+    found = sums.result([f"s{number}" for number in range(6)])
+    assert (found.nonfinite, found.unpadded) == (0, 16 / 24)
+    assert found.snr_db == pytest.approx(ratio(old[real], new[real]))
+    said = sentence("y", found.describe(), 6)
+    assert "of the 66.7% that aren't padding, " in said
+    kept_old, kept_new = old[real], new[real]
+    if kind in (Kind.TOKENS, Kind.CLASSES):
+        assert found.agreement == (kept_old.argmax(1) == kept_new.argmax(1)).mean() and found.parts == 16
+    if kind is Kind.EMBEDDING:
+        cosines = (kept_old * kept_new).sum(1) / np.linalg.norm(kept_old, axis=1) / np.linalg.norm(kept_new, axis=1)
+        assert found.cosine_min == pytest.approx(
+            min(np.split(cosines, np.cumsum(real.sum(1))[:-1]), key=np.mean).mean()
+        )
+    whole = np.array([[5, 6, 0, 0], [5, 6, 7, 0]])
+    sums = OutputSums("y", Kind.TOKENS)
+    sums.add(whole, whole + np.array([[0, 1, 9, 9], [0, 0, 0, 9]]), 2, whole > 0)
+    found = sums.result(["a", "b"])
+    assert (found.agreement, found.parts) == (0.8, 5)
+    for other in (old[:, 0], old.swapaxes(1, 2), old[:, :, 0]):  # no positions on the second axis, or one number each
+        sums = OutputSums("y", Kind.OTHER)
+        sums.add(other, other + 1, 6, real)
+        assert sums.result(list("abcdef")).unpadded is None
+    mask = OutputSums("y", Kind.MASK)
+    mask.add(old[:, :, None], old[:, :, None] + 0, 6, real)
+    assert mask.result(list("abcdef")).agreement == 1
 
 
 def test_whole_numbers_are_compared_as_they_are() -> None:
@@ -270,14 +365,16 @@ def test_the_worst_samples_are_named_in_order() -> None:
     assert sentence("y", few.describe(), 1) == "y (other): equal"
 
 
-def test_a_changed_class_comes_before_lower_decibels() -> None:
-    old = np.array([[9.0, 0.0], [0.1, 0.11], [5.0, 4.0]])
-    new = np.array([[5.0, 0.0], [0.11, 0.1], [5.0, 4.0]])
+def test_the_lowest_comes_first_and_a_changed_class_before_lower_decibels() -> None:
+    """16.9 dB stood there at the lowest, and the first of the worst had 21.8."""
+    old = np.array([[9.0, 0.0], [0.1, 0.11], [5.0, 4.0], [8.0, 0.0]])
+    new = np.array([[5.0, 0.0], [0.11, 0.1], [5.0, 4.0], [6.0, 0.0]])
     found = agreement(Kind.CLASSES, old, new)
     assert found.spread is not None
-    assert [item.name for item in found.spread.worst] == ["s1", "s0"]
+    assert [item.name for item in found.spread.worst] == ["s0", "s1", "s3"]
     said = spread(found.describe())
-    assert "worst: s1 (20.4 dB, another class), s0 (7.0 dB)" in said
+    assert said.startswith("per sample: 7.0 dB at the lowest, ")
+    assert said.endswith("worst: s0 (7.0 dB), s1 (20.4 dB, another class), s3 (12.0 dB)")
 
 
 def test_where_all_agree_decibels_order_the_samples() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -441,7 +442,8 @@ def test_the_command_names_the_worst_samples_by_their_files(world: World, coarse
     old, new = (OnnxRunner(path, optimize=False)(next(iter(batches)))["y"] for path in (world.model, coarse))
     errors = 10 * np.log10((old**2).sum(1) / ((old - new) ** 2).sum(1))
     changed = old.argmax(1) != new.argmax(1)
-    order = [f"{number + 1}.jpg" for number in np.lexsort([errors, ~changed])]
+    places = sorted(np.lexsort([errors, ~changed]), key=lambda place: place != errors.argmin())
+    order = [f"{number + 1}.jpg" for number in places]
     assert [item["name"] for item in output["samples"]["worst"]] == order
     found = world.run("verify", world.model, coarse, *images, "--output-kind", "y=classes", "--per-layer")
     assert order[0] in found.out and "worst: sample" not in found.out
@@ -468,17 +470,21 @@ def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
     request = ("verify", world.model, engine, "--data", world.arrays)
     trtopt.build(world.model, engine, fp16=True, target="sm89")
     said = world.refused(*request)
-    has(said, "m.engine is a TensorRT engine, and ONNX graphs are needed here", "--save-onnx")
+    has(said, "m.engine is a TensorRT engine, and its graph is needed here, where it can't run")
     kept = engine.with_suffix(".kept.onnx")  # m.onnx may be the model
-    has(said, f"--save-onnx {kept} -o {engine}", f"trtopt verify {world.model} {kept} …")
+    has(said, f"--save-onnx {kept} -o {engine}", "then the same again")
     trtopt.build(world.model, engine, fp16=True, target="sm89", save_onnx=graph)
     judged = world.run(*request, "--min-snr", 40)
     assert judged.status == 0
     has(judged.out, f"ran {graph}, the graph that {engine} was built from")
-    reversed_order = world.refused("verify", engine, world.model, "--data", world.arrays)
-    has(reversed_order, f"the engine's graph is {graph}", f"trtopt verify {graph} {world.model} …")
+    either = [world.run("verify", *pair, *request[3:], "--json").out for pair in (request[1:3], request[2:0:-1])]
+    told = json.loads(either[0])
+    assert either[0] == either[1] and told["engine"] == str(engine)
+    assert told["engine_sha256"] == hashlib.sha256(engine.read_bytes()).hexdigest()
+    two = world.refused("verify", engine, engine, "--data", world.arrays)
+    has(two, "both are TensorRT engines", f"trtopt verify {graph} {engine} …")
     graph.unlink()
-    has(world.refused(*request), "build keeps the engine's graph with --save-onnx")
+    has(world.refused(*request), "build keeps it with --save-onnx: trtopt build")
     (world.folder / "m.engine.json").write_text("{")
     has(world.refused(*request), "m.engine.json can't be read (not JSON", "build the engine again")
 

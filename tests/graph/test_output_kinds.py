@@ -461,11 +461,11 @@ def test_kinds_are_read_from_text_and_mappings() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["logits"], ("'logits' can't be read", "NAME=KIND", "classes, embedding, boxes, mask, tokens, other")),
+        (["logits"], ("'logits' can't be read", "NAME=KIND", "classes, embedding, boxes, mask, tokens, ranking, other")),
         (["=classes"], ("can't be read",)),
         (["logits=embeding"], ("'embeding' isn't a kind", "allowed: classes, embedding", "mean logits=embedding?")),
         (["logits="], ("'' isn't a kind",)),
-        ({"logits": "xyz"}, ("'xyz' isn't a kind", "tokens, other")),
+        ({"logits": "xyz"}, ("'xyz' isn't a kind", "tokens, ranking, other")),
         (["logit=classes"], ("no output 'logit'", "there is logits, ids, a=b", "did you mean logits=classes?")),
         (["logits=classes", "logits=other"], ("'logits' twice",)),
         (["logits=mask"], ("float32 nx10", "samples × height × width", "say logits=other")),

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
-import operator
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,28 +14,24 @@ from onnx import ModelProto
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.quality import checksum
 from trtopt.core.documents import plain
-from trtopt.core.errors import AccuracyLost, DataError, TrtoptError, UsageError
-from trtopt.core.files import existing_file, whole
-from trtopt.core.library_output import importing
+from trtopt.core.errors import AccuracyLost, DataError, UsageError
 from trtopt.core.values import read_share, x
 from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, samples_first
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.outputs import measure
+from trtopt.evaluation.metric import Metric, called, labels_of, metric_of, of_all, scored, takes_labels
+from trtopt.evaluation.outputs import measure, rows_of
 from trtopt.evaluation.verify import Agreement, verify_all
-from trtopt.frontend.factories import module_of_file
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
 from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "tuning"
-REFERENCE = "reference"  # an argument of the user's own function
 FEW = 32  # samples; below, one decides too much
 ROUNDS = (16, 8, 4, 2)  # a graph is looked at after so many parts of the samples
-Metric = Callable[..., float]
 
 
 @dataclass(frozen=True)
@@ -50,9 +40,7 @@ class Goal:
 
     Attributes:
         max_drop: most that top-1 accuracy may fall, as a share.
-        metric: a function of {output: array of all samples}, of the labels if it takes a second argument, and of the float
-            model's outputs if one is called `reference`; more is better. Where samples differ in shape, as texts of several
-            lengths do, an output is a list with an array for each sample.
+        metric: see `trtopt.evaluation.metric`; more is better.
     """
 
     limits: Limits | None
@@ -75,14 +63,14 @@ def goal_of(request: BuildRequest) -> Goal | None:
     limits = Limits.of(request.min_agreement, request.min_snr)
     drop, metric, labels = drop_of(request.max_drop), None, None
     if request.labels is not None:
-        labels = _labels(request.labels)
+        labels = labels_of(request.labels)
     if drop is not None and labels is None:
         raise UsageError("`max_drop=` is a loss of accuracy, which needs labels: add `labels='FILE'`, one class a line")
     if (request.metric is None) != (request.min is None):
         raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
     if request.metric is not None:
-        metric = request.metric if callable(request.metric) else _function(request.metric)
-    if labels is not None and drop is None and (metric is None or not _takes_labels(metric)):
+        metric = metric_of(request.metric)
+    if labels is not None and drop is None and (metric is None or not takes_labels(metric)):
         by = "`metric=`" if metric is None else "a `metric=` that takes them"
         raise UsageError(f"`labels=` are for `max_drop=` and {by}: add one of them, or drop the labels")
     if limits is None and drop is None and metric is None:
@@ -99,8 +87,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
         return None
     if request.trade_profiles and not request.compare:
         raise UsageError("`trade_profiles=True` weighs times, and `compare=False` measures none: drop one of them")
-    name = request.metric if isinstance(request.metric, str) else getattr(metric, "__qualname__", str(metric or ""))
-    return Goal(limits, drop, labels, metric, request.min or 0.0, name)
+    return Goal(limits, drop, labels, metric, request.min or 0.0, called(request.metric))
 
 
 def drop_of(text: str | float | None) -> float | None:
@@ -110,51 +97,6 @@ def drop_of(text: str | float | None) -> float | None:
     if not 0 <= value < 1:
         raise UsageError(f"`max_drop=` is {text}; a share such as 0.005 or '0.5%' is needed")
     return value
-
-
-def _labels(labels: Any) -> tuple[int, ...]:
-    if not isinstance(labels, (str, os.PathLike)):
-        try:
-            return tuple(map(operator.index, labels))
-        except TypeError as error:
-            raise UsageError(
-                f"`labels=` takes the number of a class for each sample, or a file of them: {error}"
-            ) from error
-    path = existing_file(labels, "the labels")
-    words = whole(path).decode("utf-8-sig", "replace").split()
-    if wrong := next((word for word in words if not word.isdecimal()), None):
-        raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
-    return tuple(map(int, words))
-
-
-def _function(text: str) -> Metric:
-    """What "module:function" names, or "path/to/FILE.py:function"; the current folder's modules count too."""
-    module, _, name = text.rpartition(":")
-    with importing:
-        path = list(sys.path)
-        try:
-            sys.path.append(str(Path.cwd()))
-            is_file = module.endswith(".py")
-            function: Any = module_of_file(Path(module)) if is_file else importlib.import_module(module)
-            for part in name.split("."):
-                function = getattr(function, part)
-        except TrtoptError:
-            raise
-        except SystemExit as error:
-            raise UsageError(
-                f"`metric='{text}'` can't be imported: {module} ends the program while it is imported: put what a script does "
-                "under if __name__ == '__main__':"
-            ) from error
-        except Exception as error:  # a module of the user's own may raise anything
-            raise UsageError(
-                f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module "
-                "that is installed or lies in the current folder, or path/to/FILE.py:function"
-            ) from error
-        finally:
-            sys.path[:] = path
-    if not callable(function):
-        raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
-    return function  # type: ignore[no-any-return]
 
 
 def too_few(count: int) -> str:
@@ -248,7 +190,7 @@ class Judge:
                 f"{len(goal.labels)} labels were given for {self.samples} samples: give one for each, in their order{why}"
             )
         self.expected = self._runner(proto, optimize=True)(range(count))
-        self.reference = _of_all(self.expected) if goal.metric is not None else {}
+        self.reference = of_all(self.expected) if goal.metric is not None else {}
         if goal.max_drop is not None and not self._classifier():
             found = ", ".join(f"{item.name} is {kinds.get(item.name, '')} {x(item.shape)}" for item in self.infos)
             raise UsageError(
@@ -300,8 +242,8 @@ class Judge:
         snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
         room = None
         if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
-            boxes = any(item.kind is Kind.BOXES for item in agreement.outputs)
-            room = None if boxes else snr - goal.limits.min_snr - error
+            apart = any(item.channels is not None for item in agreement.outputs)  # each channel by itself
+            room = None if apart else snr - goal.limits.min_snr - error
         return Judged(snr, "; ".join(figures), tuple(missed), measures, samples, room)
 
     def _agreement(
@@ -329,7 +271,7 @@ class Judge:
         """The first output that is classes, of more than one."""
         arrays = self.expected[0]
         names = (name for name, kind in self.kinds.items() if kind is Kind.CLASSES)
-        return next((name for name in names if arrays[name][0].size > 1), "")
+        return next((name for name in names if rows_of(arrays[name]).shape[1] == 1 < arrays[name][0].size), "")
 
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
@@ -375,24 +317,8 @@ class Judge:
         return largest
 
     def _scored(self, arrays: Sequence[Arrays]) -> float:
-        goal = self.goal
-        assert goal.metric is not None
-        arguments: list[Any] = [_of_all(arrays)]
-        keywords = {REFERENCE: self.reference} if REFERENCE in _arguments(goal.metric) else {}
-        if _takes_labels(goal.metric):
-            if goal.labels is None:
-                raise UsageError(f"`metric='{goal.name}'` takes labels as well: add `labels='FILE'`")
-            arguments.append(np.array(goal.labels))
-        try:
-            return float(goal.metric(*arguments, **keywords))
-        except (Exception, SystemExit) as error:  # the user's own function may raise anything
-            shapes = ", ".join(
-                f"{name} {f'list of {len(item)}' if isinstance(item, list) else item.shape}"
-                for name, item in arguments[0].items()
-            )
-            raise UsageError(
-                f"`metric='{goal.name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}"
-            ) from error
+        assert self.goal.metric is not None
+        return scored(self.goal.metric, self.goal.name, of_all(arrays), self.reference, self.goal.labels)
 
     def _runner(self, proto: ModelProto, *, optimize: bool) -> Callable[[Sequence[int]], list[Arrays]]:
         """What gives the results for some of the samples."""
@@ -412,29 +338,6 @@ class Judge:
                 return list(pool.map(run, numbers))
 
         return all_of
-
-
-def _arguments(metric: Metric) -> set[str]:
-    """The names of those that it needs, and `REFERENCE` wherever it takes that."""
-    try:
-        parameters = inspect.signature(metric).parameters.values()
-    except (TypeError, ValueError):  # in C, without a signature
-        return set()
-    return {item.name for item in parameters if item.default is item.empty or item.name == REFERENCE}
-
-
-def _takes_labels(metric: Metric) -> bool:
-    return len(_arguments(metric) - {REFERENCE}) > 1
-
-
-def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
-    """The outputs of all samples: arrays, or lists with one for each sample where these differ in shape."""
-    outputs: dict[str, Any] = {}
-    for name in arrays[0]:
-        parts = [np.atleast_1d(item[name]) for item in arrays]
-        alike = len({part.shape[1:] for part in parts}) == 1
-        outputs[name] = np.concatenate(parts) if alike else [sample for part in parts for sample in part]
-    return outputs
 
 
 def _least(description: Mapping[str, Any], name: str) -> float | None:

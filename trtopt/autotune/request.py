@@ -45,6 +45,7 @@ class SensitivityRequest:
     data: Any = shared.data()
     calib: str | os.PathLike[str] | Table | None = shared.table(help="Scales; default: measured on all the data.")
     preprocess: Any = shared.preprocess()
+    limit: int | None = shared.limit()
     method: str = shared.method()
     samples: int = option(16, help="Samples that noise is measured on.", least=1)
     profile: Any = option(

@@ -196,11 +196,12 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     refuse_quantized(model)
     layer_times = None if request.profile is None else _profiled(request.profile, reporter)
     source: dict[str, Any] = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
-    batches = open_data(model.inputs, **source, limit=request.samples)
+    batches = open_data(model.inputs, **source, limit=min(request.samples, request.limit or request.samples))
     if request.calib is None:
         table = calibrate(
             model.path or model.proto,
             **source,
+            limit=request.limit,
             method=request.method,
             precision_override=request.precision_override,
             threads=request.threads,

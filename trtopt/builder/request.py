@@ -44,7 +44,7 @@ class BuildRequest:
     best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
     min_agreement: str | float | None = option(
         None,
-        help="Limit for --int8 and --best: share of FP32's classes, tokens, pixels (0.99 or 99%); default: 0.95 beside others.",
+        help=f"Limit for --int8 and --best: share of FP32's {shared.SHARED} (0.99 or 99%); default: 0.95 beside others.",
         metavar="SHARE",
         typed=str,
     )
@@ -58,11 +58,9 @@ class BuildRequest:
     max_drop: str | float | None = option(
         None, help="Limit for --int8: most that top-1 may fall (0.5%).", metavar="SHARE", typed=str
     )
-    labels: Any = option(None, help="True classes for --max-drop, one number a line.", metavar="FILE", typed=Path)
-    metric: Any = option(
-        None, help="Limit for --int8: a function of the outputs, and --min.", metavar="MODULE:FUNCTION", typed=str
-    )
-    min: float | None = option(None, help="Least that --metric must give.", metavar="X", typed=float)
+    labels: Any = shared.labels(help="True classes for --max-drop, one number a line.")
+    metric: Any = shared.metric(help="Limit for --int8: a function of the outputs, and --min.")
+    min: float | None = shared.least()
     budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
     save_calib: str | os.PathLike[str] | None = option(
         None,

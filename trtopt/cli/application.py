@@ -118,6 +118,7 @@ def command_of(
     cls: type[TyperCommand] | None = None,
     plain: Callable[[Any], Any] = methodcaller("to_json"),
     judged: bool = True,
+    measures: bool = False,
 ) -> Callable[[Callable[[Any, Options], Iterator[str]]], None]:
     """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
@@ -126,6 +127,7 @@ def command_of(
         call: gives the result; default: the public function of the same name, with the options as keywords.
         plain: the result as JSON.
         judged: exit status 1 where the result has an `ok` that is False.
+        measures: the result is kept beside the engine that it is of, for `report`.
     """
     entries = options(request)
     cli_options: dict[str, tuple[Field[Any], About]] = {}
@@ -158,8 +160,13 @@ def command_of(
                     function = getattr(trtopt, text.__name__)
                     _collect_again()
                     result = function(**values, **reporter)
+            document = told(plain(result)) if json_output or measures else {}
+            if measures:
+                from trtopt.diagnosis.measured import keep
+
+                document |= keep(result, text.__name__, document, values, _reporter())
             if json_output:
-                print(json.dumps(told(plain(result)), default=str))
+                print(json.dumps(document, default=str))
             else:
                 for line in text(result, values):
                     print(visible(told(line)))

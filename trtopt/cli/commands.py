@@ -157,7 +157,7 @@ def calibrate(result: Any, values: Options) -> Iterator[str]:
         yield f"  {counted(len(result.skipped), 'file')} skipped, with the reasons above"
 
 
-@command_of(SensitivityRequest, "trtopt sensitivity model.onnx --images photos/ --preprocess imagenet")
+@command_of(SensitivityRequest, "trtopt sensitivity model.onnx --images photos/ --preprocess imagenet", measures=True)
 def sensitivity(result: Any, values: Options) -> Iterator[str]:
     """Say where INT8 loses accuracy: the noise of each tensor and each weight, at the outputs."""
     from trtopt.calibration.noise import snr_db
@@ -210,7 +210,11 @@ def build(result: Any, values: Options) -> Iterator[str]:
     yield from _built(result, values)
 
 
-@command_of(TuneRequest, "trtopt tune model.onnx --images photos/ --preprocess imagenet --min-snr 25 -o model.engine")
+@command_of(
+    TuneRequest,
+    "trtopt tune model.onnx --images photos/ --preprocess imagenet --min-snr 25 -o model.engine",
+    measures=True,
+)
 def tune(result: Any, values: Options) -> Iterator[str]:
     """Build the fastest INT8 engine within an accuracy limit: repair weights, keep the layers that lose most out of INT8."""
     yield from _built(result, {**values, "int8": True})
@@ -280,6 +284,7 @@ def inspect(report: Any, values: Options) -> Iterator[str]:
     VerifyRequest,
     "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet",
     plain=methodcaller("describe"),
+    measures=True,
 )
 def verify(agreement: Any, values: Options) -> Iterator[str]:
     """Compare two ONNX models, or a model and an engine, on the same real inputs, each output by its kind.
@@ -304,6 +309,7 @@ def pipeline(result: Any, values: Options) -> Iterator[str]:
     BenchRequest,
     "trtopt bench model.engine --batch 1,8,32 --against onnxruntime",
     read={"against": partial(_listed, "--against"), "batch": _sizes},
+    measures=True,
 )
 def bench(report: Any, values: Options) -> Iterator[str]:
     """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
@@ -326,7 +332,7 @@ class _ValuesInARow(TyperCommand):
         return super().parse_args(ctx, words)
 
 
-@command_of(RunRequest, "trtopt run model.engine --images photos/", cls=_ValuesInARow)
+@command_of(RunRequest, "trtopt run model.engine --images photos/", cls=_ValuesInARow, measures=True)
 def run(result: Any, values: Options) -> Iterator[str]:
     """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
     for item in result.outputs:
@@ -376,7 +382,9 @@ def show_jobs(result: Any, values: Options) -> Iterator[str]:
     yield result.summary
 
 
-@command_of(ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", read={"batch": _sizes})
+@command_of(
+    ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", read={"batch": _sizes}, measures=True
+)
 def profile(result: Any, values: Options) -> Iterator[str]:
     """Time each layer of an engine on the GPU, beside the whole: what runs in which precision, and how long."""
     print_table(str(values["engine"]), *result.table(values["top"]))

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from trtopt.core.options import FILE, about, option
+from trtopt.core.values import Kind
 
 SAMPLES = "`images=DIR` or `data='F.npz'`"  # what options of samples belong to
 MODEL = about(
@@ -42,10 +43,14 @@ trust = partial(option, False, help="Load a plan that no manifest describes: if 
 trust_host_code = partial(
     option, False, help="Run the library that a --version-compatible plan carries: if you trust it."
 )
+SHARED = ", ".join(kind.shared for kind in Kind if kind.shared)  # of what there are shares
+labels = partial(option, None, help="True classes, one number a line.", metavar="FILE", typed=Path)
+metric = partial(option, None, metavar="MODULE:FUNCTION", typed=str)
+least = partial(option, None, help="Least that --metric must give.", metavar="X", typed=float)
 output_kind = partial(
     option,
     (),
-    help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
+    help=f"What an output is: {', '.join(Kind)}; default: a guess. Repeatable.",
     metavar="NAME=KIND",
 )
 classes = partial(option, None, help="Class names, one a line; or imagenet.", metavar="FILE", typed=str)

@@ -117,26 +117,33 @@ class ShapeRange:
 
 
 class Kind(str, enum.Enum):
-    """What an output holds. The first axis counts samples; `trtopt.evaluation.outputs` has each one's measure.
+    """Meaning of an output, whose first axis counts samples; `MEASURES` in `trtopt.evaluation.outputs` compares each.
 
     Attributes:
-        CLASSES: a score for each class, samples × classes.
-        EMBEDDING: vectors that are compared by their direction, samples × width, or samples × positions × width.
-        BOXES: what a detector finds: coordinates, with or without scores, as channels along one axis.
-        MASK: a score for each class and pixel, samples × classes × height × width; one channel: object or not.
-        TOKENS: integers, or a score for each class and position, samples × positions × classes.
-        OTHER: values.
+        about: what it holds.
+        axes: the fewest that it has, in words.
+        shared: of what a share is the same, which `min_agreement=` judges; "": decibels judge it.
     """
 
-    CLASSES = "classes"
-    EMBEDDING = "embedding"
-    BOXES = "boxes"
-    MASK = "mask"
-    TOKENS = "tokens"
-    OTHER = "other"
+    about: str
+    axes: str
+    shared: str
+
+    def __new__(cls, value: str, about: str = "", axes: str = "", shared: str = "") -> Kind:
+        kind = str.__new__(cls, value)
+        kind._value_, kind.about, kind.axes, kind.shared = value, about, axes, shared
+        return kind
+
+    CLASSES = "classes", "a score for each class; of three axes, of each row", "samples × classes", "classes"
+    EMBEDDING = "embedding", "vectors that have a direction, one a sample or a position", "samples × width"
+    BOXES = "boxes", "a detector's coordinates, with or without scores, along one axis", "samples × channels"
+    MASK = "mask", "a score for each class and pixel; one channel: object or not", "samples × height × width", "pixels"
+    TOKENS = "tokens", "a score for each class and position; or integers", "samples × classes, or integers", "tokens"
+    RANKING = "ranking", "lists of what was found, such as TopK's indices", "samples × places", "list entries"
+    OTHER = "other", "values", ""
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
 
 
 Profile = Mapping[str, ShapeRange]

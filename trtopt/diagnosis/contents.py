@@ -448,7 +448,7 @@ def _choice(subject: Subject) -> dict[str, Any]:
 def _compared(comparison: Compared) -> list[str]:
     sentences = []
     for name, output in comparison["outputs"].items():
-        figures = [decibels(output["snr_db"])]
+        figures = [decibels(output["snr_db"])] if not output.get("integers") else []
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
         channels = output.get("channels")
@@ -472,6 +472,8 @@ def _speed(subject: Subject) -> list[str]:
     elif measurements.profile is not None and _timed(subject):
         batches = measurements.profile["batches"]
         sentences += [f"batch {item['batch']}: {_ms(item['gpu'])} on the GPU (median)" for item in batches]
+    if (run := measurements.run) is not None:
+        sentences.append(f"run ({run['backend']}): {run['timing']}")
     for candidate in _candidates(subject):
         for times in candidate["times"]:
             shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
@@ -559,7 +561,7 @@ def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dic
             warnings.append(
                 (text, "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes")
             )
-    warnings += [(text, f"trtopt profile or trtopt bench again, with {name}") for text in measurements.strangers]
+    warnings += [(text, f"measure {name} itself, and leave out --results of others") for text in measurements.strangers]
     if measurements.profile is not None:
         warnings += [(text, None) for text in measurements.profile["notes"]]
         if not _timed(subject):

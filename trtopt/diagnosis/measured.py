@@ -1,17 +1,26 @@
-"""What other commands measured of an engine, as `report` takes it: their JSON, recognised by its content."""
+"""What other commands measured of an engine, as `report` takes it: their JSON, recognised by its content.
+
+The newest of each command lies beside the engine (`keep`), with the SHA-256 of the plan that it is of.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from trtopt.core.documents import Damaged, Rule, converted, read_json
-from trtopt.core.errors import UsageError
-from trtopt.core.files import existing_file
-from trtopt.core.progress import Duration
+from trtopt.core.documents import Damaged, Name, Rule, converted, one_of, read_json
+from trtopt.core.errors import TrtoptError, UsageError
+from trtopt.core.files import existing_file, sha256_file, write_json
+from trtopt.core.progress import Duration, Reporter
+from trtopt.engine.manifest import load_manifest, manifest_path, read_manifest
+from trtopt.evaluation.verify import engine_file
+from trtopt.graph.io import load_model
 from trtopt.runtime import timing
 from trtopt.runtime.session import MemoryReport
 
@@ -125,6 +134,7 @@ def _is_there(channels: Channels) -> bool:
 
 class _Parted(TypedDict, total=False):
     channels: Annotated[Channels, Rule("a lowest that is one of the channels", _is_there)] | None
+    integers: bool
 
 
 class ComparedOutput(_Parted):
@@ -148,6 +158,13 @@ class Compared(_Judged):
     reference_accuracy: Top | None
     candidate_accuracy: Top | None
     outputs: dict[str, ComparedOutput]
+
+
+class Ran(TypedDict):
+    engine: str
+    backend: str
+    milliseconds: Sequence[float]
+    timing: str
 
 
 class TimedShape(TypedDict):
@@ -190,12 +207,14 @@ class Measured:
     Attributes:
         accuracy: `verify`'s, of the graph or the engine against FP32.   missed: what of it is outside the limits.
         durations: of the stages that `build`, `tune` or `pipeline` went through.
-        strangers: of which engine something says it is, where that is neither this one nor the one beside it.
+        ran: `run`'s times.
+        strangers: what was left out, as it is of another engine; or says of none.
     """
 
     profile: Profiled | None = None
     sensitivity: Sensitive | None = None
     bench: Benched | None = None
+    run: Ran | None = None
     tuning: Tuned | None = None
     accuracy: Compared | None = None
     missed: Sequence[str] = ()
@@ -209,6 +228,7 @@ _PROOFS: Mapping[str, tuple[frozenset[str], Any]] = {  # command → keys that o
     "bench": (frozenset({"rows", "memory", "engine"}), Benched),
     "build": (frozenset({"tuning", "engine", "precision_summary"}), Built),
     "pipeline": (frozenset({"build", "agreement"}), Chained),
+    "run": (frozenset({"milliseconds", "backend", "engine"}), Ran),
     "verify": (frozenset({"outputs", "snr_db", "samples"}), Compared),
 }
 _MAKING = "trtopt COMMAND … --json > F.json"
@@ -216,7 +236,8 @@ COMMANDS = "profile, sensitivity, bench, build, tune, pipeline or verify"
 
 
 def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tuple[Measured, Measured]:
-    """What results say of `engine`, and of `other`; of two results of one kind the later counts.
+    """What results say of `engine`, and of `other`; of two results of one kind the later counts, and any after those that lie
+    beside the engine.
 
     Args:
         results: files with the JSON of commands, mappings of it, or results of the functions (with `to_json` or `describe`).
@@ -225,17 +246,99 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
         UsageError: one of them isn't there, can't be read, or is nothing that a command here prints.
     """
     ours, theirs = Measured(), Measured()
-    for result in results:
+    engines = {path: _digest(path) for path in (engine, other) if path is not None}
+    beside = [kept for path, digest in engines.items() if (kept := _kept(path))["sha256"] == digest]
+    for result in chain(*map(_each, [*beside, *results])):
         what, command, content = _recognised(result, _PROOFS, f"{COMMANDS}: make such a file by {_MAKING}")
-        engine_name = str((content["build"] if command == "pipeline" else content).get("engine", ""))
-        place = ours
-        if engine_name:
-            home = _home(Path(engine_name), [engine] if other is None else [engine, other])
-            if home is None:
-                ours.strangers.append(f"{what} is of {Path(engine_name).name}, taken for {engine.name}")
-            place = theirs if home == 1 else ours
-        _keep(place, command, content)
+        origin = content["build"] if command == "pipeline" else content
+        name, digest = str(origin.get("engine", "")), str(content.get(DIGEST, ""))
+        home = _home(Path(name), digest, engines) if name else engine
+        if home is not None:
+            _keep(ours if home == engine else theirs, command, content)
+        if not name and command == "verify":
+            ours.strangers.append(f"{what} says of no engine that it is of it, taken for {engine.name}")
+        elif home is None:
+            of = f"{Path(name).name}{f' (sha256 {digest[:12]}…)' * bool(digest)}"
+            ours.strangers.append(f"{what} is of {of}, not of this engine, and was left out")
     return ours, theirs
+
+
+# Beside an engine --------------------------------------------------------------------------------------------------------
+
+BESIDE, DIGEST = ".results.json", "engine_sha256"
+_FORMAT = "trtopt.results/1"
+
+
+class _Kept(TypedDict):
+    format: Annotated[str, one_of([_FORMAT])]
+    engine: Name
+    sha256: str
+    results: dict[str, dict[str, Any]]
+
+
+def keep(
+    result: Any, command: str, content: Mapping[str, Any], asked: Mapping[str, Any], reporter: Reporter
+) -> dict[str, str]:
+    """Write what a command measured, and what it was asked, beside the engine; where that can't be, a note says so.
+
+    What is there of other commands stays, if it is of the same plan; a file that isn't trtopt's stays as it is. Of a model, the
+    engines are meant that lie beside it and are quantized.
+
+    Returns: what tells whose the result is, besides the name.
+    """
+    digests = {}
+    own = {name: content[name] for name in Ran.__annotations__} if command == "run" else content  # without each sample
+    given = {name: str(value) for name, value in asked.items() if value not in (None, (), False)}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for engine in filter(engine_file, [result.engine] if hasattr(result, "engine") else _made_of(asked["model"])):
+        place = Path(f"{engine}{BESIDE}")
+        try:
+            kept, digests[DIGEST] = _kept(engine), sha256_file(engine)
+            if not kept["format"] and os.path.lexists(place):
+                raise UsageError("a file that isn't trtopt's has that name")
+            others = kept["results"] if kept["sha256"] == digests[DIGEST] else {}
+            results = {**others, command: {"date": now, "options": given, "result": own}}
+            head = {"format": _FORMAT, "engine": Path(engine).name, "sha256": digests[DIGEST]}
+            write_json(place, {**head, "results": results})
+        except (OSError, TrtoptError) as error:
+            reporter.note(f"{place} isn't written, so that report won't know of this: {error}")
+    return digests if hasattr(result, "engine") else {}
+
+
+def _made_of(model: str | os.PathLike[str]) -> Iterator[Path]:
+    """The quantized engines of a model that lie beside it."""
+    fingerprint = load_model(model, lazy=True).fingerprint
+    for path in sorted(Path(model).parent.glob("*.json")):
+        with contextlib.suppress(TrtoptError, OSError):
+            manifest = load_manifest(path.with_suffix("")) if engine_file(path.with_suffix("")) else None
+            if manifest is not None and manifest.calibration and manifest.source["sha256"] == fingerprint:
+                yield path.with_suffix("")
+
+
+def _kept(engine: str | os.PathLike[str]) -> _Kept:
+    """What lies beside the engine; nothing of no plan, where that isn't trtopt's."""
+    try:
+        return converted(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
+    except Damaged:
+        return {"format": "", "engine": "", "sha256": "", "results": {}}
+
+
+def _each(result: Any) -> Iterator[Any]:
+    """The results of a file that lies beside an engine, each with whose it is; or a single one."""
+    content = _content(result)[1]
+    if content.get("format") != _FORMAT:
+        yield result
+        return
+    for item in converted(content, _Kept)["results"].values():
+        yield {**item["result"], "engine": content["engine"], DIGEST: content["sha256"]}
+
+
+def _digest(engine: Path) -> str:
+    """Of a plan, or by its manifest where that lies there alone."""
+    return sha256_file(engine) if engine.is_file() else str(read_manifest(manifest_path(engine)).plan["sha256"])
+
+
+# What a result is --------------------------------------------------------------------------------------------------------
 
 
 def profiled(result: Any) -> Profiled:
@@ -268,11 +371,12 @@ def _recognised(result: Any, commands: Iterable[str], alternatives: str) -> tupl
         raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
 
 
-def _home(path: Path, engines: Sequence[Path]) -> int | None:
-    """Which of the engines is meant: the one at that place, else the first of that name."""
-    same_place = [number for number, engine in enumerate(engines) if engine.absolute() == path.absolute()]
-    same_name = [number for number, engine in enumerate(engines) if engine.name == path.name]
-    return next(iter([*same_place, *same_name]), None)
+def _home(path: Path, digest: str, engines: Mapping[Path, str]) -> Path | None:
+    """Which of the engines is meant: the one of that digest; where none is said, the one at that place, else of that name."""
+    if digest:
+        return next((engine for engine in engines if engines[engine] == digest), None)
+    same_place = [engine for engine in engines if engine.absolute() == path.absolute()]
+    return next(iter([*same_place, *(engine for engine in engines if engine.name == path.name)]), None)
 
 
 def _content(result: Any) -> tuple[str, Mapping[str, Any]]:

@@ -34,7 +34,8 @@ from trtopt.graph.io import load_model
 from trtopt.graph.proto import all_nodes
 from trtopt.graph.work import macs, shapes_at, sizes_in
 
-ROWS = 2000  # of a table on the page; the twin has all
+ROWS = 2000  # of a table or a chart on the page; the twin has all
+LINES, BARS = 12, 40  # of each part of the verdict, and of a chart with names
 WORST = 12  # histograms that are drawn
 _TEXT = 120  # characters of a name
 _NODES = 400  # characters of the nodes of a layer
@@ -219,6 +220,7 @@ def html(document: Mapping[str, Any]) -> str:
     flags = {name: flag_of(item) for name, (item, _) in options(BuildRequest).items()}  # what a manifest's texts name
     environment.filters |= {
         "short": _short,
+        "over": lambda count, most: max(0, count - most),
         "number": _number,
         "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
         "fact": _fact,
@@ -233,7 +235,7 @@ def html(document: Mapping[str, Any]) -> str:
     drawings = {name: markup(svg) for name, svg in _drawings(document).items()}
     times = {layer["number"]: layer["ms"] for layer in document["layers"]}
     page = environment.from_string(source).render(
-        document, charts=drawings, digest=digest, rows=ROWS, milliseconds=times
+        document, charts=drawings, digest=digest, rows=ROWS, lines=LINES, milliseconds=times
     )
     return str(page) + "\n"
 
@@ -310,13 +312,16 @@ def _drawings(document: Mapping[str, Any]) -> dict[str, str]:
         drawings["precision"] = charts.drawn("precision", "Share of each precision", charts.shares, rows)
     layers = document["layers"]
     if layers:
-        drawings["order"] = charts.drawn("order", "Precisions in the order of execution", charts.strip, _runs(layers))
+        drawings["order"] = charts.drawn(
+            "order", "Precisions in the order of execution", charts.strip, _runs(layers)[:ROWS]
+        )
     points = [
         (layer["number"], layer["ms"], layer["damage_db"], layer["precision"] or "unknown")
         for layer in layers
         if layer["ms"] is not None and layer["damage_db"] is not None
     ]
     if points:
+        points = sorted(points, key=lambda point: point[2])[:ROWS]  # most damage first
         drawings["damage"] = charts.drawn("damage", "Milliseconds and decibels of each layer", charts.damage, points)
     if document["roofline"] is not None:
         drawings["roofline"] = charts.drawn(
@@ -338,7 +343,7 @@ def _drawings(document: Mapping[str, Any]) -> dict[str, str]:
             if row["run"]
         ]
         if bars:
-            drawings["latency"] = charts.drawn("latency", "Latencies: p50, p90 and p99", charts.latencies, bars)
+            drawings["latency"] = charts.drawn("latency", "Latencies: p50, p90 and p99", charts.latencies, bars[:BARS])
     return drawings
 
 
@@ -346,7 +351,7 @@ def _roofs(document: Mapping[str, Any]) -> tuple[list[tuple[int, float, float, s
     """Each layer's number, operations a byte, operations a second and precision; peaks by precision, and the memory's."""
     layers = {layer["number"]: layer for layer in document["layers"]}
     points = []
-    for row in document["roofline"]["layers"]:
+    for row in document["roofline"]["layers"][:ROWS]:
         layer = layers[row["layer"]]
         intensity, speed = row["operations"] / row["bytes"], row["operations"] / (layer["ms"] / 1e3)
         points.append((row["layer"], intensity, speed, layer["precision"]))
@@ -365,7 +370,7 @@ def _front(tuning: Mapping[str, Any]) -> dict[str, str]:
         snr = float(choice["snr_db"])
         return (choice["share"], snr) if abs(snr) < 1000 else None  # what isn't finite has no place
 
-    choices = [place for item in tuning["front"] if (place := point(item))]
+    choices = [place for item in tuning["front"][:ROWS] if (place := point(item))]
     names = {"before": "INT8, nearest codes", "whole": "with repairs", "chosen": "chosen"}
     marks = [(label, *place) for key, label in names.items() if (place := point(tuning[key]))]
     if not (choices or marks):

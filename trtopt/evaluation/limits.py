@@ -10,7 +10,7 @@ from typing import Any
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 from trtopt.core.values import MIN_AGREEMENT, read_share
-from trtopt.evaluation.outputs import NEAR_ZERO, decibels, digits_below, measure
+from trtopt.evaluation.outputs import NEAR_ZERO, decibels, digits_below, measure, share
 from trtopt.graph.output_kinds import Kind
 
 MIN_SNR = 20.0
@@ -20,7 +20,6 @@ MIN_COSINE = 0.99
 by cosine confuses neighbours that are closer than that anyway."""
 MIN_OVERLAP = 0.5
 """Of masks, outside the commonest class: where objects are few, all of them can be lost and 99 % of the pixels agree."""
-_BY_AGREEMENT = (Kind.CLASSES, Kind.TOKENS, Kind.MASK)
 
 
 def _no_share(value: str | float) -> UsageError:
@@ -39,11 +38,11 @@ def not_finite(accuracy: Mapping[str, Any]) -> list[str]:
 
 def without_share(kinds: Iterable[Kind]) -> str:
     """What to say where a share is asked for, and outputs are of such kinds that none has one; "" where one has."""
-    if not set(kinds).isdisjoint(_BY_AGREEMENT):
+    if any(kind.shared for kind in kinds):
         return ""
     return (
-        f"`min_agreement=` has nothing to judge, as no output is classes, tokens or a mask; `min_snr=` ({MIN_SNR:g} dB unless "
-        "given) does; `output_kind=` says what an output is"
+        f"`min_agreement=` has nothing to judge, as no output is {' or '.join(kind for kind in Kind if kind.shared)}; "
+        f"`min_snr=` ({MIN_SNR:g} dB unless given) does; `output_kind=` says what an output is"
     )
 
 
@@ -52,8 +51,8 @@ class Limits:
     """How far results may be from the reference's.
 
     Attributes:
-        min_agreement: for classes, tokens and masks: share of the samples, values or positions, and pixels that are the
-            same; a mask's overlap must be `MIN_OVERLAP`, or this where it is less.
+        min_agreement: share that is the same, of each output whose kind has one (`Kind.shared`); a mask's overlap must be
+            `MIN_OVERLAP`, or this where it is less.
         min_snr: dB, for every floating output, of boxes for each channel that has signal; of an output that is zero the
             difference decides. None: 20 for embeddings, boxes and others, where the difference decides of all that are next
             to zero, and embeddings also need a cosine of `MIN_COSINE`.
@@ -90,6 +89,18 @@ class Limits:
             problems += [f"{name}: {problem}" for problem in self._of(output, accuracy["samples"])]
         return problems
 
+    def kept(self, accuracy: Mapping[str, Any]) -> str:
+        """What is asked of these outputs, in words."""
+        outputs = accuracy["outputs"].values()
+        shared = dict.fromkeys(kind.shared for item in outputs if (kind := Kind(item["kind"])).shared)
+        texts = [f"{share(self.min_agreement)} of the {' and '.join(shared)} the same"] if shared else []
+        if self.min_snr is not None:
+            texts += [f"{self.min_snr:g} dB"] * any(not item["integers"] for item in outputs)
+        elif not all(Kind(item["kind"]).shared for item in outputs):
+            cosine = f", a cosine of {MIN_COSINE:g}" * any(item["cosine_min"] is not None for item in outputs)
+            texts.append(f"{MIN_SNR:g} dB{cosine}")
+        return "at least " + ", ".join(texts) if texts else "nothing is NaN or infinite"
+
     def _of(self, output: Mapping[str, Any], samples: int) -> Iterator[str]:
         agreement, overlap = output["agreement"], output["overlap"]
         if agreement is not None and agreement < self.min_agreement:
@@ -100,8 +111,7 @@ class Limits:
         if overlap is not None and overlap < least:
             digits = digits_below(overlap, least, 2)
             yield f"overlap {overlap:.{digits}f} outside the commonest class, at least {least:.2g} is asked for"
-        by_agreement = Kind(output["kind"]) in _BY_AGREEMENT
-        least_snr = MIN_SNR if self.min_snr is None and not by_agreement else self.min_snr
+        least_snr = MIN_SNR if self.min_snr is None and not Kind(output["kind"]).shared else self.min_snr
         if least_snr is None or output["integers"]:
             return
         silent = output["near_zero"] == output["rows"]

@@ -4,8 +4,10 @@ r is the reference, c the candidate, both in FP64; sums are over all values unle
 
 - every kind: 10·log10(Σ r² / Σ (r − c)²) in dB, the largest |r − c|, the cosine Σ rc / √(Σ r² · Σ c²) of all values as one
   vector, and values that are NaN or infinite in the candidate alone.
-- classes: share of samples with the same largest class.
+- classes: share of samples with the same largest class; of three axes, as of one sample as a whole with a row for each node of
+  a graph, share of rows (last axis).
 - tokens: of integers the share of equal values; of scores the share of positions with the same largest class (last axis).
+- ranking: share of the reference's entries that are in the candidate's list (last axis) at any place: recall@k.
 - mask: share of pixels with the same class: the largest channel; of one channel, the side of 0.5 where the reference stays
   within 0…1, else of 0. Beside it the overlap, intersection over union (Jaccard) of the pixels outside the reference's
   commonest class: Σ [same class, not that one] / Σ [either isn't that one].
@@ -15,6 +17,8 @@ r is the reference, c the candidate, both in FP64; sums are over all values unle
   of two, of more than three axes the last. A channel carries signal if its largest |r| is at least a tenth of that of the
   strongest score (scores are channels whose reference stays within 0…1), or a thousandth of the strongest other one.
 - other: dB.
+
+Positions that are padding count for nothing (`verify` says which are).
 
 dB say little where the reference is next to zero: a sample whose largest |r| is under 2⁻¹⁴, FP16's smallest normal number,
 below which FP16 loses digits and INT8 has none; or one with less than 10⁻⁶ of the samples' mean Σ r², which is −60 dB. Such a
@@ -53,7 +57,7 @@ class SampleAgreement:
     Attributes:
         snr_db: dB, against the mean sample where its own reference is `near_zero`. Of boxes, the lowest of the channels, each
             against its mean over the samples.
-        agreement: share of its classes, tokens or pixels that are the same; None for other kinds.
+        agreement: share of its parts that are the same (`Kind.shared`); None for other kinds.
         cosine: of embeddings; None for other kinds.
     """
 
@@ -72,7 +76,7 @@ class SampleSpread:
     Attributes:
         figure: which of a sample's figures: "snr_db", "agreement" or "cosine"; "max_abs" where the reference has no signal.
         lowest, median: of it.
-        worst: the samples that agree least, from the worst; none of them is equal to its reference.
+        worst: the lowest, and then the samples that agree least; none of them is equal to its reference.
     """
 
     figure: str
@@ -105,12 +109,14 @@ class OutputAgreement:
         max_abs: the largest absolute difference; inf with non-finite values.
         cosine: of the two outputs as vectors; nan where one is zero. Not a measure of quality.
         nonfinite: NaN and infinite values of the candidate where the reference has none.
-        agreement: of classes, tokens and masks; None for other kinds.
+        agreement: share that is the same, of kinds that have one (`Kind.shared`); None for other kinds.
+        parts: of how many that is the share.
         overlap: of masks outside the reference's commonest class; None for other kinds, and where the rest is less than 10⁻⁴ of
             the reference's pixels.
         cosine_mean, cosine_min: of embeddings; None for other kinds, nan where all are zero in the reference.
         channels: of boxes; None for other kinds.
-        integers: tokens or a mask of whole numbers, of which dB say nothing.
+        integers: of whole numbers in both that aren't values, of which dB say nothing.
+        unpadded: share of the positions that aren't padding; None: nothing was left out.
         rows: how many samples it holds (entries of the first axis); near_zero: those whose reference is next to zero.
         spread: over the samples; None where the first axis doesn't count them.
     """
@@ -122,11 +128,13 @@ class OutputAgreement:
     cosine: float
     nonfinite: int
     agreement: float | None = None
+    parts: int | None = None
     overlap: float | None = None
     cosine_mean: float | None = None
     cosine_min: float | None = None
     channels: Channels | None = None
     integers: bool = False
+    unpadded: float | None = None
     rows: int = 0
     near_zero: int = 0
     spread: SampleSpread | None = None
@@ -156,16 +164,26 @@ def measure(output: Mapping[str, Any], samples: int, least: float = 1.0) -> str:
     Args:
         least: see `share`.
     """
-    kind, agreement = Kind(output["kind"]), output["agreement"]
-    if kind is Kind.CLASSES:
-        return f"same class for {share(agreement, least)} of {counted(samples, 'sample')}"
-    if kind is Kind.MASK:
-        return f"same class for {share(agreement, least)} of the pixels"
-    if kind is Kind.TOKENS:
-        what = "of the values are the same" if output["integers"] else "of the positions have the same largest class"
-        return f"{share(agreement, least)} {what}"
-    if kind is Kind.EMBEDDING:
-        return f"cosine {cosine(output['cosine_mean'])} in the mean, {cosine(output['cosine_min'])} at the lowest"
+    said = share(output["agreement"], least) if output["agreement"] is not None else ""
+    unpadded = output.get("unpadded")
+    left = "" if unpadded is None else f"of the {100 * unpadded:.3g}% that aren't padding"
+    return ", ".join(filter(None, [MEASURES[Kind(output["kind"])].words(output, samples, said), left]))
+
+
+def _classes_said(output: Mapping[str, Any], samples: int, said: str) -> str:
+    rows = output.get("parts") or samples
+    return f"same class for {said} of {counted(samples, 'sample') if rows == samples else f'{rows:,} rows'}"
+
+
+def _tokens_said(output: Mapping[str, Any], _: int, said: str) -> str:
+    return f"{said} of the {'values are the same' if output['integers'] else 'positions have the same largest class'}"
+
+
+def _embedding_said(output: Mapping[str, Any], *_: Any) -> str:
+    return f"cosine {cosine(output['cosine_mean'])} in the mean, {cosine(output['cosine_min'])} at the lowest"
+
+
+def _boxes_said(output: Mapping[str, Any], *_: Any) -> str:
     channels = output["channels"]
     lowest = channels["lowest"] if channels else None
     if lowest is None:
@@ -205,16 +223,16 @@ def spread(output: Mapping[str, Any]) -> str:
     if samples is None or output["rows"] < 2 or not samples["worst"]:
         return ""
     figure = samples["figure"]
-    worst = f"worst: {', '.join(_named(item, figure, output['kind']) for item in samples['worst'])}"
+    worst = f"worst: {', '.join(_named(item, figure) for item in samples['worst'])}"
     if figure == "max_abs":
         return worst
     lowest, median = (_figure(figure, samples[name]) for name in ("lowest", "median"))
     return f"per sample: {'cosine ' * (figure == 'cosine')}{lowest} at the lowest, {median} in the median; {worst}"
 
 
-def _named(sample: Mapping[str, Any], figure: str, kind: str) -> str:
+def _named(sample: Mapping[str, Any], figure: str) -> str:
     remarks = [_figure(figure, sample[figure])]
-    if kind == Kind.CLASSES and sample["agreement"] == 0:
+    if sample["agreement"] == 0 and figure != "agreement":
         remarks.append("another class")
     if sample["near_zero"] and figure == "snr_db":
         remarks.append(f"next to zero in the reference, difference {float(sample['max_abs']):.3g}")
@@ -257,15 +275,21 @@ class OutputSums:
 
     def __init__(self, name: str, kind: Kind) -> None:
         self.name, self.kind = name, kind
-        self._part, self._measured = _MEASURES[kind]
+        self._measure = MEASURES[kind]
         # Of each block: signal, noise, the candidate's energy, product, largest difference, peak; and what its measure keeps.
         self._rows: list[Floats] = []
         self._parts: list[Any] = []
         self._nonfinite = 0
-        self._counts_samples, self._integers = True, kind in (Kind.TOKENS, Kind.MASK)
+        self._counts_samples, self._integers = True, self._measure.integers
+        self._positions = np.zeros(2, np.int64)  # that aren't padding, and all
 
-    def add(self, reference: NDArray[Any], candidate: NDArray[Any], samples: int) -> None:
+    def add(
+        self, reference: NDArray[Any], candidate: NDArray[Any], samples: int, real: NDArray[np.bool_] | None = None
+    ) -> None:
         """Add a batch of `samples`: two arrays of one shape, of any numeric type.
+
+        Args:
+            real: samples × positions, which aren't padding; for outputs with positions on the second axis.
 
         Raises:
             DataError: a reference value isn't finite.
@@ -274,11 +298,19 @@ class OutputSums:
         old, new = (array if array.ndim else array.reshape(1) for array in (reference, candidate))
         self._counts_samples = self._counts_samples and len(old) == samples
         self._integers = self._integers and old.dtype.kind in "iub" and new.dtype.kind in "iub"
+        sequences = old.ndim > 2 or (old.ndim == 2 and old.dtype.kind in "iub")
+        if real is None or not sequences or real.shape != old.shape[:2]:
+            real = np.ones((len(old), 1), np.bool_)
+        else:
+            self._positions += real.sum(), real.size
+            keep = real.reshape(real.shape + (1,) * (old.ndim - 2))
+            old, new = (np.where(keep, array, array.dtype.type(0)) for array in (old, new))
         step = max(1, _BLOCK * len(old) // max(1, old.size))
         for start in range(0, len(old) if old.size else 0, step):
-            self._block(old[start : start + step], new[start : start + step])
+            part = slice(start, start + step)
+            self._block(old[part], new[part], real[part])
 
-    def _block(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+    def _block(self, old: NDArray[Any], new: NDArray[Any], real: NDArray[np.bool_]) -> None:
         exact, other = old.astype(np.float64), new.astype(np.float64)
         nonfinite = int(exact.size - np.isfinite(exact).sum())
         if nonfinite:
@@ -303,7 +335,7 @@ class OutputSums:
             )
             if self._integers:
                 exact, other = old, new
-            self._parts.append(self._part(exact, other, self._parts))
+            self._parts.append(self._measure.part(exact, other, real, self._parts))
 
     def result(self, names: Sequence[str]) -> OutputAgreement:
         """What was found; `names` are the samples'."""
@@ -312,8 +344,9 @@ class OutputSums:
         signal, noise, energy, product, largest, peak = np.concatenate(self._rows, axis=1)
         size = math.sqrt(signal.sum()) * math.sqrt(energy.sum()) if energy.sum() >= 0 else math.nan
         near_zero = ((peak < NEAR_ZERO) | (signal < FAINT * signal.mean())) & (not self._integers)
+        left, every = self._positions
         ratios = in_db(np.where(near_zero, signal.mean(), signal), noise)
-        figures, samples = self._measured(self._parts)
+        figures, samples = self._measure.figures(self._parts)
         samples = {"snr_db": ratios, "max_abs": largest, **samples}
         named = self._counts_samples and len(names) == len(signal)
         return OutputAgreement(
@@ -324,6 +357,7 @@ class OutputSums:
             float(product.sum()) / size if size else math.nan,
             self._nonfinite,
             integers=self._integers,
+            unpadded=float(left / every) if left < every else None,
             rows=len(signal),
             near_zero=int(near_zero.sum()),
             spread=self._spread(names, samples, near_zero) if named else None,
@@ -334,21 +368,25 @@ class OutputSums:
         self, names: Sequence[str], samples: Mapping[str, Floats], near_zero: NDArray[np.bool_]
     ) -> SampleSpread:
         figure = "cosine" if "cosine" in samples else "snr_db"
-        if self.kind in (Kind.TOKENS, Kind.MASK) and (samples["agreement"] < 1).any():
+        same = samples.get("agreement", np.ones(1))
+        if (same < 1).any() and (self._integers or samples["parts"].max() > 1):
             figure = "agreement"
         elif near_zero.all():
             figure = "max_abs"
         values = samples[figure]
         keys = [samples["snr_db"], -values if figure == "max_abs" else values]  # the last one decides first
-        if self.kind is Kind.CLASSES:
-            keys.append(samples["agreement"])
+        if "agreement" in samples:
+            keys.append(same)
         differs = values < 1 if figure == "agreement" else samples["max_abs"] > 0
-        worst = []
-        for row in [int(row) for row in np.lexsort(keys) if differs[row]][:WORST]:
-            own = {name: float(samples[name][row]) if name in samples else None for name in _FIGURES}
-            worst.append(SampleAgreement(names[row], **own, near_zero=bool(near_zero[row])))  # type: ignore[arg-type]
         numbers = values[~np.isnan(values)]
         lowest, median = (float(numbers.min()), _median(numbers)) if numbers.size else (math.nan, math.nan)
+        worst = []
+        order = [int(row) for row in np.lexsort(keys) if differs[row]]
+        if figure != "max_abs":
+            order.sort(key=lambda row: values[row] != lowest)  # the one that is named as the lowest comes first
+        for row in order[:WORST]:
+            own = {name: float(samples[name][row]) if name in samples else None for name in _FIGURES}
+            worst.append(SampleAgreement(names[row], **own, near_zero=bool(near_zero[row])))  # type: ignore[arg-type]
         return SampleSpread(figure, lowest, median, tuple(worst))
 
 
@@ -364,24 +402,44 @@ def in_db(signal: Any, noise: Any) -> Floats:
     return np.where(noise == 0, np.inf, np.where((signal == 0) | ~np.isfinite(noise), -np.inf, ratios))
 
 
-# The measure of each kind: what is kept of some samples (in FP64, or both in their own type where they are integers; the third
-# argument is what was kept of those before), and what follows from all that was kept.
+# The measure of each kind -------------------------------------------------------------------------------------------------
 
 
 _Measured = tuple[Mapping[str, Any], Mapping[str, Floats]]
-"""What `OutputAgreement` has of a kind's measure, and what each sample has, in the fields of `SampleAgreement`."""
+"""Fields of `OutputAgreement`, and for each sample those of `SampleAgreement` and its `parts`."""
 
 
-def _counted(same: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Of each sample: how many of its parts are the same, and how many there are."""
-    parts = same.reshape(len(same), -1)
-    return np.stack([parts.sum(1), np.full(len(parts), parts.shape[1])])
+@dataclass(frozen=True)
+class Measure:
+    """All that compares outputs of a kind; `Kind` has what is known of it without arrays.
+
+    Attributes:
+        part: what is kept of some samples: of the reference and the candidate (in FP64, or both in their own type where they
+            are integers), of which positions aren't padding (samples × positions, or × 1), and of what was kept before.
+        figures: what follows from all that was kept.
+        words: the figures in a line, of `OutputAgreement.describe()`, the number of samples and the share in per cent.
+        integers: whole numbers aren't values, so that dB say nothing of them.
+    """
+
+    part: Callable[[NDArray[Any], NDArray[Any], NDArray[np.bool_], Sequence[Any]], Any] = lambda *_: None
+    figures: Callable[[Sequence[Any]], _Measured] = lambda _: ({}, {})
+    words: Callable[[Mapping[str, Any], int, str], str] = lambda *_: ""
+    integers: bool = False
+
+
+def _counted(same: NDArray[np.bool_], real: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Of each sample: how many of its parts are the same, and how many there are; padding is none."""
+    if same.shape[1:2] != real.shape[1:]:
+        real = np.ones((len(same), 1), np.bool_)
+    parts = same.reshape(len(same), real.shape[1], -1)
+    return np.stack([(parts & real[:, :, None]).sum((1, 2)), real.sum(1) * parts.shape[2]])
 
 
 def _shares(counts: Sequence[NDArray[np.int64]]) -> _Measured:
     same, parts = np.concatenate(counts, axis=1)
     share_of_all = float(same.sum() / parts.sum()) if parts.any() else 1.0
-    return {"agreement": share_of_all}, {"agreement": np.where(parts, same / np.maximum(parts, 1), 1.0)}
+    figures = {"agreement": share_of_all, "parts": int(parts.sum())}
+    return figures, {"agreement": np.where(parts, same / np.maximum(parts, 1), 1.0), "parts": parts}
 
 
 def _largest(values: NDArray[Any], axis: int) -> NDArray[np.int64]:
@@ -389,24 +447,38 @@ def _largest(values: NDArray[Any], axis: int) -> NDArray[np.int64]:
     return np.where(np.isnan(values).any(axis), -1, values.argmax(axis))
 
 
-def _same_classes(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
-    a, b = old.reshape(len(old), -1), new.reshape(len(new), -1)
-    return _counted(a.argmax(1) == _largest(b, 1))
+def rows_of(scores: NDArray[Any]) -> NDArray[Any]:
+    """Scores of classes as samples × rows × classes: of three axes that aren't 1 at the end, a row for each of the second."""
+    while scores.ndim > 2 and scores.shape[-1] == 1:
+        scores = scores[..., 0]
+    return scores if scores.ndim == 3 else scores.reshape(len(scores), 1, -1)
 
 
-def _same_tokens(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
-    return _counted(old == new if old.dtype.kind in "iub" else old.argmax(-1) == _largest(new, -1))
+def _same_classes(old: NDArray[Any], new: NDArray[Any], real: NDArray[np.bool_], _: Any) -> NDArray[np.int64]:
+    a, b = rows_of(old), rows_of(new)
+    return _counted(a.argmax(-1) == _largest(b, -1), real)
+
+
+def _same_tokens(old: NDArray[Any], new: NDArray[Any], real: NDArray[np.bool_], _: Any) -> NDArray[np.int64]:
+    return _counted(old == new if old.dtype.kind in "iub" else old.argmax(-1) == _largest(new, -1), real)
+
+
+def _found(old: NDArray[Any], new: NDArray[Any], real: NDArray[np.bool_], _: Any) -> NDArray[np.int64]:
+    lists = np.stack([item.reshape(-1, item.shape[-1]) for item in (old, new)])
+    codes = np.unique(lists, return_inverse=True)[1].reshape(lists.shape)
+    codes += np.arange(lists.shape[1])[:, None] * lists.size  # no list has an entry of another one
+    return _counted(np.isin(*codes).reshape(old.shape), real)
 
 
 _Split = tuple[NDArray[np.int64], "NDArray[np.int64] | None"]
 
 
-def _same_pixels(old: NDArray[Any], new: NDArray[Any], _: Any) -> tuple[bool, list[_Split]]:
+def _same_pixels(old: NDArray[Any], new: NDArray[Any], real: NDArray[np.bool_], _: Any) -> tuple[bool, list[_Split]]:
     """Whether the reference stays within 0…1, and the ways of taking classes: of one channel both sides of 0 and of 0.5, since
     which it is shows when all was seen. Of each: the counts, and by class the pixels in the reference and those that are the
     same in both."""
     if old.dtype.kind in "iub":  # the classes themselves
-        return False, [(_counted(old == new), None)]
+        return False, [(_counted(old == new, real), None)]
     if old.ndim > 3 and old.shape[1] > 1:
         within, classes, pairs = False, old.shape[1], [(old.argmax(1), _largest(new, 1))]
     else:
@@ -414,7 +486,7 @@ def _same_pixels(old: NDArray[Any], new: NDArray[Any], _: Any) -> tuple[bool, li
         sides = ((old > middle, np.where(np.isnan(new), -1, new > middle)) for middle in (0, 0.5))
         pairs = [(a.astype(np.int64), b.astype(np.int64)) for a, b in sides]
     return within, [
-        (_counted(a == b), np.stack([np.bincount(item.ravel(), minlength=classes) for item in (a, a[a == b])]))
+        (_counted(a == b, real), np.stack([np.bincount(item.ravel(), minlength=classes) for item in (a, a[a == b])]))
         for a, b in pairs
     ]
 
@@ -435,7 +507,7 @@ def _mask(parts: Sequence[tuple[bool, Sequence[_Split]]]) -> _Measured:
     return {**figures, "overlap": float((both.sum() - both[background]) / either)}, samples
 
 
-def _cosines(old: NDArray[Any], new: NDArray[Any], _: Any) -> Floats:
+def _cosines(old: NDArray[Any], new: NDArray[Any], *_: Any) -> Floats:
     shape = old.shape if old.ndim == 3 else (len(old), 1, -1)
     a, b = old.reshape(shape), new.reshape(shape)
     with np.errstate(all="ignore"):
@@ -456,7 +528,7 @@ def _embedding(parts: Sequence[Floats]) -> _Measured:
 _Box = tuple[int, Floats, Floats]
 
 
-def _of_channels(old: NDArray[Any], new: NDArray[Any], before: Sequence[_Box]) -> _Box:
+def _of_channels(old: NDArray[Any], new: NDArray[Any], _: Any, before: Sequence[_Box]) -> _Box:
     """The channels' axis; of each channel Σ r², lowest r, highest r; Σ (r − c)² by sample and channel."""
     axis = before[0][0] if before else _channel_axis(old.shape)
     a, b = (np.moveaxis(item, axis, 1).reshape(len(old), old.shape[axis], -1) for item in (old, new))
@@ -491,11 +563,14 @@ def _channel_axis(shape: tuple[int, ...]) -> int:
     return 1 if shape[1] < shape[2] else 2
 
 
-_MEASURES: Mapping[Kind, tuple[Callable[[Any, Any, Any], Any], Callable[[Any], _Measured]]] = {
-    Kind.CLASSES: (_same_classes, _shares),
-    Kind.EMBEDDING: (_cosines, _embedding),
-    Kind.BOXES: (_of_channels, _boxes),
-    Kind.MASK: (_same_pixels, _mask),
-    Kind.TOKENS: (_same_tokens, _shares),
-    Kind.OTHER: (lambda *_: None, lambda _: ({}, {})),
+MEASURES: Mapping[Kind, Measure] = {
+    Kind.CLASSES: Measure(_same_classes, _shares, _classes_said),
+    Kind.EMBEDDING: Measure(_cosines, _embedding, _embedding_said),
+    Kind.BOXES: Measure(_of_channels, _boxes, _boxes_said),
+    Kind.MASK: Measure(_same_pixels, _mask, lambda _, __, said: f"same class for {said} of the pixels", True),
+    Kind.TOKENS: Measure(_same_tokens, _shares, _tokens_said, True),
+    Kind.RANKING: Measure(
+        _found, _shares, lambda _, __, said: f"{said} of the list entries are found (recall@k)", True
+    ),
+    Kind.OTHER: Measure(),
 }

@@ -37,7 +37,7 @@ class VerifyRequest:
         )
     )
     batches: Iterable[Arrays] | None = None
-    labels: Sequence[int] | None = None
+    labels: Any = shared.labels(help="True classes, one number a line, in the order of the samples.")
     threads: int | None = shared.threads()
     _: KW_ONLY
     images: Any = shared.images()
@@ -46,9 +46,10 @@ class VerifyRequest:
     limit: int | None = shared.limit()
     batch: int = shared.batch()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
+    classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     min_agreement: str | float | None = option(
         None,
-        help="Least share of classes, tokens, pixels (0.99 or 99%); default: 0.95 where least dB are given, else not judged.",
+        help=f"Least share of {shared.SHARED} (0.99 or 99%); default: 0.95 where least dB are given, else not judged.",
         metavar="SHARE",
         typed=str,
     )
@@ -58,6 +59,8 @@ class VerifyRequest:
         unit="dB",
         typed=float,
     )
+    metric: Any = shared.metric(help="A function of the outputs, for both; judged with --min.")
+    min: float | None = shared.least(beside="`metric='MODULE:FUNCTION'`")
     per_layer: bool = option(
         False,
         help="Compare tensor by tensor too, and say where it breaks; an engine's by building it with these as outputs.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from onnx import ModelProto
 from trtopt.builder.instrumented import build_with_outputs
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
-from trtopt.core.files import opened_regular
+from trtopt.core.files import opened_regular, sha256_file
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import outside
@@ -32,7 +33,8 @@ from trtopt.data import named_batches, open_data
 from trtopt.data.rebatch import Arrays, alone, chunks, joined, laid_out, rebatched, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits, not_finite, without_share
-from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
+from trtopt.evaluation.metric import called, labels_of, metric_of, of_all, scored, takes_labels
+from trtopt.evaluation.outputs import OutputAgreement, OutputSums, rows_of, sentence, spread
 from trtopt.evaluation.per_layer import (
     SAMPLES as LAYER_SAMPLES,
     LayerAgreement,
@@ -49,6 +51,7 @@ from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.linting.rules import damage, refuse_damaged
 from trtopt.ort.runner import OnnxRunner
+from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt.plans import plan_header
 
@@ -74,12 +77,31 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """Values of a function of the user's own for the outputs of both. `least` is asked of the candidate's; None: nothing is."""
+
+    name: str
+    reference: float
+    candidate: float
+    least: float | None = None
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        if self.least is None or self.candidate >= self.least:
+            return ()
+        own = "" if self.reference >= self.least else f"; the reference itself gives {self.reference:.6g}"
+        return (f"{self.name} gives {self.candidate:.6g}, at least {self.least:g} is asked for{own}",)
+
+
+@dataclass(frozen=True)
 class Agreement:
     """What `verify` found. The two accuracies are None without labels.
 
     Attributes:
         limits: what it was judged by; None: it wasn't.
-        ran: what the candidate's results came from, where that was an engine.
+        metric: what a function of the user's own gives, where there is one.
+        engine: the candidate, where that was an engine, and the SHA-256 of its plan.
+        ran: what its results came from.
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
         beyond_fp16: inputs that hold numbers beyond FP16's largest, 65,504, with the largest magnitude.
         choices: outputs of few dB that follow a choice among computed values, with the node that chooses.
@@ -91,6 +113,9 @@ class Agreement:
     reference_accuracy: Accuracy | None = None
     candidate_accuracy: Accuracy | None = None
     limits: Limits | None = None
+    metric: Scores | None = None
+    engine: str = ""
+    engine_sha256: str = ""
     ran: str = ""
     layers: tuple[LayerAgreement, ...] = ()
     beyond_fp16: Mapping[str, float] = field(default_factory=dict)
@@ -110,7 +135,8 @@ class Agreement:
     @property
     def missed(self) -> tuple[str, ...]:
         """What is outside the limits, each with the value and the limit; without limits, values that aren't finite."""
-        return tuple((not_finite if self.limits is None else self.limits.missed)(self.figures()))
+        scores = () if self.metric is None else self.metric.missed
+        return (*(not_finite if self.limits is None else self.limits.missed)(self.figures()), *scores)
 
     @property
     def ok(self) -> bool:
@@ -120,14 +146,8 @@ class Agreement:
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
         values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
-        if self.ran:
-            values["ran"] = self.ran
-        if self.beyond_fp16:
-            values["beyond_fp16"] = dict(self.beyond_fp16)
-        if self.choices:
-            values["choices"] = dict(self.choices)
-        if self.damage:
-            values["damage"] = self.damage
+        known = ("engine", "engine_sha256", "ran", "metric", "beyond_fp16", "choices", "damage")
+        values |= {name: plain(value) for name in known if (value := getattr(self, name))}
         if self.layers:
             values["layers"] = [item.describe() for item in self.layers]
             values["verdict"] = verdict(self.layers)
@@ -162,8 +182,14 @@ class Agreement:
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")
         if self.layers:
             lines.append(verdict(self.layers))
-        what = "outside the limit" if self.limits is not None else "outside any limit"
+        asked = [] if self.limits is None else [self.limits.kept(self.figures())]
+        if (scores := self.metric) is not None:
+            lines.append(f"{scores.name}: {scores.reference:.6g} → {scores.candidate:.6g}")
+            asked += [] if scores.least is None else [f"{scores.name} at least {scores.least:g}"]
+        what = "outside the limit" if asked else "outside any limit"
         lines += [f"{what}: {text}" for text in self.missed]
+        if asked and not self.missed:
+            lines.append(f"within the limits: {'; '.join(asked)}")
         if self.damage:
             lines.append(f"the candidate itself is spoiled: {self.damage}")
         elif any(item.nonfinite for item in self.outputs):
@@ -182,6 +208,7 @@ def verify(request: VerifyRequest) -> Agreement:
     Args:
         reference: usually the FP32 ONNX model. It runs in ONNX Runtime: on a GPU where the installed package can use one
             (trtopt's extra ort-gpu), else on the CPU.
+            An engine here and a model as the candidate change places.
         candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or an
             engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
             which); or a function from inputs to outputs, such as `Session.run`.
@@ -191,10 +218,13 @@ def verify(request: VerifyRequest) -> Agreement:
             the pixels that they were made of. Where they have `names` (`trtopt.data.Batches`), the worst samples are named
             by these.
         images, data, preprocess, limit, batch: in place of batches, where the reference is a model: as for `calibrate`.
-        labels: the true class of each sample, in order.
+        labels: the true class of each sample, in order, or a file of them.
         threads: ONNX Runtime's threads within an operator; None: one per core.
         output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
             where it is a function, from type and shape.
+        classes: names of the classes, or a file: of a reference that is a model, outputs with as many scores are classes.
+        metric, min: a function (`trtopt.evaluation.metric`), or module:function, is called with the outputs of both; with
+            `min` the candidate's have to give that much.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
             Values that are NaN or infinite, where the reference's are finite, are missed without them, too.
         per_layer: compare the tensors that both graphs have by the same name, too, on the first samples
@@ -213,8 +243,12 @@ def verify(request: VerifyRequest) -> Agreement:
     limits = Limits.of(request.min_agreement, request.min_snr)
     if request.batches is not None and (request.images is not None or request.data is not None):
         raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
+    if engine_file(request.reference) is not None and engine_file(request.candidate) is None:
+        request = replace(request, reference=request.candidate, candidate=request.reference)
     reference: Any = request.reference
     graph: Any = request.candidate
+    metric = None if request.metric is None else metric_of(request.metric)
+    labels = None if request.labels is None else labels_of(request.labels)
     engine = engine_file(graph)
     on_gpu = engine is not None and bool(probe())
     if engine is not None and (not on_gpu or request.per_layer):
@@ -222,9 +256,16 @@ def verify(request: VerifyRequest) -> Agreement:
         graph = kept_graph(engine)
         if graph is None:
             why = "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})"
-            raise _refused(engine, reference, engine, why)
-    if (other := engine_file(reference)) is not None:  # results are held against a model's
-        raise _refused(other, reference, request.candidate)
+            kept_file = engine.with_suffix(".kept.onnx")  # the model itself is often called as the engine is
+            raise UsageError(
+                f"{engine} is a TensorRT engine, and its graph is needed {why}; build keeps it with `save_onnx=`: trtopt build "
+                f"… --save-onnx {kept_file} -o {engine}, then the same again"
+            )
+    if (other := engine_file(reference)) is not None:
+        model_file = kept_graph(other) or "MODEL.onnx"
+        raise UsageError(
+            f"both are TensorRT engines, and results are held against a model's: trtopt verify {model_file} {engine} …"
+        )
     inputs: Sequence[TensorInfo] = ()
     outputs: Sequence[TensorInfo] = ()
     old: Any = reference
@@ -238,6 +279,12 @@ def verify(request: VerifyRequest) -> Agreement:
         request = replace(request, batches=_batches(request, inputs))
     if request.batches is None:
         raise UsageError("what `images=` and `data=` are for isn't known of a function: give batches")
+    if request.classes is not None:
+        if callable(reference):
+            raise UsageError(
+                "`classes=` are names of a model's classes: say of a function `output_kind=['NAME=classes']`"
+            )
+        kinds = resolve(model.proto, outputs, request.output_kind, load_classes(request.classes))
     if request.per_layer and (callable(reference) or callable(graph)):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
     if request.threads is not None and callable(reference) and (callable(graph) or on_gpu):
@@ -258,14 +305,26 @@ def verify(request: VerifyRequest) -> Agreement:
             if engine is not None:
                 place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
                 new = _within(engine, new, inputs)
+        kept: tuple[list[Arrays], list[Arrays]] = ([], [])
+        if metric is not None:
+            old, new = (
+                lambda batch, run=run, each=each: each.append(run(batch)) or each[-1]
+                for run, each in zip((old, new), kept)
+            )
+        true = None if metric is not None and takes_labels(metric) else labels
         try:
-            agreement = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
+            agreement = verify_all(old, {"candidate": new}, batches, true, kinds=kinds)["candidate"]
         except DataError:
             if not callable(reference):
                 refuse_damaged(load_model(reference).proto, "the reference")
             raise
     if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
         request.reporter.warn(warning)
+    scores = None
+    if metric is not None:
+        expected, name = of_all(kept[0]), called(request.metric)
+        before, after = (scored(metric, name, of_all(each), expected, labels) for each in kept)
+        scores = Scores(name, before, after, request.min)
     layers: tuple[LayerAgreement, ...] = ()
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
@@ -280,6 +339,9 @@ def verify(request: VerifyRequest) -> Agreement:
     return replace(
         agreement,
         limits=limits,
+        metric=scores,
+        engine="" if engine is None else str(engine),
+        engine_sha256="" if engine is None else sha256_file(engine),
         ran=place,
         layers=layers,
         beyond_fp16=batches.beyond_fp16,
@@ -399,23 +461,6 @@ def engine_file(candidate: Any) -> Path | None:
         return path if plan_header(file.read(64)) is not None else None
 
 
-def _refused(engine: Path, reference: Any, candidate: Any, why: str = "here") -> UsageError:
-    """Name the graph that was kept at the engine's build, and what to type."""
-    graph = kept_graph(engine)
-    first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
-    if graph is None:
-        graph = engine.with_suffix(".kept.onnx")  # the model itself is often called as the engine is
-        build = f"trtopt build … --save-onnx {graph} -o {engine}"
-        first = f"build keeps the engine's graph with `save_onnx=`: {build}, then"
-    paths = (
-        os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in (reference, candidate)
-    )
-    arguments = " ".join(os.fspath(graph) if path == os.fspath(engine) else path for path in paths)
-    return UsageError(
-        f"{engine} is a TensorRT engine, and ONNX graphs are needed {why}; {first} trtopt verify {arguments} …"
-    )
-
-
 def verify_all(
     reference: Runner,
     candidates: Mapping[str, Runner],
@@ -432,11 +477,26 @@ def verify_all(
     for batch in batches:
         _check_arrays("a batch", batch)
         samples = next((len(array) for array in batch.values() if array.ndim), 1)
-        outputs = reference(batch)
+        outputs, masks = reference(batch), _unpadded(batch)
         for name, runner in candidates.items():
-            comparisons[name].add(outputs, runner(batch), samples)
+            comparisons[name].add(outputs, runner(batch), samples, masks)
     names = tuple(getattr(batches, "names", ()))
     return {name: comparison.result(names) for name, comparison in comparisons.items()}
+
+
+def _unpadded(batch: Arrays) -> list[NDArray[np.bool_]]:
+    """Samples × positions, which aren't padding, by each input of 0 and 1 that is called a mask or padding.
+
+    A row that changes once has padding: where an attention mask is 0; else in its second part, as PyTorch's masks have 1 there
+    and others 0. Any other row has none, since no sample is all padding.
+    """
+    masks = []
+    for name, array in batch.items():
+        named = re.search("mask|pad", name, re.I) and array.ndim == 2 and array.dtype.kind in "biu"
+        if named and not ((array != 0) & (array != 1)).any():
+            once = (array[:, 1:] != array[:, :-1]).sum(1, keepdims=True) == 1
+            masks.append((array == (1 if re.search("att", name, re.I) else array[:, :1])) | ~once)
+    return masks
 
 
 def _check_arrays(what: str, arrays: Any) -> None:
@@ -458,7 +518,7 @@ class _Comparison:
         # Of the first output that is classes: in the reference and the candidate, of one and of five.
         self.hits: Any = None
 
-    def add(self, reference: Arrays, candidate: Arrays, samples: int) -> None:
+    def add(self, reference: Arrays, candidate: Arrays, samples: int, masks: Sequence[NDArray[np.bool_]] = ()) -> None:
         _check_arrays("what the reference gives", reference)
         _check_arrays("what the candidate gives", candidate)
         if set(reference) != set(candidate):
@@ -477,9 +537,10 @@ class _Comparison:
         for name, (old, new) in outputs.items():
             if old.shape != new.shape:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
-            self.sums[name].add(old, new, samples)
+            fitting = [mask for mask in masks if mask.shape == old.shape[:2]]
+            self.sums[name].add(old, new, samples, fitting[-1] if fitting else None)  # a decoder's comes last
         class_outputs = [name for name, sums in self.sums.items() if sums.kind is Kind.CLASSES]
-        class_outputs = [name for name in class_outputs if len(outputs[name][0]) == samples]
+        class_outputs = [name for name in class_outputs if rows_of(outputs[name][0]).shape[:2] == (samples, 1)]
         if labels is not None and class_outputs:
             hits = np.array([_hits(class_outputs[0], array, labels) for array in outputs[class_outputs[0]]])
             self.hits = hits if self.hits is None else self.hits + hits
@@ -497,9 +558,11 @@ class _Comparison:
             raise UsageError(f"{len(self.labels)} labels were given for {self.samples} samples")
         if self.hits is None:
             kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
+            several = any(item.kind is Kind.CLASSES for item in outputs)  # rows of each sample
             raise UsageError(
-                f"labels were given, but no output is samples × classes: {kinds}; say which it is "
-                f"(`output_kind=['{outputs[0].name}=classes']`)"
+                f"labels were given, but no output is samples × classes: {kinds}"
+                + ", several of each sample: drop `labels=`, or measure by a `metric=` that takes them" * several
+                + f"; say which it is (`output_kind=['{outputs[0].name}=classes']`)" * (not several)
             )
         before, after = (Accuracy(*map(float, shares)) for shares in self.hits / self.samples)
         return Agreement(self.samples, outputs, before, after)

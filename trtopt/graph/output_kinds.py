@@ -11,23 +11,17 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from onnx import ModelProto, NodeProto
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Kind as Kind, TensorInfo, x
 from trtopt.graph.proto import Links, attribute, infer_shapes, opset_version, tensor_info
+from trtopt.graph.work import shapes_at
 
 Given = Mapping[str, str] | Sequence[str]
 """Kinds as users say them: {"NAME": "embedding"} or ["NAME=embedding"]."""
-
-_LEAST_AXES = {
-    Kind.CLASSES: (2, "samples × classes"),
-    Kind.EMBEDDING: (2, "samples × width"),
-    Kind.BOXES: (2, "samples × channels"),
-    Kind.MASK: (3, "samples × height × width"),
-    Kind.TOKENS: (2, "samples × classes, or integers"),
-}
 
 
 # What is said ------------------------------------------------------------------------------------------------------------
@@ -73,12 +67,12 @@ def stated(given: Given, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
                 f"`output_kind=['{name}={kind}']`: there is no output {name!r}; there is {', '.join(infos)}"
                 + _meant("", name, infos, f"={kind}")
             )
-        output, (least, needed) = infos[name], _LEAST_AXES.get(kind, (0, ""))
-        fits = len(output.shape) >= least or (kind is Kind.TOKENS and not output.floating)
+        output = infos[name]
+        fits = len(output.shape) > kind.axes.count("×") or ("integers" in kind.axes and not output.floating)
         if output.shape and not fits:
             raise UsageError(
-                f"`output_kind=['{name}={kind}']`: output {name!r} is {output.dtype} {x(output.shape)}; {kind} needs {needed}: "
-                f"say {name}={Kind.OTHER}"
+                f"`output_kind=['{name}={kind}']`: output {name!r} is {output.dtype} {x(output.shape)}; {kind} needs "
+                f"{kind.axes}: say {name}={Kind.OTHER}"
             )
     return kinds
 
@@ -110,6 +104,7 @@ _EMBEDDING_WORDS = ("emb", "pool", "feat", "sentence")
 _CLASS_WORDS = ("logit", "prob", "class", "score")
 _BOX_WORDS = ("box", "bbox")
 _MASK_WORDS = ("mask", "seg")
+_RANKING_WORDS = ("topk", "rank", "neighb", "nearest", "retriev", "recommend")
 
 _SOFTMAX = ("Softmax", "LogSoftmax")
 _ENDS = {  # operator → what `_End` calls it
@@ -135,21 +130,30 @@ _COLOURS = 3
 _DEPTH = 16  # steps that a divisor is followed for
 _WIDTH = 64
 _WIDEST = 4096
+_OPEN = 256
 
 
 def by_shape(outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
-    """Output name → kind where there is no graph to look at: integers are tokens, samples × classes scores of classes."""
+    """Output name → kind where there is no graph to look at: integers are tokens, or a ranking by their name, and samples ×
+    classes scores of classes."""
     kinds = {}
     for info in outputs:
         scores = info.floating and len(info.shape) == 2 and info.shape[1] != 1
-        kinds[info.name] = Kind.TOKENS if _integer(info) else Kind.CLASSES if scores else Kind.OTHER
+        kinds[info.name] = _whole(info) if _integer(info) else Kind.CLASSES if scores else Kind.OTHER
     return kinds
+
+
+def _whole(info: TensorInfo, ranks: bool = False) -> Kind:
+    """The kind of integers: lists, if these are ranks or called so, have several places."""
+    lists = len(info.shape) > 1 and info.shape[-1] != 1 and (ranks or _says(info.name, _RANKING_WORDS))
+    return Kind.RANKING if lists else Kind.TOKENS
 
 
 def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     """Output name → kind.
 
-    Integers are tokens. Floating outputs go by what they end in, stepping over casts, Q/DQ, reshapes, slices and constant
+    Integers are tokens; a ranking where they are the best of more in a TopK, or what such index in a table of constants, or by
+    their name. Floating outputs go by what they end in, stepping over casts, Q/DQ, reshapes, slices and constant
     factors and biases:
 
     - samples × N: a softmax or a matrix product with a weight gives classes; a normalization (a layer's, or a division by a
@@ -160,7 +164,8 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
       transposed convolution) or have the size of the image that goes in and another number of channels, are a mask. One
       channel without a sigmoid isn't: depths end like that, and are all on one side of 0. Nor are three: they are colours.
-      Nor is what a constant multiplies then: that is optical flow, in pixels of another size.
+      Nor is what a constant multiplies then: that is optical flow, in pixels of another size. "Logits" and the like, where
+      no other output is an image, are a mask of any size and number of channels. Open sizes are taken for 256.
     - boxes: a name that says so and an axis of 4; or samples × (4 + classes) × anchors, joined from parts of which one has 4
       channels, or two have 2.
 
@@ -205,7 +210,7 @@ class _End:
 
 class _Graph:
     def __init__(self, proto: ModelProto) -> None:
-        self.opset = opset_version(proto)
+        self.proto, self.opset = proto, opset_version(proto)
         self.makers = Links(proto.graph).makers
         self.constants = {tensor.name for tensor in proto.graph.initializer}
         for node in proto.graph.node:  # in topological order
@@ -217,13 +222,19 @@ class _Graph:
         for value in (*inferred.input, *inferred.value_info, *inferred.output):
             self.shapes[value.name] = tensor_info(value).shape
         self.given = [tensor_info(value) for value in proto.graph.input]
-        self.images = [self.shapes[value.name] for value in proto.graph.input if len(self.shapes[value.name]) == 4]
+        self.images = [value.name for value in proto.graph.input if len(self.shapes[value.name]) == 4]
+        self.maps = [value.name for value in proto.graph.output if len(self.shapes.get(value.name, ())) == 4]
+
+    @cached_property
+    def sized(self) -> Mapping[str, tuple[int | str, ...]]:
+        """Shapes where open sizes are 256; as they are, where that tells none."""
+        return {**self.shapes, **shapes_at(self.proto, {}, _OPEN)}
 
     # Kinds -------------------------------------------------------------------------------------------------------------
 
     def kind(self, info: TensorInfo) -> Kind:
         if _integer(info):
-            return Kind.TOKENS
+            return _whole(info, self._ranks(info))
         shape = info.shape or self.shapes.get(info.name, ())
         if not info.floating:
             return Kind.OTHER
@@ -273,19 +284,36 @@ class _Graph:
         return Kind.OTHER
 
     def _image(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
-        channels, size = shape[1], shape[2:]
+        channels = shape[1]
         if not end.keeps(1):
             return Kind.OTHER
         if end.op == "softmax":
             return Kind.MASK if channels != 1 and self._axis(end) == 1 else Kind.OTHER
         if end.op == "sigmoid" or _says(name, _MASK_WORDS):
             return Kind.MASK
+        if _says(name, _CLASS_WORDS) and self.maps == [name]:  # a detector's heads are several
+            return Kind.MASK
         if not isinstance(channels, int) or channels in (1, _COLOURS) or end.scaled:
             return Kind.OTHER
         if end.op == "ConvTranspose" or (end.op in ("Resize", "Upsample") and self._enlarges(end)):
             return Kind.MASK
-        same = any(image[2:] == size and image[1] != channels for image in self.images if -1 not in size)
+        size = self.sized.get(name, ())[2:]
+        images = [self.sized[image] for image in self.images] if size and -1 not in size else []
+        same = any(image[2:] == size and image[1] != channels for image in images)
         return Kind.MASK if end.op == "Conv" and same else Kind.OTHER
+
+    def _ranks(self, info: TensorInfo) -> bool:
+        """Whether these are places of the largest of more, or what stands there in a table of constants."""
+        node, name = self.makers.get(info.name), info.name
+        while node is not None and node.op_type != "TopK":
+            table = node.op_type.startswith("Gather") and node.input[0] in self.constants
+            name = str(node.input[1]) if table else self._through(node) or ""
+            node = self.makers.get(name)
+        if node is None or name not in node.output[1:]:
+            return False
+        scores, found, given = (self.sized.get(item, ()) for item in (node.input[0], name, info.name))
+        last = attribute(node, "axis", -1) in (-1, len(scores) - 1) and found[-1:] == given[-1:]
+        return last and scores[-1:] != found[-1:]  # of all of them the order is what counts
 
     def _pools_sigmoids(self, end: _End) -> bool:
         """Whether what is pooled are sigmoids, or these weighted by a softmax, as attention over time does."""

@@ -103,7 +103,7 @@ class RunResult:
         milliseconds = tuple(round(value, 4) for value in self.milliseconds)
         document = plain(replace(self, milliseconds=milliseconds, arrays={}))
         del document["arrays"]
-        return dict(document)
+        return {**document, "timing": self.timing}
 
 
 @taking(RunRequest)

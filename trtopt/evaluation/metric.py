@@ -1,0 +1,135 @@
+"""A function of the user's own that says how good results are: found by its name, and called.
+
+It takes {output: array of all samples}, the labels if it has a second argument, and the float model's outputs if one is called
+`reference`. Where samples differ in shape, as texts of several lengths do, an output is a list with an array for each sample.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtopt.core.errors import TrtoptError, UsageError
+from trtopt.core.files import existing_file, whole
+from trtopt.core.library_output import importing
+from trtopt.data.rebatch import Arrays
+from trtopt.frontend.factories import module_of_file
+
+REFERENCE = "reference"  # an argument of the function
+Metric = Callable[..., float]
+Outputs = Mapping[str, Any]
+
+
+def called(metric: Any) -> str:
+    """The name of what a request gives as `metric`; "" of None."""
+    return metric if isinstance(metric, str) else getattr(metric, "__qualname__", str(metric or ""))
+
+
+def metric_of(text: Any) -> Metric:
+    """The function that "module:function" names, or "path/to/FILE.py:function"; the current folder's modules count, too.
+
+    Raises:
+        UsageError: it can't be imported, or isn't a function.
+    """
+    if callable(text):
+        return text  # type: ignore[no-any-return]
+    module, _, name = text.rpartition(":")
+    with importing:
+        path = list(sys.path)
+        try:
+            sys.path.append(str(Path.cwd()))
+            is_file = module.endswith(".py")
+            function: Any = module_of_file(Path(module)) if is_file else importlib.import_module(module)
+            for part in name.split("."):
+                function = getattr(function, part)
+        except TrtoptError:
+            raise
+        except SystemExit as error:
+            raise UsageError(
+                f"`metric='{text}'` can't be imported: {module} ends the program while it is imported: put what a script does "
+                "under if __name__ == '__main__':"
+            ) from error
+        except Exception as error:  # a module of the user's own may raise anything
+            raise UsageError(
+                f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module "
+                "that is installed or lies in the current folder, or path/to/FILE.py:function"
+            ) from error
+        finally:
+            sys.path[:] = path
+    if not callable(function):
+        raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
+    return function  # type: ignore[no-any-return]
+
+
+def labels_of(labels: Any) -> tuple[int, ...]:
+    """Classes of samples: numbers, or a file of them.
+
+    Raises:
+        UsageError: they aren't numbers, or there is no such file.
+    """
+    if not isinstance(labels, (str, os.PathLike)):
+        try:
+            return tuple(map(operator.index, labels))
+        except TypeError as error:
+            raise UsageError(
+                f"`labels=` takes the number of a class for each sample, or a file of them: {error}"
+            ) from error
+    path = existing_file(labels, "the labels")
+    words = whole(path).decode("utf-8-sig", "replace").split()
+    if wrong := next((word for word in words if not word.isdecimal()), None):
+        raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
+    return tuple(map(int, words))
+
+
+def _arguments(metric: Metric) -> set[str]:
+    """The names of those that it needs, and `REFERENCE` wherever it takes that."""
+    try:
+        parameters = inspect.signature(metric).parameters.values()
+    except (TypeError, ValueError):  # in C, without a signature
+        return set()
+    return {item.name for item in parameters if item.default is item.empty or item.name == REFERENCE}
+
+
+def takes_labels(metric: Metric) -> bool:
+    """Whether it has an argument for them."""
+    return len(_arguments(metric) - {REFERENCE}) > 1
+
+
+def scored(metric: Metric, name: str, outputs: Outputs, reference: Outputs, labels: Sequence[int] | None) -> float:
+    """What the function called `name` gives for these outputs.
+
+    Raises:
+        UsageError: it failed, or takes labels and there are none.
+    """
+    arguments: list[Any] = [outputs]
+    keywords = {REFERENCE: reference} if REFERENCE in _arguments(metric) else {}
+    if takes_labels(metric):
+        if labels is None:
+            raise UsageError(f"`metric='{name}'` takes labels as well: add `labels='FILE'`")
+        arguments.append(np.array(labels))
+    try:
+        return float(metric(*arguments, **keywords))
+    except (Exception, SystemExit) as error:  # the user's own function may raise anything
+        shapes = ", ".join(
+            f"{name} {f'list of {len(item)}' if isinstance(item, list) else item.shape}"
+            for name, item in arguments[0].items()
+        )
+        raise UsageError(f"`metric='{name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}") from error
+
+
+def of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
+    """The outputs of all samples: arrays, or lists with one for each sample where these differ in shape."""
+    outputs: dict[str, Any] = {}
+    for name in arrays[0]:
+        parts = [np.atleast_1d(item[name]) for item in arrays]
+        alike = len({part.shape[1:] for part in parts}) == 1
+        outputs[name] = np.concatenate(parts) if alike else [sample for part in parts for sample in part]
+    return outputs
