@@ -60,6 +60,14 @@ def _share(node: NodeProto, intervals: Mapping[str, Interval], _: _Constants) ->
     return 0.0, 1.0
 
 
+def _clipped(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
+    low, high = intervals.get(node.input[0], (-math.inf, math.inf))
+    ends = [_ends(name, intervals, constants) if name else None for name in (*node.input[1:], "", "")]
+    least = ends[0][0] if ends[0] else attribute(node, "min", -math.inf)
+    most = ends[1][1] if ends[1] else attribute(node, "max", math.inf)
+    return min(max(low, least), most), max(min(high, most), least)
+
+
 def _joined(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
     """Of elements of two tensors or more, added, multiplied or put side by side."""
     ends = [_ends(name, intervals, constants) for name in node.input]
@@ -104,7 +112,8 @@ def _ends(name: str, intervals: Mapping[str, Interval], constants: _Constants) -
 
 _RULES: dict[str, Callable[[NodeProto, Mapping[str, Interval], _Constants], Interval | None]] = {
     **dict.fromkeys(_WITHIN, _within),
-    **dict.fromkeys(("HardSigmoid", "Sigmoid"), _share),
+    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), _share),
+    "Clip": _clipped,
     **dict.fromkeys(("Add", "Concat", "Mul"), _joined),
     **dict.fromkeys(("Conv", "Gemm", "MatMul"), _weighted),
 }

@@ -24,6 +24,7 @@ SCALE_PRESERVING = frozenset({
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "Resize", "Identity",
     "DepthToSpace", "SpaceToDepth",
 })  # fmt: skip
+_MOVING = ("Cast", "Dropout", "Expand", "Gather", "GatherElements", "GatherND", "Tile")
 _ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 _SIGMOIDS = ("Sigmoid", "HardSigmoid")
@@ -472,7 +473,8 @@ def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Nod
 def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
     """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output.
 
-    What no input changes, such as a class token beside patches, needn't fit that scale, and stays as a constant does.
+    What no input changes, such as a class token beside patches, needn't fit that scale, and stays as a constant does. One whose
+    values are handed out as they are, such as a cache or the context of the next call, joins them in floating point.
     """
     values = {value.name: value for value in _values(search.model.graph)}
     groups: dict[str, set[str]] = {}
@@ -481,7 +483,7 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
     while pending:
         point = pending.pop()
         node = _maker(values[point], _preserves)
-        if node is None or node.op_type != "Concat" or _override(search, node) is not None:
+        if node is None or node.op_type != "Concat" or _override(search, node) is not None or _handed_out(node):
             continue
         slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and item in search.varying]
         if len(slots) < 2:
@@ -495,6 +497,20 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
                 search.read(node, slot)
             pending += names
     return tuple(dict.fromkeys(tuple(sorted(groups[name])) for name in search.reads if name in groups))
+
+
+def _handed_out(node: ir.Node) -> bool:
+    """Whether an output of the network has values of this Concat, only moved or joined with others."""
+    pending, seen = [*node.outputs], set[ir.Value]()
+    while pending:
+        value = pending.pop()
+        if value.is_graph_output():
+            return True
+        for user, slot in value.uses():
+            if _preserves(user) or user.op_type == "Concat" or (user.op_type in _MOVING and slot == 0):
+                pending += [item for item in user.outputs if item not in seen]
+                seen.update(user.outputs)
+    return False
 
 
 def _norms(search: _Search) -> None:

@@ -209,7 +209,7 @@ def _kept(
             continue
         elif node.op_type == "BatchNormalization" and _scale_and_shift(node) is not None:
             continue  # one multiplication and addition per channel, whose factors fit
-        elif node.op_type in _OVERFLOWS:
+        elif node.op_type in _OVERFLOWS and not _clipped(node):
             keep(node, _OVERFLOWS[node.op_type])
         elif node.op_type == "Mul" and node.inputs[0] is node.inputs[1]:
             keep(node, "squares pass 65504 early (256² does)")
@@ -224,6 +224,13 @@ def _kept(
                 for mover in _feeding(node):
                     keep(mover, f"moves what {node.name} reads, which stays in FP32")
     return kept
+
+
+def _clipped(node: ir.Node) -> bool:
+    """Whether it is the Exp of what a Clip keeps where FP16 holds e^x, with all its digits."""
+    clip = node.inputs[0].producer() if node.op_type == "Exp" and node.inputs[0] is not None else None
+    ends = [None, None] if clip is None or clip.op_type != "Clip" else [constant(operand(clip, slot)) for slot in (1, 2)]
+    return ends[0] is not None and ends[1] is not None and bool(ends[0].min() >= -9 and ends[1].max() <= 11)
 
 
 def _feeding(node: ir.Node) -> Iterator[ir.Node]:
@@ -313,7 +320,7 @@ def _lost_guard(node: ir.Node) -> float:
     """The constant by which a node's results stay above zero, where FP16 rounds it to zero; else 0."""
     slots = {"Add": (0, 1), "Max": range(len(node.inputs)), "Clip": (1,)}.get(node.op_type, ())
     for content in (constant(operand(node, slot)) for slot in slots):
-        if content is not None and content.size and content.min() > 0 and not content.max().astype(np.float16):
+        if content is not None and content.size and content.min() > 0 and content.max() <= 2.0**-25:  # half of the least
             return float(content.max())
     return 0.0
 
