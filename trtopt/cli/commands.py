@@ -20,6 +20,7 @@ from trtopt.cli.application import Options, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
+from trtopt.core.library_output import wanted
 from trtopt.core.values import x
 from trtopt.core.words import counted, first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
@@ -125,12 +126,14 @@ def check(report: Any, values: Options) -> Iterator[str]:
     if values["nodes"]:
         listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
         print_table(f"{values['model']}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
-    rows = [
-        (item.level, item.code, item.node or "", item.op or "", " → ".join(filter(None, (item.message, item.hint))))
-        for item in report.findings
-    ]
-    if rows:
-        print_table(str(values["model"]), ("level", "code", "node", "operator", "finding"), rows)
+    folded = 0 if wanted() else sum(item.level == "info" for item in report.findings)
+    for item in report.findings[: len(report.findings) - folded]:  # the last of them
+        where = " ".join(filter(None, (item.level, item.code, item.node, f"({item.op})" if item.op else "")))
+        yield f"{where}: {item.message}"
+        if item.hint:
+            yield f"  {'note' if item.level == 'info' else 'fix'}: {item.hint}"
+    if folded:
+        yield f"{counted(folded, 'info')}: trtopt check {shlex.quote(str(values['model']))} -v shows {'them' if folded > 1 else 'it'}"
     yield from report.summary_lines
 
 
@@ -217,7 +220,7 @@ def tune(result: Any, values: Options) -> Iterator[str]:
 
 
 def _built(result: Any, values: Options) -> Iterator[str]:
-    from trtopt.engine.manifest import arithmetic
+    from trtopt.engine.manifest import arithmetic, summary_parts
 
     if (tuning := result.tuning) is not None:
         rows = [
@@ -235,9 +238,9 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         bits = "8 bits" if eighths else "INT8"
         headers = (f"arithmetic in {bits}", "layers out", "dB", "", "samples", "within the limits")
         print_table(f"What was tried, on up to {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
-    yield f"{result.engine}: {result.precision_summary}"
-    if line := arithmetic(result.coverage):
-        yield f"  {line}"
+    counts, *reasons = summary_parts(result.precision_summary)
+    yield f"{result.engine}: {counts}"
+    yield from (f"  {line}" for line in (arithmetic(result.coverage), *reasons) if line)
     yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
     if result.onnx and (values["int8"] or values["fp8"]):
         level = "GraphOptimizationLevel.ORT_DISABLE_ALL"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from trtopt.cli.application import told
 from trtopt.core.terminal import styled, visible
 
 NARROW = 60  # columns of a terminal below which a row of a table is written line by line
+NARROW_TEXT = 110  # the same of tables with as many columns as a finding has, several of them texts
 SHORT, ROOM = 12, 10  # characters of what isn't broken in tables; what another column needs, its gap too
 
 
@@ -28,10 +30,14 @@ def print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, 
         console.width = width  # a log has no width of its own: don't cut names short
     names = [visible(name) for name in columns]
     cells = [[visible(told(cell)) for cell in row] for row in rows]
-    if console.is_terminal and console.width < NARROW:  # columns of a few letters can't be read
+    texts = [column for column in zip(*cells) if any(len(cell) > 2 * SHORT for cell in column)]
+    least = NARROW_TEXT if len(names) >= 5 and len(texts) > 1 else NARROW
+    if console.is_terminal and console.width < least:  # columns of a few letters can't be read
         print(visible(title))
         for row in cells:
-            print("\n".join(["", *(f"{name}: {cell}" if name else cell for name, cell in zip(names, row) if cell)]))
+            print()
+            for line in (f"{name}: {cell}" if name else cell for name, cell in zip(names, row) if cell):
+                print(fill(line, console.width, subsequent_indent="  ", break_on_hyphens=False))
         return
     whole = _whole(names, cells, console.width)
     table = Table(title=visible(title), title_justify="left", show_edge=False)
