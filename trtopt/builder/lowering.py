@@ -380,11 +380,13 @@ def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> d
     nodes = {node.name: node for node in all_nodes(graph) if node.op_type in WORKING}
     found: dict[str, Precision] = {}
     if lowered.typed:
-        types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in (*graph.value_info, *graph.output)}
+        types = {
+            value.name: dtype_name(value.type.tensor_type.elem_type) for value in (*graph.value_info, *graph.output)
+        }
         given = {name: _TYPES.get(types.get(node.output[0], "")) for name, node in nodes.items()}
         found = {name: kind for name, kind in given.items() if kind and not lowered.asked.get(name, kind).quantized}
     naming = [layer for layer in engine.layers if layer.kind in HEAVY or not nodes.keys().isdisjoint(layer.nodes)]
-    for layer in sorted(reversed(naming), key=lambda layer: layer.kind in HEAVY):
+    for layer in sorted(naming, key=lambda layer: layer.kind not in HEAVY)[::-1]:  # the first one's wins, of those
         found |= dict.fromkeys(layer.nodes, layer.precision)
     found |= {node: found[into] for node, into in lowered.merged.items() if into in found}
     known = sum(work[node] for node in found if node in work)

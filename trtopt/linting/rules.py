@@ -367,7 +367,7 @@ def _largest(values: NDArray[Any]) -> float:
 
 
 def _beyond_fp16(graph: _Graph, constants: Mapping[str, NDArray[Any]], readers: int | None) -> Iterator[Finding]:
-    """Constants with values that FP16 doesn't hold, one finding for each of the first readers. Of -inf FP16 makes what FP32 does."""
+    """Constants with values that FP16 doesn't hold, for each of their first readers. Of -inf FP16 makes what FP32 does."""
     harmless = _masking_once(
         graph, [name for name, values in constants.items() if np.all((values < MASK) | (np.abs(values) <= FP16_MAX))]
     )
@@ -382,8 +382,10 @@ def _beyond_fp16(graph: _Graph, constants: Mapping[str, NDArray[Any]], readers: 
 
 
 def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
-    """Those of which a softmax alone is made, after one addition at most: held at FP16's end they mask as in FP32. The sum of two
-    would be infinite, and a softmax of nothing but such sums NaN."""
+    """Those of which a softmax alone is made, after one addition at most: held at FP16's end they mask as in FP32.
+
+    The sum of two would be infinite, and a softmax of nothing but such sums NaN.
+    """
     reached = {name: {name} for name in masks}  # tensor → the masks in it
     added: set[str] = set()
     harmful: set[str] = set()

@@ -229,7 +229,9 @@ def _kept(
 def _clipped(node: ir.Node) -> bool:
     """Whether it is the Exp of what a Clip keeps where FP16 holds e^x, with all its digits."""
     clip = node.inputs[0].producer() if node.op_type == "Exp" and node.inputs[0] is not None else None
-    ends = [None, None] if clip is None or clip.op_type != "Clip" else [constant(operand(clip, slot)) for slot in (1, 2)]
+    ends = (
+        [None, None] if clip is None or clip.op_type != "Clip" else [constant(operand(clip, slot)) for slot in (1, 2)]
+    )
     return ends[0] is not None and ends[1] is not None and bool(ends[0].min() >= -9 and ends[1].max() <= 11)
 
 
@@ -320,7 +322,9 @@ def _lost_guard(node: ir.Node) -> float:
     """The constant by which a node's results stay above zero, where FP16 rounds it to zero; else 0."""
     slots = {"Add": (0, 1), "Max": range(len(node.inputs)), "Clip": (1,)}.get(node.op_type, ())
     for content in (constant(operand(node, slot)) for slot in slots):
-        if content is not None and content.size and content.min() > 0 and content.max() <= 2.0**-25:  # half of the least
+        if (
+            content is not None and content.size and content.min() > 0 and content.max() <= 2.0**-25
+        ):  # half of the least
             return float(content.max())
     return 0.0
 
