@@ -30,16 +30,6 @@ class TuneRequest(BuildRequest):
         kw_only=True,
     )
     fp16: bool = field(default=False, kw_only=True)
-    min_snr: float | None = field(
-        default=None,
-        metadata=about(
-            help="Least dB of the outputs; default beside another limit: 20 for embeddings, boxes, others.",
-            unit="dB",
-            typed=float,
-            group="Usual",
-        ),
-        kw_only=True,
-    )
     best: bool = field(default=False, kw_only=True)
     calibrator: str = field(default="trtopt", kw_only=True)
     save_cache: Any = field(default=None, kw_only=True)

@@ -393,10 +393,9 @@ class _Build:
                 )
             reporter.warn(what)
         share = sum(share for item, share in report.coverage.items() if item is spec.precision or item.quantized)
-        least = LEAST_QUANTIZED if spec.precision.quantized else 0.0
-        if spec.precision is not Precision.FP32 and report.coverage and (not share or share < least):
-            kept = sorted(lowered.kept, key=lambda item: -arithmetic.get(item.node, 0))
-            reporter.warn(self._other(share, report, kept, is_quantized(folded)))
+        little = share < LEAST_QUANTIZED if spec.precision.quantized else not share
+        if report.coverage and little and spec.precision is not Precision.FP32:
+            reporter.warn(self._other(share, report, lowered, is_quantized(folded)))
         return lowered, engine, report
 
     def _deviations(self, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
@@ -418,23 +417,20 @@ class _Build:
                 what = f"{self.generation} built an engine without the precision asked for: {what}"
             yield what, f"{anyway}, or keep layers out with `precision_override=`" * serious
 
-    def _other(self, share: float, report: PrecisionReport, kept: Sequence[Kept], quantized: bool) -> str:
+    def _other(self, share: float, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
         """Why hardly anything, or nothing, runs in the precision asked for, and what to ask for instead."""
         precision, base = self.spec.precision, self.spec.base
         what = f"no convolution or matrix product runs in {precision.upper()}"
         if share:
             what = f"{precision.upper()} does {share:.1%} of the arithmetic"
-        instead = ""
-        if precision.quantized:
-            other = Precision.FP16 if base is Precision.FP32 else base
-            instead = f"; build it with {named(str(other), True)}, which needs no scales and loses less"
-        elif quantized:
+        if quantized and not precision.quantized:
             return f"{what}: the model is quantized, which `int8=True` says"
-        if kept:
-            return f"{what}: {kept[0].node}: {kept[0].reason}{instead}"
         others = " and ".join(item.upper() for item in report.coverage if item is not precision)
-        own = ", because of the model's own types, which are left as they are"
-        return f"{what}: the rest runs in {others}{instead}" if share else f"{what}: they run in {others}{own}{instead}"
+        why = f"the rest runs in {others}, because of the model's own types, which are left as they are"
+        if lowered.kept:
+            why = f"{lowered.kept[0].node}: {lowered.kept[0].reason}"
+        other = named(str(Precision.FP16 if base is Precision.FP32 else base), True)
+        return f"{what}: {why}" + f"; build it with {other}, which needs no scales and loses less" * precision.quantized
 
     def _planned(
         self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path

@@ -39,6 +39,13 @@ class BuildRequest:
     fp16: bool = option(False, help="FP16.")
     images: Any = shared.images()
     data: Any = shared.data()
+    min_snr: float | None = option(
+        None,
+        help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others. For --fp16 (30) and "
+        "--bf16 (20) with data, what stays in FP32 follows from it.",
+        unit="dB",
+        typed=float,
+    )
     preprocess: Any = shared.preprocess()
     limit: int | None = shared.limit()
     batch: int = shared.batch()
@@ -65,14 +72,6 @@ class BuildRequest:
     )
     save_cache: str | os.PathLike[str] | None = option(
         None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path
-    )
-    min_snr: float | None = option(
-        None,
-        help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others. For --fp16 (30) and "
-        "--bf16 (20) with data, what stays in FP32 follows from it.",
-        unit="dB",
-        typed=float,
-        group="Limits",
     )
     min_agreement: str | float | None = option(
         None,

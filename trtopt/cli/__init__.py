@@ -29,9 +29,8 @@ _ELSEWHERE = {
     ("trtopt check", "-o"): "--fix FILE writes the cleaned model",
     ("trtopt check", "--output"): "--fix FILE writes the cleaned model",
     ("trtopt build", "--precision"): "the precision is an option by itself: --fp16, --bf16, --int8 or --fp8",
-    **dict.fromkeys(
-        [("trtopt build", "--fp32"), ("trtopt tune", "--fp32")], "FP32 is what trtopt build gives without a precision"
-    ),
+    ("trtopt build", "--fp32"): "FP32 is what you get without",
+    ("trtopt tune", "--fp32"): "FP32 is what trtopt build gives without a precision",
     ("trtopt build", "--model"): "the model is given without one: trtopt build MODEL.onnx",
     ("trtopt build", "-m"): "the model is given without one: trtopt build MODEL.onnx",
 }

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, getdoc
 from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -42,17 +42,14 @@ GROUPS = {
 
 
 class Command(TyperCommand):
-    """Its help begins with an example, and has options under the headings that their request gives them."""
+    """Its options stand under the headings that their request gives them."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        self.format_epilog(ctx, formatter)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         last = "Options"
         for item in self.get_params(ctx):
+            last = getattr(item, "rich_help_panel", None) or last
             if (record := item.get_help_record(ctx)) is not None:
-                last = getattr(item, "rich_help_panel", None) or last
                 groups.setdefault("Arguments" if item.param_type_name == "argument" else last, []).append(record)
         for name, records in groups.items():
             with formatter.section(name):
@@ -63,11 +60,12 @@ class _Anywhere(TyperGroup):
     """`-v` and `-q` may stand after the command, too, and several inputs' shapes after one option, where people type them."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        known = {name: item for name in self.list_commands(ctx) if (item := self.get_command(ctx, name)) is not None}
-        limit = formatter.width - 6 - max(map(len, known))
         for group, names in GROUPS.items():
+            commands = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
             with formatter.section(group):
-                formatter.write_dl([(name, known[name].get_short_help_str(limit)) for name in names if name in known])
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(formatter.width - 17)) for name, command in commands]
+                )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -204,7 +202,8 @@ def command_of(
 
         typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         typed.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
-        (group or app).command(name, cls=cls or Command, epilog=f"Example: {epilog}")(typed)
+        help_text = f"{getdoc(text)}\n\nExample: {epilog}"
+        (group or app).command(name, cls=cls or Command, help=help_text)(typed)
 
     return made
 

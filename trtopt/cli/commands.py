@@ -222,7 +222,7 @@ def tune(result: Any, values: Options) -> Iterator[str]:
 
 
 def _built(result: Any, values: Options) -> Iterator[str]:
-    from trtopt.engine.manifest import arithmetic, summary_parts
+    from trtopt.engine.manifest import REASONS, arithmetic
 
     if (tuning := result.tuning) is not None:
         rows = [
@@ -240,7 +240,7 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         bits = "8 bits" if eighths else "INT8"
         headers = (f"arithmetic in {bits}", "layers out", "dB", "", "samples", "within the limits")
         print_table(f"What was tried, on up to {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
-    counts, *reasons = summary_parts(result.precision_summary)
+    counts, *reasons = REASONS.split(result.precision_summary)
     yield f"{result.engine}: {counts}"
     yield from (f"  {line}" for line in (arithmetic(result.coverage), *reasons) if line)
     yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"

@@ -30,7 +30,7 @@ from trtopt.diagnosis.contents import FORMAT, Graph, Subject, contents
 from trtopt.diagnosis.measured import Measured, measurements
 from trtopt.diagnosis.request import ReportRequest
 from trtopt.engine.inspection import EngineReport, inspect
-from trtopt.engine.manifest import Manifest, kept_graph, summary_parts
+from trtopt.engine.manifest import REASONS, Manifest, kept_graph
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import all_nodes
 from trtopt.graph.work import macs, shapes_at, sizes_in
@@ -228,8 +228,8 @@ def html(document: Mapping[str, Any]) -> str:
         "fact": _fact,
         "limits": _limits,
         "spoken": lambda text: spoken(text, flags),
-        "counts": lambda summary: summary_parts(summary)[0],
-        "reasons": lambda summary: "; ".join(summary_parts(summary)[1:]),
+        "counts": lambda summary: REASONS.split(summary)[0],
+        "reasons": lambda summary: "; ".join(REASONS.split(summary)[1:]),
         "grouped": _grouped,
         "nodes": _nodes,
         "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",

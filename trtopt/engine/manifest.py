@@ -54,7 +54,9 @@ from trtopt.trt.compatibility import PlanOrigin
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
-_REASONS = re.compile(r"; (?=\d+ (?:nodes? kept in higher precision|more reasons? in the manifest))")
+REASONS = re.compile(
+    r"; (?=\d+ (?:nodes? kept in higher precision|more reasons? in the manifest))"
+)  # behind the counts of a precision summary
 WITHOUT_GRAPH = "take it along where the engine is copied or moved to, or build again with `save_onnx=`"
 
 
@@ -103,11 +105,6 @@ def precision_summary(
     if (more := len(reasons) - 3) > 0:
         parts.append(f"{more} more reason{'s' * (more > 1)} in the manifest")
     return counts, "; ".join([*parts, *filter(None, [unknown])])
-
-
-def summary_parts(summary: str) -> list[str]:
-    """A precision summary's counts, and each reason behind them."""
-    return _REASONS.split(summary)
 
 
 def arithmetic(coverage: Mapping[str, float]) -> str:

@@ -61,11 +61,8 @@ def _share(node: NodeProto, intervals: Mapping[str, Interval], _: _Constants) ->
 
 
 def _clipped(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
-    low, high = intervals.get(node.input[0], (-math.inf, math.inf))
-    ends = [_ends(name, intervals, constants) if name else None for name in (*node.input[1:], "", "")]
-    least = ends[0][0] if ends[0] else attribute(node, "min", -math.inf)
-    most = ends[1][1] if ends[1] else attribute(node, "max", math.inf)
-    return min(max(low, least), most), max(min(high, most), least)
+    ends = [_ends(name, intervals, constants) for name in node.input[1:]]
+    return (ends[0][0], ends[1][1]) if len(ends) == 2 and ends[0] and ends[1] else None
 
 
 def _joined(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:

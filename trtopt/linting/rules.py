@@ -23,7 +23,7 @@ from trtopt.core.words import first_of
 from trtopt.graph.bounds import bounds
 from trtopt.graph.decided import how_to_decide
 from trtopt.graph.one_sample import HeldBatch
-from trtopt.graph.passes.placement import WEIGHTED
+from trtopt.graph.passes.placement import MOVING, WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX, MASK
 from trtopt.graph.proto import (
     CONTROL_FLOW,
@@ -44,11 +44,6 @@ INT32_MAX = 2**31 - 1
 OPEN_END = 2**62  # INT64_MAX and its like stand for "to the end" in Slice
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "Tanh", "Mish")
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
-# Through these a mask goes as it is.
-_MOVING = (
-    "Cast", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Max", "Min", "Reshape", "Slice",
-    "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
-)  # fmt: skip
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
 _KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
 # Code → message, hint. Where a message has several forms, the code goes on behind a colon.
@@ -387,20 +382,19 @@ def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
     The sum of two would be infinite, and a softmax of nothing but such sums NaN.
     """
     reached = {name: {name} for name in masks}  # tensor → the masks in it
-    added: set[str] = set()
-    harmful: set[str] = set()
-    for node in graph.nodes if masks else ():
-        operands = [name for name in node.input if name in reached]
+    added, harmful = set[str](), set[str]()
+    for node in graph.nodes:
+        operands = [name for name in node.input if name in reached and node.op_type != "Softmax"]
         held = set[str]().union(*(reached[name] for name in operands))
-        adds = node.op_type == "Add"
-        if not operands or node.op_type == "Softmax":
-            continue
-        if node.op_type not in _MOVING and not (adds and len(operands) == 1 and operands[0] not in added):
+        if node.op_type == "Add" and len(operands) == 1 and operands[0] not in added:
+            added.update(node.output)
+        elif node.op_type in (*MOVING, "Max", "Min", "Where"):
+            added.update(node.output if not added.isdisjoint(operands) else ())
+        else:
             harmful |= held
-        reached |= {name: reached.get(name, set()) | held for name in node.output}
-        added.update(node.output if adds or not added.isdisjoint(operands) else ())
+        reached |= dict.fromkeys(node.output, held) if operands else {}
     given = [value.name for body in all_graphs(graph.proto.graph) for value in body.output]
-    return set(masks) - harmful.union(*(reached.get(name, set()) for name in given))
+    return set(masks) - harmful.union(*(reached.get(name, ()) for name in given))
 
 
 def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:

@@ -24,7 +24,7 @@ SCALE_PRESERVING = frozenset({
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "Resize", "Identity",
     "DepthToSpace", "SpaceToDepth",
 })  # fmt: skip
-_MOVING = ("Cast", "Dropout", "Expand", "Gather", "GatherElements", "GatherND", "Tile")
+MOVING = SCALE_PRESERVING | {"Cast", "Concat", "Dropout", "Expand", "Gather", "GatherElements", "GatherND", "Tile"}
 _ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 _SIGMOIDS = ("Sigmoid", "HardSigmoid")
@@ -478,12 +478,17 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
     """
     values = {value.name: value for value in _values(search.model.graph)}
     groups: dict[str, set[str]] = {}
-    pending = list(search.reads)
+    pending, handed_out = list(search.reads), _handed_out(search.model.graph)
     seen: set[ir.Node] = set()
     while pending:
         point = pending.pop()
         node = _maker(values[point], _preserves)
-        if node is None or node.op_type != "Concat" or _override(search, node) is not None or _handed_out(node):
+        if (
+            node is None
+            or node.op_type != "Concat"
+            or _override(search, node) is not None
+            or node.outputs[0] in handed_out
+        ):
             continue
         slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and item in search.varying]
         if len(slots) < 2:
@@ -499,18 +504,13 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys(tuple(sorted(groups[name])) for name in search.reads if name in groups))
 
 
-def _handed_out(node: ir.Node) -> bool:
-    """Whether an output of the network has values of this Concat, only moved or joined with others."""
-    pending, seen = [*node.outputs], set[ir.Value]()
-    while pending:
-        value = pending.pop()
-        if value.is_graph_output():
-            return True
-        for user, slot in value.uses():
-            if _preserves(user) or user.op_type == "Concat" or (user.op_type in _MOVING and slot == 0):
-                pending += [item for item in user.outputs if item not in seen]
-                seen.update(user.outputs)
-    return False
+def _handed_out(graph: ir.Graph) -> set[ir.Value | None]:
+    """What outputs of the network hold as it is, only moved or joined with other values."""
+    values: set[ir.Value | None] = set(graph.outputs)
+    for node in reversed(list(graph)):
+        if node.op_type in MOVING and not values.isdisjoint(node.outputs):
+            values.update(node.inputs)
+    return values
 
 
 def _norms(search: _Search) -> None:

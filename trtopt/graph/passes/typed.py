@@ -228,11 +228,9 @@ def _kept(
 
 def _clipped(node: ir.Node) -> bool:
     """Whether it is the Exp of what a Clip keeps where FP16 holds e^x, with all its digits."""
-    clip = node.inputs[0].producer() if node.op_type == "Exp" and node.inputs[0] is not None else None
-    ends = (
-        [None, None] if clip is None or clip.op_type != "Clip" else [constant(operand(clip, slot)) for slot in (1, 2)]
-    )
-    return ends[0] is not None and ends[1] is not None and bool(ends[0].min() >= -9 and ends[1].max() <= 11)
+    clip = node.inputs[0] and node.inputs[0].producer()
+    least, most = (constant(operand(clip, slot)) if clip and clip.op_type == "Clip" else None for slot in (1, 2))
+    return node.op_type == "Exp" and least is not None and most is not None and least.min() >= -9 and most.max() <= 11
 
 
 def _feeding(node: ir.Node) -> Iterator[ir.Node]:
