@@ -457,19 +457,60 @@ def test_tables_fit_the_terminal_and_cut_nothing(monkeypatch: pytest.MonkeyPatch
             assert cell in shown  # figures aren't broken
 
 
+def test_help_fits_a_terminal_and_cuts_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = CliRunner().invoke(cli.app, ["--help"]).output
+    assert max(map(len, said.splitlines())) <= 80 and "..." not in said.partition("\n\n")[2]
+    grouped = [name for names in application.GROUPS.values() for name in names]
+    known = typer.main.get_command(cli.app).list_commands(None)  # type: ignore[attr-defined]
+    assert sorted(grouped) == sorted(known)
+    assert re.findall(r"^  ([a-z]+)  ", said.partition("Prepare")[2], re.M) == grouped
+
+
+@pytest.mark.parametrize("name", ["build", "tune", "calibrate"])
+def test_help_begins_with_an_example_and_the_usual_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = CliRunner().invoke(cli.app, [name, "--help"]).output
+    usual, others = said.partition("\nUsual:\n")[2].partition("\n\n")[::2]
+    assert "Example: trtopt" in said.partition("Arguments:")[0]
+    assert len(re.findall(r"^  (-o, )?--", usual, re.M)) <= 7 and "--images" in usual and "--preprocess" in usual
+    headings = re.findall(r"^([A-Z][a-z]+):$", others, re.M)
+    assert {"Input", "Calibration", "Output"} <= set(headings) and len(headings) == len(set(headings))
+    if name != "calibrate":
+        assert {"Precision", "Limits", "Shapes", "Build"} <= set(headings)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_check_has_a_line_for_each_finding_and_a_fix_under_it(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRTOPT_DEBUG", raising=False)
+    findings = (
+        Finding("error", "bad-op", "n", "Conv", "it can't", "use another"),
+        Finding("warning", "odd", "", "", "it may not"),
+        Finding("info", "int64-input", "x", "", "it is int64", "feed it"),
+        Finding("info", "int64-input", "y", "", "it is int64", "feed it"),
+    )
+    monkeypatch.setattr(trtopt, "check", lambda *_, **__: CheckReport("m.onnx", findings), raising=False)
+    lines = CliRunner().invoke(cli.app, ["check", "m.onnx", *["-v"] * verbose]).stdout.splitlines()
+    monkeypatch.delenv("TRTOPT_DEBUG", raising=False)
+    assert lines[:3] == ["error bad-op n (Conv): it can't", "  fix: use another", "warning odd: it may not"]
+    infos = ["info int64-input x: it is int64", "  note: feed it", "info int64-input y: it is int64", "  note: feed it"]
+    assert lines[3:-1] == (infos if verbose else ["2 infos: trtopt check m.onnx -v shows them"])
+    assert lines[-1].startswith("m.onnx: 1 error, 1 warning, 2 info")
+
+
 def test_in_a_narrow_terminal_each_cell_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    tables.print_table(
-        "m.onnx", ("level", "node", "", "finding"), [("info", "", "x", "folds"), ("error", "n", "", "bad")]
-    )
-    assert terminal.getvalue() == "m.onnx\n\nlevel: info\nx\nfinding: folds\n\nlevel: error\nnode: n\nfinding: bad\n"
+    rows = [("info", "", "x", "folds"), ("error", "n", "", "is bad, whatever is done about it")]
+    tables.print_table("m.onnx", ("level", "node", "", "finding"), rows)
+    lines = ["m.onnx", "", "level: info", "x", "finding: folds", "", "level: error", "node: n"]
+    assert terminal.getvalue().splitlines() == [*lines, "finding: is bad, whatever is", "  done about it"]
 
 
 def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

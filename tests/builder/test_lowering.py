@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import model, node, values
+from half_models import half
 from onnx import TensorProto, numpy_helper
 from world import Heard
 
@@ -18,8 +19,12 @@ from trtopt import calibrate
 from trtopt.builder.construction import build
 from trtopt.builder.lowering import Lowered, judge, lower
 from trtopt.calibration.table import Table
+from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
+from trtopt.data.embedded import Embedded
+from trtopt.data.preprocess import Preprocess
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import infer_shapes
 from trtopt.trt.generation import BuiltPlan, Generation
 
@@ -242,3 +247,185 @@ def test_a_real_builder_runs_both(forked: onnx.ModelProto, tmp_path: Path) -> No
     assert made.coverage["fp8"] == pytest.approx(1 / 3, abs=0.01)
     assert build(forked, tmp_path / "m.engine", **common).cached
     assert not build(forked, tmp_path / "m.engine", **{**common, "calib": found}).cached
+
+
+# What else is decided, for typed generations and for 8.6 ------------------------------------------------------------------
+
+
+def _lower(proto: onnx.ModelProto, table: Table | None, *, typed: bool, **spec: Any) -> Lowered:
+    given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
+    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, conv_borders="")
+    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: False)
+    return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)
+
+
+def test_an_override_that_matches_nothing_is_refused(block: onnx.ModelProto, table: Table) -> None:
+    with pytest.raises(UsageError, match="frist"):
+        _lower(block, table, typed=True, overrides=(Override("frist", Precision.FP32),))
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])
+def test_what_stays_in_fp32_is_kept_and_overrides_are_layer_precisions_of_8_6(
+    typed: bool, block: onnx.ModelProto, table: Table
+) -> None:
+    overrides = (Override("add", Precision.FP32), Override("skip", Precision.FP16), Override("main", Precision.INT8))
+    made = _lower(block, table, typed=typed, overrides=overrides, measured={"next": "seen"})
+    kept = {item.node: item.reason for item in made.kept}
+    assert "`precision_override=` asks for fp32" in kept["add"] and kept["next"] == "seen"
+    assert [item.node for item in made.kept].count("next") == 1
+    assert made.asked["skip"] is Precision.FP16 and made.asked["main"] is Precision.INT8
+    wanted = {} if typed else {"add": Precision.FP32, "next": Precision.FP32, "skip": Precision.FP16}
+    assert made.layer_precision == wanted
+
+
+def test_fp16_asks_for_the_heavy_nodes_that_run_in_it(block: onnx.ModelProto) -> None:
+    typed = _lower(block, None, typed=True, precision=Precision.FP16, overrides=(Override("main", Precision.FP32),))
+    assert typed.asked == {**dict.fromkeys(["first", "skip", "next"], Precision.FP16), "main": Precision.FP32}
+    assert not typed.quantized and typed.preferred == {}
+    loose = _lower(block, None, typed=False, precision=Precision.FP16)
+    assert loose.asked == {} and loose.preferred == {}
+
+
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.FP32])
+def test_embedded_preprocessing_stays_in_fp32_on_8_6(base: Precision, block: onnx.ModelProto) -> None:
+    proto = fold(
+        model([node("Conv", "x w", "y", "c")], inputs={"x": ["n", 3, 8, 8]}, weights={"w": values(4, 3, 1, 1)})
+    )[0]
+    embedded = Embedded("x", Preprocess(scale=1 / 255, mean=(0.5, 0.4, 0.3), dtype="float32"))
+    made = _lower(proto, None, typed=False, precision=base, embedded=embedded)
+    new = {item.name: item.op_type for item in made.proto.graph.node if item.name != "c"}
+    assert {"Mul", "Add"} <= set(new.values())
+    wanted = {name for name, op in new.items() if op in ("Mul", "Add")} if base is Precision.FP16 else set()
+    assert made.layer_precision == dict.fromkeys(wanted, Precision.FP32)
+
+
+def test_a_table_is_taken_by_a_model_in_fp16_types(block: onnx.ModelProto) -> None:
+    proto = half(block)
+    found = calibrate(proto, data={"x": values(64, 32, 8, 8).astype(np.float16)}).table
+    made = _lower(proto, found, typed=True)
+    assert made.asked == dict.fromkeys(["first", "main", "skip", "next"], Precision.INT8) and made.quantized
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
+def test_smoothing_and_repairs_are_int8s_alone(
+    precision: Precision, block: onnx.ModelProto, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+
+    def smoothed(graph: Any, factors: Any) -> PassResult:
+        done.append(("smooth", factors))
+        return PassResult(graph)
+
+    def repaired(graph: Any, points: Any, repairs: Any) -> tuple[PassResult, Any]:
+        done.append(("repair", repairs))
+        return PassResult(graph), points
+
+    monkeypatch.setattr("trtopt.builder.lowering.smooth", smoothed)
+    monkeypatch.setattr("trtopt.builder.lowering.repair_weights", repaired)
+    factors = {"a": np.ones(32, np.float32)}
+    _lower(block, replace(table, smoothed=factors), typed=True, precision=precision)
+    assert [name for name, _ in done] == (["smooth", "repair"] if precision is Precision.INT8 else [])
+    assert not done or done[0][1] is factors
+    done.clear()
+    _lower(block, table, typed=True, precision=precision)
+    assert [name for name, _ in done] == (["repair"] if precision is Precision.INT8 else [])
+
+
+def test_names_that_are_none_are_forgotten(block: onnx.ModelProto, table: Table) -> None:
+    proto = onnx.ModelProto.FromString(block.SerializeToString())
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
+    made = _lower(proto, table, typed=True)
+    assert not made.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+
+
+def test_a_graph_that_came_out_invalid_is_refused(
+    block: onnx.ModelProto, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtopt.builder.lowering.invalid", lambda proto: "a hole")
+    with pytest.raises(ModelError, match="can't be written in int8: a hole"):
+        _lower(block, table, typed=True)
+    assert _lower(block, None, typed=True, precision=Precision.FP32).proto is block  # which no pass changed
+
+
+# What runs, against what was asked for ------------------------------------------------------------------------------------
+
+
+def test_a_lost_layer_is_named_and_its_work_counted(block: onnx.ModelProto, table: Table) -> None:
+    made = lowered(block, table, rearranges=False)
+    layers = _layers(first=Precision.INT8, main=Precision.FP16, skip=Precision.INT8, next=Precision.INT8)
+    work = {"first": 10, "main": 50, "skip": 20, "next": 20}
+    report = judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    assert report.lost == {"main": Precision.FP16} and report.share == 0.5 and not report.unknown
+    assert report.problem == "1 of 4 layers don't run in the precision asked for: main (int8 → fp16)"
+    assert report.coverage == {Precision.INT8: 0.5, Precision.FP16: 0.5}
+    unweighed = judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(precision=Precision.INT8), {}, made.asked)
+    assert unweighed.share == 0.75 and unweighed.coverage == {}
+    whole = _layers(**dict.fromkeys(made.asked, Precision.INT8))
+    report = judge(BuiltPlan(b"", whole, (), 1.0), made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    assert (report.lost, report.problem, report.share, report.unknown) == ({}, "", 1.0, "")
+
+
+@pytest.mark.parametrize("found", [Precision.FP16, Precision.INT8])
+def test_native_calibration_that_quantized_nothing_is_said(found: Precision, block: onnx.ModelProto) -> None:
+    made = _lower(block, None, typed=False)
+    assert made.asked == {}
+    built = BuiltPlan(
+        b"", (*_layers(first=Precision.FP16, main=found), LayerInfo("o", "other", Precision.INT8)), (), 1.0
+    )
+    report = judge(built, made, BuildSpec(precision=Precision.INT8), {}, ())
+    missed = "none of its 2 convolutions and matrix products runs in int8"
+    assert (report.problem, report.share) == (("", 1.0) if found is Precision.INT8 else (missed, 0.0))
+
+
+def test_layers_that_are_not_known_are_said(block: onnx.ModelProto, table: Table) -> None:
+    made = lowered(block, table, rearranges=False)
+    spec, work = BuildSpec(precision=Precision.INT8), {"first": 10, "main": 10, "skip": 10, "next": 30}
+    none = judge(BuiltPlan(b"", (), (), 1.0, layers_unknown="no inspector"), made, spec, work, made.asked)
+    assert none.unknown == "no inspector" and none.coverage == {}
+    most = _layers(first=Precision.INT8, next=Precision.INT8)
+    known = judge(BuiltPlan(b"", most, (), 1.0), made, spec, work, made.asked)
+    assert known.unknown == "" and known.coverage == {}  # a third of the work isn't known: no shares
+    half_known = _layers(first=Precision.INT8, main=Precision.INT8)
+    assert judge(BuiltPlan(b"", half_known, (), 1.0), made, spec, work, made.asked).unknown.startswith(
+        "its layers name 2"
+    )
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])
+@pytest.mark.parametrize("named", [True, False])
+def test_recurrent_work_counts_in_the_type_that_it_runs_in(typed: bool, named: bool) -> None:
+    """Engines run it in products without its name, and beside those in layers that may have it."""
+    nodes = [
+        node("LSTM", "x w r", "s", "lstm", hidden_size=16),
+        node("Squeeze", "s one", "h"),
+        node("MatMul", "h v", "y", "last"),
+    ]
+    weights = {"w": values(1, 64, 16), "r": values(1, 64, 16), "v": values(16, 32), "one": np.array([1])}
+    proto = fold(model(nodes, inputs={"x": [4, "n", 16]}, outputs={"y": [4, "n", 32]}, weights=weights))[0]
+    table = calibrate(proto, data={"x": values(4, 64, 16)}).table
+    made = _lower(proto, table, typed=typed)
+    cell = LayerInfo("cell", "other", Precision.FP16, ("lstm",) if named else ())
+    layers = (cell, LayerInfo("mm", "matmul", Precision.FP16), LayerInfo("fc", "matmul", Precision.INT8, ("last",)))
+    work = {"lstm": 990, "last": 10}
+    report = judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    known = {Precision.FP16: 0.99, Precision.INT8: 0.01}
+    assert report.coverage == (known if typed or named else {})
+    assert judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(), {"last": 10}, ()).coverage == {}
+
+
+def test_an_engine_that_is_hardly_int8_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    nodes = [
+        node("LSTM", "x w r", "s", "lstm", hidden_size=64),
+        node("Squeeze", "s one", "h"),
+        node("MatMul", "h v", "y", "last"),
+    ]
+    weights = {"w": values(1, 256, 64), "r": values(1, 256, 64), "v": values(64, 16), "one": np.array([1])}
+    proto = fold(model(nodes, inputs={"x": [4, "n", 64]}, outputs={"y": [4, "n", 16]}, weights=weights))[0]
+    heard = Heard()
+    table = calibrate(proto, data={"x": values(4, 64, 64)}).table
+    common: dict[str, Any] = {"shapes": ["x:4x8x64"], "target": "sm89", "backend": "rtx", "reporter": heard}
+    made = build(proto, tmp_path / "m.engine", int8=True, calib=table, **common)
+    assert set(made.coverage) == {"int8", "fp16"} and 0 < made.coverage["int8"] < 0.1
+    (warned,) = [text for text in heard.warnings if "of the arithmetic" in text]
+    assert warned.startswith("INT8 does 3.0% of the arithmetic: lstm: LSTM is never quantized; build it with `fp16=True`")

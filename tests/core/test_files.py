@@ -206,3 +206,11 @@ def test_a_name_of_another_kind_is_answered_by_one_of_this_kind() -> None:
     check_ending("net.engine", (".onnx",), "an engine", "an ONNX model", ".engine")
     with pytest.raises(UsageError, match=r"out/net\.ONNX is the name of an ONNX model, .*give out/net\.engine"):
         check_ending("out/net.ONNX", (".onnx",), "an engine", "an ONNX model", ".engine")
+
+
+def test_a_missing_file_is_told_with_what_is_nearly_called_so(tmp_path: Path) -> None:
+    (tmp_path / "vit.onnx").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"the model .*vit\.onxx doesn't exist; did you mean .*vit\.onnx\?$"):
+        existing_file(tmp_path / "vit.onxx", "the model")
+    with pytest.raises(UsageError, match=r"resnet\.onnx doesn't exist; look$"):
+        existing_file(tmp_path / "resnet.onnx", "the model", "look")

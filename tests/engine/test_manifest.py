@@ -139,6 +139,10 @@ def test_a_plan_that_nobody_vouches_for_is_described_without_loading_it(
 def test_where_the_arithmetic_runs_is_said_where_it_differs() -> None:
     assert arithmetic({"fp16": 0.0434, "int8": 0.9566}) == "of the arithmetic, 95.7% INT8, 4.3% FP16"
     assert arithmetic({"fp16": 0.0005, "int8": 0.9995}) == "of the arithmetic, 99.9% INT8, 0.1% FP16"
+    assert arithmetic({"fp16": 0.0003, "int8": 0.9997}) == "of the arithmetic, 99.97% INT8, 0.03% FP16"
+    assert arithmetic({"fp16": 0.000002, "int8": 0.999998}) == "of the arithmetic, 99.9998% INT8, 0.0002% FP16"
+    thirds = arithmetic(dict.fromkeys(("int8", "fp16", "fp32"), 1 / 3))
+    assert thirds == "of the arithmetic, 33.4% INT8, 33.3% FP16, 33.3% FP32"  # which is 100
     assert arithmetic({"int8": 1.0}) == ""
     assert arithmetic({}) == ""
 

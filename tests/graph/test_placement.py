@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -142,6 +143,34 @@ def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
     assert points.groups == (("a", "b", "pooled"),)
     assert points.reads["a"] == (("joined_node", 0),)
     assert points.reads["b"] == (("joined_node", 1),)
+
+
+@pytest.mark.parametrize(
+    ("movers", "quantized"),
+    [
+        ((), False),
+        ((("Transpose", {"perm": [0, 2, 3, 1]}),), False),
+        ((("Concat", {"axis": 1}), ("Flatten", {})), False),
+        ((("Relu", {}),), True),
+    ],
+    ids=["itself", "transposed", "joined again", "computed with"],
+)
+def test_what_is_only_handed_out_is_not_rounded(movers: Sequence[tuple[str, dict[str, Any]]], quantized: bool) -> None:
+    """A context that is fed back, or a cache: a copy of what came in, beside what a quantized layer reads."""
+    net = Net()
+    net.add("Relu", "x", out="old")
+    net.add("Concat", "old", "x", out="joined", axis=1)
+    net.add("MaxPool", "joined", out="pooled", kernel_shape=[2, 2])
+    net.conv("pooled", "last", (32, 64, 1, 1))
+    out = "joined"
+    for op, attributes in movers:
+        inputs = (out, "x") if op == "Concat" else (out,)
+        net.add(op, *inputs, out=f"{out}_", **attributes)
+        out += "_"
+    points = points_of(net.model("last", out))
+    assert ("old" in points.reads) is ("x" in points.reads) is quantized
+    assert points.quantized == ("last_node",)
+    assert "pooled" in points.reads
 
 
 def test_a_part_of_a_concat_that_no_input_changes_needs_no_scale_of_the_others() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import conv_relu, model, node, rapidocr, values
+from graphs import conv_relu, model, node, rapidocr, typing, values
 from half_models import half, overflowing
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import trtopt.trt
 from trtopt.core.errors import NoBackend, OutputError, UsageError
-from trtopt.core.values import Issue, ShapeRange
+from trtopt.core.values import Issue, Precision, ShapeRange
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
@@ -177,10 +177,60 @@ def test_fp16_overflow_underflow_and_masks() -> None:
     mixed = values(4, 3, 3, 3)
     mixed[0] *= 1e-9  # a dead channel among live ones loses nothing that counts
     assert not {code for code in codes(conv_relu(weights={"w": mixed})) if code.startswith("fp16-weight")}
-    mask = model(
-        [node("Add", "x m", "h", "masked"), node("Softmax", "h", "y")], weights={"m": np.float32([-3.4e38, 0] * 4)}
-    )
-    assert codes(mask)["fp16-mask-constant"].node == "masked"
+
+
+_MASKED = {
+    "added": [node("Add", "x m", "y1", "masked"), node("Softmax", "y1", "y")],
+    "chosen": [node("Where", "hides m x", "h", "masked"), node("Softmax", "h", "y")],
+    "chosen, turned, added": [
+        node("Where", "hides zero m", "h"),
+        node("Unsqueeze", "h axis", "i"),
+        node("Add", "x i", "j", "masked"),
+        node("Softmax", "j", "k"),
+        node("Mul", "k k", "y"),
+    ],
+    "added twice": [node("Add", "x m", "h", "masked"), node("Add", "h m", "i"), node("Softmax", "i", "y")],
+    "two added": [
+        node("Where", "hides m x", "h", "masked"),
+        node("Add", "h n", "i"),
+        node("Softmax", "i", "y"),
+    ],
+    "multiplied": [node("Mul", "x m", "h", "masked"), node("Softmax", "h", "y")],
+    "summed": [node("Add", "x m", "h", "masked"), node("ReduceSum", "h", "y")],
+    "handed out": [node("Add", "x m", "y", "masked")],
+    "also multiplied": [
+        node("Add", "x m", "h", "masked"),
+        node("Softmax", "h", "i"),
+        node("Mul", "i m", "y"),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", _MASKED)
+def test_a_mask_harms_where_two_are_added_or_anything_but_a_softmax_is_made_of_it(case: str) -> None:
+    weights = {
+        "m": np.float32([-3.4e38, 0] * 4),
+        "n": np.float32([0, -1e9] * 4),
+        "zero": np.float32(0).reshape(()),
+        "hides": np.array([True, False] * 4),
+        "axis": np.array([0]),
+    }
+    used = {name for item in _MASKED[case] for name in item.input}
+    proto = model(_MASKED[case], weights={name: item for name, item in weights.items() if name in used})
+    harmless = case in ("added", "chosen", "chosen, turned, added")
+    assert ("fp16-mask-constant" not in codes(proto)) is harmless
+    assert (fp16_hazards(proto) == ()) is harmless
+    less = model(_MASKED["added"], weights={"m": np.float32([-1e6, 0] * 4)})  # which isn't held at FP16's end
+    assert "fp16-mask-constant" in codes(less)
+
+
+@pytest.mark.parametrize(("bounds", "told"), [((-3.0, 3.0), False), ((-3.0, 12.0), True)])
+def test_an_exponential_is_only_told_where_it_can_pass_fp16(bounds: tuple[float, float], told: bool) -> None:
+    weights = {name: np.float32(end).reshape(()) for name, end in zip(("low", "high"), bounds)}
+    clipped = model([node("Clip", "x low high", "h"), node("Exp", "h", "y", "e")], weights=weights)
+    assert ("fp16-range" in codes(clipped)) is told
+    assert ("e" in {item.node for item in typing(clipped, Precision.FP16).kept}) is told
+    assert "fp16-range" in codes(model([node("Exp", "x", "y")]))
 
 
 @pytest.mark.parametrize("shape", [(), (8,)])
@@ -188,9 +238,6 @@ def test_a_mask_of_infinity_is_the_same_in_fp16(shape: tuple[int, ...]) -> None:
     weights = {"m": np.full(shape, -np.inf, np.float32), "hides": np.array([True, False] * 4)}
     mask = model([node("Where", "hides m x", "h", "masked"), node("Softmax", "h", "y")], weights=weights)
     assert "fp16-mask-constant" not in codes(mask) and not fp16_hazards(mask)
-    weights["m"] = np.full(shape, -3.4e38, np.float32)
-    mask = model([node("Where", "hides m x", "h", "masked"), node("Softmax", "h", "y")], weights=weights)
-    assert "fp16-mask-constant" in codes(mask) and [item.node for item in fp16_hazards(mask)] == ["masked"]
 
 
 def test_clip_bounds_beyond_fp16_are_harmless() -> None:

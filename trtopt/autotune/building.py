@@ -115,8 +115,9 @@ def build(request: BuildRequest) -> BuildResult:
         device: number of the GPU to build on and to time engines on. TensorRT-RTX builds without one, and says so. The calling
             thread's current device stays what it was.
         save_onnx: where to keep the graph that TensorRT was given. To load that of an INT8 build in ONNX Runtime without
-            trtopt, set graph_optimization_level to ORT_ENABLE_BASIC: its further passes make a QLinearConcat of FP16 scales,
-            which ONNX Runtime then refuses. A model newer than the opsets that ONNX Runtime reads stays so there.
+            trtopt, set graph_optimization_level to ORT_DISABLE_ALL: its passes round biases with scales too small for FP16,
+            and make a QLinearConcat of FP16 scales, which it then refuses. A model newer than the opsets that ONNX Runtime
+            reads stays so there.
         save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
         classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
             nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.

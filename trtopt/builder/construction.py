@@ -47,7 +47,7 @@ from trtopt.core.files import (
     write_bytes,
     writing_together,
 )
-from trtopt.core.options import taking
+from trtopt.core.options import named, taking
 from trtopt.core.progress import Duration
 from trtopt.core.shapes import outside
 from trtopt.core.temporary import scratch
@@ -92,6 +92,7 @@ from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.parsing import refusal
 from trtopt.trt.profiles import validate_profiles
 
+LEAST_QUANTIZED = 0.1  # of the arithmetic in INT8 or FP8: with less of it an engine is better built without
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
 _CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
@@ -391,8 +392,10 @@ class _Build:
                     Origins(self.model.proto, folded).explained(f"{what}. Nothing was written; {advice}")
                 )
             reporter.warn(what)
-        if spec.precision is not Precision.FP32 and report.coverage and not report.coverage.get(spec.precision):
-            reporter.warn(self._other(report, lowered, is_quantized(folded)))
+        share = sum(share for item, share in report.coverage.items() if item is spec.precision or item.quantized)
+        little = share < LEAST_QUANTIZED if spec.precision.quantized else not share
+        if report.coverage and little and spec.precision is not Precision.FP32:
+            reporter.warn(self._other(share, report, lowered, is_quantized(folded)))
         return lowered, engine, report
 
     def _deviations(self, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
@@ -414,15 +417,20 @@ class _Build:
                 what = f"{self.generation} built an engine without the precision asked for: {what}"
             yield what, f"{anyway}, or keep layers out with `precision_override=`" * serious
 
-    def _other(self, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
-        """Why nothing runs in the precision asked for."""
-        what = f"no convolution or matrix product runs in {self.spec.precision.upper()}"
-        if quantized and not self.spec.precision.quantized:
+    def _other(self, share: float, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
+        """Why hardly anything, or nothing, runs in the precision asked for, and what to ask for instead."""
+        precision, base = self.spec.precision, self.spec.base
+        what = f"no convolution or matrix product runs in {precision.upper()}"
+        if share:
+            what = f"{precision.upper()} does {share:.1%} of the arithmetic"
+        if quantized and not precision.quantized:
             return f"{what}: the model is quantized, which `int8=True` says"
+        others = " and ".join(item.upper() for item in report.coverage if item is not precision)
+        why = f"the rest runs in {others}, because of the model's own types, which are left as they are"
         if lowered.kept:
-            return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
-        others = " and ".join(precision.upper() for precision in report.coverage)
-        return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
+            why = f"{lowered.kept[0].node}: {lowered.kept[0].reason}"
+        other = named(str(Precision.FP16 if base is Precision.FP32 else base), True)
+        return f"{what}: {why}" + f"; build it with {other}, which needs no scales and loses less" * precision.quantized
 
     def _planned(
         self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
@@ -676,7 +684,7 @@ class _Build:
                 spec=spec,
                 precision=counts,
                 precision_summary=summary,
-                coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
+                coverage={str(item): round(share, 6) for item, share in report.coverage.items()},
                 layers=plain(engine.layers),
                 kept=plain(lowered.kept),
                 inputs=list(map(_tensor, inputs)),

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
 from trtopt.core.errors import ModelError
-from trtopt.core.values import BuildSpec, Kept, LayerInfo, Precision, check_overrides, overriding
+from trtopt.core.values import BuildSpec, Kept, Precision, check_overrides, overriding
 from trtopt.core.words import first_of
 from trtopt.data.embedded import Embedded
 from trtopt.engine.manifest import HEAVY, lost_precision
@@ -27,11 +27,13 @@ from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
-from trtopt.graph.proto import forget_placeholders
+from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders
 from trtopt.graph.view import to_ir, to_proto
+from trtopt.graph.work import WEIGHTED as WORKING
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
 
+_TYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
 _MEANS = ("ReduceMean", "GlobalAveragePool")
 _ELEMENTWISE = {
@@ -365,21 +367,30 @@ def judge(
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
         problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
         share = 0.0
-    return PrecisionReport(lost, unknown, share, problem, _coverage(heavy, work, lowered.merged))
+    return PrecisionReport(lost, unknown, share, problem, _coverage(engine, lowered, work))
 
 
-def _coverage(
-    layers: Sequence[LayerInfo], work: Mapping[str, int], merged: Mapping[str, str]
-) -> dict[Precision, float]:
-    """Shares of the work, or nothing where that of more than a tenth of the layers isn't known."""
-    if 10 * sum(not work.keys() & set(layer.nodes) for layer in layers) > len(layers):
+def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> dict[Precision, float]:
+    """Shares of the work; nothing where it isn't known of more than a tenth of the nodes, or of a tenth of it where it runs.
+
+    TensorRT cuts recurrent layers into products without their name. Those, as all else that isn't quantized, run in the types
+    that a typed graph gives them.
+    """
+    graph = lowered.proto.graph
+    nodes = {node.name: node for node in all_nodes(graph) if node.op_type in WORKING}
+    found: dict[str, Precision] = {}
+    if lowered.typed:
+        types = {
+            value.name: dtype_name(value.type.tensor_type.elem_type) for value in (*graph.value_info, *graph.output)
+        }
+        given = {name: _TYPES.get(types.get(node.output[0], "")) for name, node in nodes.items()}
+        found = {name: kind for name, kind in given.items() if kind and not lowered.asked.get(name, kind).quantized}
+    naming = [layer for layer in engine.layers if layer.kind in HEAVY or not nodes.keys().isdisjoint(layer.nodes)]
+    for layer in sorted(naming, key=lambda layer: layer.kind not in HEAVY)[::-1]:  # the first one's wins, of those
+        found |= dict.fromkeys(layer.nodes, layer.precision)
+    found |= {node: found[into] for node, into in lowered.merged.items() if into in found}
+    known = sum(work[node] for node in found if node in work)
+    if 10 * len(nodes.keys() - work.keys()) > len(nodes) or 10 * known < 9 * sum(work.values()):
         return {}
-    node_precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
-    node_precision |= {
-        node: node_precision[into] for node, into in merged.items() if into in node_precision and node in work
-    }
-    total = sum(work.values())
-    shares = {
-        item: sum(work[node] for node, precision in node_precision.items() if precision is item) for item in Precision
-    }
-    return {item: count / total for item, count in shares.items() if count}
+    shares = {item: sum(work.get(node, 0) for node, kind in found.items() if kind is item) for item in Precision}
+    return {item: count / known for item, count in shares.items() if count}

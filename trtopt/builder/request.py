@@ -32,22 +32,15 @@ class BuildRequest:
 
     model: str | os.PathLike[str] | onnx.ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] = field(
-        metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o", writes=ENGINE)
+        metadata=about(
+            help="The engine to write; its manifest lies beside it.", typed=Path, short="-o", group="Usual", writes=ENGINE
+        )
     )
     _: KW_ONLY
-    fp16: bool = option(False, help="FP16.")
-    bf16: bool = option(False, help="BF16 (with --int8: the rest in BF16).")
     int8: bool = option(False, help="INT8, the rest in FP16.")
-    fp8: bool = option(
-        False, help="FP8, the rest in FP16. With --int8 and a limit: for layers that INT8 loses too much in."
-    )
-    best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
-    min_agreement: str | float | None = option(
-        None,
-        help=f"Limit for --int8 and --best: share of FP32's {shared.SHARED} (0.99 or 99%); default: 0.95 beside others.",
-        metavar="SHARE",
-        typed=str,
-    )
+    fp16: bool = option(False, help="FP16.")
+    images: Any = shared.images()
+    data: Any = shared.data()
     min_snr: float | None = option(
         None,
         help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others. For --fp16 (30) and "
@@ -55,13 +48,27 @@ class BuildRequest:
         unit="dB",
         typed=float,
     )
-    max_drop: str | float | None = option(
-        None, help="Limit for --int8: most that top-1 may fall (0.5%).", metavar="SHARE", typed=str
+    preprocess: Any = shared.preprocess()
+    limit: int | None = shared.limit()
+    batch: int = shared.batch()
+    embed_preprocess: bool = option(
+        False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."
     )
-    labels: Any = shared.labels(help="True classes for --max-drop, one number a line.")
-    metric: Any = shared.metric(help="Limit for --int8: a function of the outputs, and --min.")
-    min: float | None = shared.least()
-    budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
+    bf16: bool = option(False, help="BF16 (with --int8: the rest in BF16).", group="Precision")
+    fp8: bool = option(
+        False, help="FP8, the rest in FP16. With --int8 and a limit: for layers that INT8 loses too much in."
+    )
+    best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
+    compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
+    precision_override: Sequence[str] = shared.precision_override(beside=_REDUCED)
+    fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")
+    tf32: bool = option(True, help="Let FP32 layers use TF32.")
+    allow_precision_fallback: bool = option(False, help="Accept an engine that lost the precision asked for.")
+    calib: str | os.PathLike[str] | Table | None = shared.table(
+        help="A table from trtopt calibrate, or a TensorRT cache.", group="Calibration"
+    )
+    method: str = shared.method(beside=_QUANTIZED)
+    calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
     save_calib: str | os.PathLike[str] | None = option(
         None,
         help="Keep the scales, repairs and choice.",
@@ -70,31 +77,32 @@ class BuildRequest:
         beside=_QUANTIZED,
         writes=FILE,
     )
+    save_cache: str | os.PathLike[str] | None = option(
+        None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path, writes=FILE
+    )
+    min_agreement: str | float | None = option(
+        None,
+        help=f"Limit for --int8 and --best: share of FP32's {shared.SHARED} (0.99 or 99%); default: 0.95 beside others.",
+        metavar="SHARE",
+        typed=str,
+        group="Limits",
+    )
+    max_drop: str | float | None = option(
+        None, help="Limit for --int8: most that top-1 may fall (0.5%).", metavar="SHARE", typed=str
+    )
+    labels: Any = shared.labels(help="True classes for --max-drop, one number a line.")
+    metric: Any = shared.metric(help="Limit for --int8: a function of the outputs, and --min.")
+    min: float | None = shared.least()
+    budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
     trade_profiles: bool = option(
         False,
         help="Let the fastest over all profiles be slower than FP16 in one of them (--best, and --int8 with a limit).",
     )
-    compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
-    images: Any = shared.images()
-    data: Any = shared.data()
-    calib: str | os.PathLike[str] | Table | None = shared.table(
-        help="A table from trtopt calibrate, or a TensorRT cache."
-    )
-    preprocess: Any = shared.preprocess()
-    method: str = shared.method(beside=_QUANTIZED)
-    limit: int | None = shared.limit()
-    batch: int = shared.batch()
-    calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
-    precision_override: Sequence[str] = shared.precision_override(beside=_REDUCED)
-    fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")
-    embed_preprocess: bool = option(
-        False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."
-    )
-    shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes()
+    shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes(group="Shapes")
     min_shapes: Sequence[str] | str = shared.min_shapes()
     opt_shapes: Sequence[str] | str = shared.opt_shapes()
     max_shapes: Sequence[str] | str = shared.max_shapes()
-    target: Sequence[str] | str = shared.target()
+    target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()
     device: int = option(0, help="The GPU to build on, and to time engines on.")
     workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
@@ -112,18 +120,13 @@ class BuildRequest:
     strip: bool = option(False, help="Leave the weights out of the plan.")
     refit: bool = option(False, help="Let weights be replaced later.")
     sparsity: bool = option(False, help="Use 2:4 sparse kernels where weights allow.")
-    tf32: bool = option(True, help="Let FP32 layers use TF32.")
-    allow_precision_fallback: bool = option(False, help="Accept an engine that lost the precision asked for.")
+    force: bool = option(False, help="Build even if the engine is up to date, or in the store.")
+    store: str | os.PathLike[str] | None = shared.store()
     save_onnx: str | os.PathLike[str] | None = option(
-        None, help="Keep the graph TensorRT got.", metavar="OUT", typed=Path, writes=FILE
-    )
-    save_cache: str | os.PathLike[str] | None = option(
-        None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path, writes=FILE
+        None, help="Keep the graph TensorRT got.", metavar="OUT", typed=Path, group="Output", writes=FILE
     )
     classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
     report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()
-    force: bool = option(False, help="Build even if the engine is up to date, or in the store.")
-    store: str | os.PathLike[str] | None = shared.store()
     reporter: Reporter = SILENT

@@ -24,32 +24,37 @@ class CalibrateRequest:
 
     model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] | None = option(
-        None, help="The table to write (*.calib.json).", typed=Path, short="-o", needed=True, writes=FILE
+        None, help="The table to write (*.calib.json).", typed=Path, short="-o", needed=True, group="Usual", writes=FILE
     )
     _: KW_ONLY
     images: Any = shared.images()
     data: Any = shared.data()
-    calib: str | os.PathLike[str] | Table | None = shared.table(help="Choose again from an earlier table; no data.")
-    preprocess: Any = shared.preprocess(beside=f"{shared.SAMPLES}, or `import_cache='OLD.cache'`")
     method: str = shared.method()
     limit: int | None = shared.limit()
-    batch: int = shared.batch()
-    threads: int | None = shared.threads(beside=shared.SAMPLES)
-    precision_override: Sequence[str] = shared.precision_override()
-    repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
-    gates: bool = option(False, help="Squeeze-and-excite too: TensorRT 8.6's tune may put it in INT8.")
-    cache: bool = option(True, help="Reuse an earlier pass over the same data.")
+    preprocess: Any = shared.preprocess(beside=f"{shared.SAMPLES}, or `import_cache='OLD.cache'`")
+    batch: int = shared.batch(group="Input")
+    calib: str | os.PathLike[str] | Table | None = shared.table(help="Choose again from an earlier table; no data.")
     import_cache: str | os.PathLike[str] | None = option(
         None, help="Take the scales of a TensorRT 7 to 10 cache; no data.", metavar="OLD.cache", typed=Path
-    )
-    export_cache: str | os.PathLike[str] | None = option(
-        None, help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache", typed=Path, writes=FILE
     )
     missing: str = option(
         "error",
         help="What an imported cache lacks: error, or float (stays out of INT8).",
         beside="`import_cache='OLD.cache'`",
     )
-    device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.", beside=shared.SAMPLES)
     allow_unusual_data: bool = option(False, help="Take noise, plain or repeated samples, refused otherwise.")
+    precision_override: Sequence[str] = shared.precision_override(group="Calibration")
+    repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
+    gates: bool = option(False, help="Squeeze-and-excite too: TensorRT 8.6's tune may put it in INT8.")
+    threads: int | None = shared.threads(beside=shared.SAMPLES, group="Run")
+    device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.", beside=shared.SAMPLES)
+    cache: bool = option(True, help="Reuse an earlier pass over the same data.")
+    export_cache: str | os.PathLike[str] | None = option(
+        None,
+        help="Write a cache for TensorRT 8.6 and 10 too.",
+        metavar="OUT.cache",
+        typed=Path,
+        group="Output",
+        writes=FILE,
+    )
     reporter: Reporter = SILENT

@@ -29,6 +29,8 @@ _ELSEWHERE = {
     ("trtopt check", "-o"): "--fix FILE writes the cleaned model",
     ("trtopt check", "--output"): "--fix FILE writes the cleaned model",
     ("trtopt build", "--precision"): "the precision is an option by itself: --fp16, --bf16, --int8 or --fp8",
+    ("trtopt build", "--fp32"): "FP32 is what you get without",
+    ("trtopt tune", "--fp32"): "FP32 is what trtopt build gives without a precision",
     ("trtopt build", "--model"): "the model is given without one: trtopt build MODEL.onnx",
     ("trtopt build", "-m"): "the model is given without one: trtopt build MODEL.onnx",
 }
@@ -125,7 +127,8 @@ def _failure(error: Exception) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
         instead = _instead(command, str(getattr(error, "option_name", "")), error.format_message())
-        problem = f"{error.format_message().rstrip('.?')}{': ' * bool(instead)}{instead}"
+        message = error.format_message().rstrip(".?")
+        problem = f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in ("--images", "--data") and not behind.startswith("-"):
                 what = "folder" if flag == "--images" else "file or folder"

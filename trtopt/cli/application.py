@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, getdoc
 from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -31,8 +31,41 @@ _SHAPES = re.compile(r"(--(?:min-|opt-|max-)?shapes)(=.*)?")
 _SHAPE = re.compile(r"[^-].*:\[?\d+(?:[x,]\d+)*\]?(?:[,;].*)?")
 
 
+# Commands by what they are for, in the order of a pipeline.
+GROUPS = {
+    "Prepare a model": ("export", "init", "check"),
+    "Build an engine": ("calibrate", "sensitivity", "build", "tune", "pipeline", "jobs"),
+    "Measure and compare": ("inspect", "verify", "bench", "profile", "report"),
+    "Run and deploy": ("run", "serve", "deploy", "bundle", "sign", "store"),
+    "This host": ("doctor", "version"),
+}
+
+
+class Command(TyperCommand):
+    """Its options stand under the headings that their request gives them."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        last = "Options"
+        for item in self.get_params(ctx):
+            last = getattr(item, "rich_help_panel", None) or last
+            if (record := item.get_help_record(ctx)) is not None:
+                groups.setdefault("Arguments" if item.param_type_name == "argument" else last, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
 class _Anywhere(TyperGroup):
     """`-v` and `-q` may stand after the command, too, and several inputs' shapes after one option, where people type them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for group, names in GROUPS.items():
+            commands = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
+            with formatter.section(group):
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(formatter.width - 17)) for name, command in commands]
+                )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -81,7 +114,7 @@ class _Pixels:
     """Options beside `preprocess`, of which each changes one key."""
 
     size: str | None = option(
-        None, help="Height and width of the images; default: the model's.", metavar="HxW", typed=str
+        None, help="Height and width of the images; default: the model's.", metavar="HxW", typed=str, group="Input"
     )
     resize: str | None = option(None, help="stretch, crop or letterbox.", typed=str)
     channels: str | None = option(None, help="rgb, bgr or gray.", typed=str)
@@ -135,7 +168,8 @@ def command_of(
         if entry[1].help:
             cli_options |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
     several = [field_name for field_name, entry in cli_options.items() if _repeats(*entry)]
-    parameters = [_parameter(*entry) for entry in cli_options.values()]
+    grouped = any(entry[1].group for entry in entries.values())
+    parameters = [_parameter(*entry, grouped=grouped) for entry in cli_options.values()]
     own = {field_name: _spelled(*entry) for field_name, entry in cli_options.items()}
     FLAGS.update((field_name, form) for field_name, form in own.items() if form.startswith("-"))
     parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
@@ -175,7 +209,8 @@ def command_of(
 
         typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         typed.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
-        (group or app).command(name, cls=cls, epilog=f"Example: {epilog}")(typed)
+        help_text = f"{getdoc(text)}\n\nExample: {epilog}"
+        (group or app).command(name, cls=cls or Command, help=help_text)(typed)
 
     return made
 
@@ -206,7 +241,7 @@ def _flags(item: Field[Any], about: About) -> list[str]:
     return [*([about.short] if about.short else []), flag_of(item)]
 
 
-def _parameter(item: Field[Any], about: About) -> Parameter:
+def _parameter(item: Field[Any], about: About, *, grouped: bool) -> Parameter:
     """What typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
     kind: Any = list[str] if _repeats(item, about) else about.typed or type(item.default)
@@ -218,7 +253,10 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     if _is_argument(item, about):
         declaration = typer.Argument(metavar=metavar, help=about.help, **as_typed)
     else:
-        declaration = typer.Option(*_flags(item, about), metavar=metavar, help=about.help, **as_typed)
+        panel = about.group if grouped else None
+        declaration = typer.Option(
+            *_flags(item, about), metavar=metavar, help=about.help, rich_help_panel=panel, **as_typed
+        )
     default = Parameter.empty if required else None if absent else item.default
     return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, declaration])
 

@@ -11,15 +11,14 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperCommand
-
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.cli.application import Options, command_group, command_of
+from trtopt.cli.application import Command, Options, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
+from trtopt.core.library_output import wanted
 from trtopt.core.values import x
 from trtopt.core.words import counted, first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
@@ -100,7 +99,7 @@ _MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
     },
 )
 def export(result: Any, values: Options) -> Iterator[str]:
-    """Export a PyTorch model to ONNX and compare both on the same inputs."""
+    """Export a PyTorch model to ONNX, and compare the two."""
     yield f"{result.path}: opset {result.opset}, weights {result.weights}"
     for item in result.comparisons:
         sizes = ", ".join([f"batch {item.batch}", *(f"{name} {size}" for name, size in item.sizes.items())])
@@ -111,7 +110,7 @@ def export(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", read=_MODULE)
 def init(result: Any, values: Options) -> Iterator[str]:
-    """Write a recipe for a model of yours, with what was guessed and why; pipeline runs it."""
+    """Write a recipe for a model of yours; pipeline runs it. It says what was guessed, and why."""
     yield f"{result.recipe}: the file says over each guess what it comes from:"
     for guess in result.guesses:
         yield f"  - {guess}"
@@ -121,22 +120,25 @@ def init(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(CheckRequest, "trtopt check model.onnx --fix clean.onnx")
 def check(report: Any, values: Options) -> Iterator[str]:
-    """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
+    """Check an ONNX model: validity, operators, precision hazards."""
     if values["nodes"]:
         listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
         print_table(f"{values['model']}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
-    rows = [
-        (item.level, item.code, item.node or "", item.op or "", " → ".join(filter(None, (item.message, item.hint))))
-        for item in report.findings
-    ]
-    if rows:
-        print_table(str(values["model"]), ("level", "code", "node", "operator", "finding"), rows)
+    folded = 0 if wanted() else sum(item.level == "info" for item in report.findings)
+    for item in report.findings[: len(report.findings) - folded]:  # the last of them
+        where = " ".join(filter(None, (item.level, item.code, item.node, f"({item.op})" if item.op else "")))
+        yield f"{where}: {item.message}"
+        if item.hint:
+            yield f"  {'note' if item.level == 'info' else 'fix'}: {item.hint}"
+    if folded:
+        model = shlex.quote(str(values["model"]))
+        yield f"{counted(folded, 'info')}: trtopt check {model} -v shows {'them' if folded > 1 else 'it'}"
     yield from report.summary_lines
 
 
 @command_of(CalibrateRequest, "trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
 def calibrate(result: Any, values: Options) -> Iterator[str]:
-    """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
+    """Measure INT8 scales on real inputs. One pass; any batch size gives the same table."""
     counts = Counter(entry.method for entry in result.table.tensors.values())
     methods = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     origin = counted(result.samples, "sample")
@@ -159,7 +161,7 @@ def calibrate(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(SensitivityRequest, "trtopt sensitivity model.onnx --images photos/ --preprocess imagenet", measures=True)
 def sensitivity(result: Any, values: Options) -> Iterator[str]:
-    """Say where INT8 loses accuracy: the noise of each tensor and each weight, at the outputs."""
+    """Say where INT8 loses accuracy. That is the noise of each tensor and each weight, at the outputs."""
     from trtopt.calibration.noise import snr_db
 
     macs_known = any(item.macs for item in result.sources)
@@ -216,12 +218,15 @@ def build(result: Any, values: Options) -> Iterator[str]:
     measures=True,
 )
 def tune(result: Any, values: Options) -> Iterator[str]:
-    """Build the fastest INT8 engine within an accuracy limit: repair weights, keep the layers that lose most out of INT8."""
+    """Build the fastest INT8 engine within an accuracy limit.
+
+    It repairs weights, and keeps the layers that lose most out of INT8.
+    """
     yield from _built(result, {**values, "int8": True})
 
 
 def _built(result: Any, values: Options) -> Iterator[str]:
-    from trtopt.engine.manifest import arithmetic
+    from trtopt.engine.manifest import REASONS, arithmetic
 
     if (tuning := result.tuning) is not None:
         rows = [
@@ -239,13 +244,13 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         bits = "8 bits" if eighths else "INT8"
         headers = (f"arithmetic in {bits}", "layers out", "dB", "", "samples", "within the limits")
         print_table(f"What was tried, on up to {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
-    yield f"{result.engine}: {result.precision_summary}"
-    if line := arithmetic(result.coverage):
-        yield f"  {line}"
+    counts, *reasons = REASONS.split(result.precision_summary)
+    yield f"{result.engine}: {counts}"
+    yield from (f"  {line}" for line in (arithmetic(result.coverage), *reasons) if line)
     yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
     if result.onnx and (values["int8"] or values["fp8"]):
-        level = "GraphOptimizationLevel.ORT_ENABLE_BASIC"
-        yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with {level}, where it reads the model's opset"
+        level = "GraphOptimizationLevel.ORT_DISABLE_ALL"
+        yield f"  graph {result.onnx}; ONNX Runtime by itself gives its numbers with {level}, where it reads the model's opset"
     if (safety := result.safety) is not None:
         fp32_nodes = list(safety["in_fp32"].items())
         for node, reason in fp32_nodes[:MOST_KEPT]:
@@ -267,7 +272,7 @@ def _within(choice: Any, least: float | None) -> str:
 
 @command_of(InspectRequest, "trtopt inspect model.engine --diff other.engine")
 def inspect(report: Any, values: Options) -> Iterator[str]:
-    """Say what an engine file is and what it runs, or what an ONNX file holds; or what differs between two engines."""
+    """Say what an engine or an ONNX file holds. With --diff: what differs between two engines."""
     import trtopt
 
     if isinstance(report, trtopt.ModelReport):
@@ -287,7 +292,7 @@ def inspect(report: Any, values: Options) -> Iterator[str]:
     measures=True,
 )
 def verify(agreement: Any, values: Options) -> Iterator[str]:
-    """Compare two ONNX models, or a model and an engine, on the same real inputs, each output by its kind.
+    """Compare two ONNX models, or a model and an engine. Both get the same inputs; each output is judged by its kind.
 
     With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
     is missed, and without limits, too, where the candidate gives NaN or infinity and the reference doesn't.
@@ -301,7 +306,7 @@ def verify(agreement: Any, values: Options) -> Iterator[str]:
 
 @command_of(PipelineRequest, "trtopt pipeline efficientnet-lite0 --output out --target sm89")
 def pipeline(result: Any, values: Options) -> Iterator[str]:
-    """Run every stage of a recipe: export, check, calibrate, build, verify. What is up to date isn't done again."""
+    """Run every stage of a recipe, from export to verify. What is up to date isn't done again."""
     yield from str(result).split("\n")
 
 
@@ -312,12 +317,12 @@ def pipeline(result: Any, values: Options) -> Iterator[str]:
     measures=True,
 )
 def bench(report: Any, values: Options) -> Iterator[str]:
-    """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
+    """Measure an engine's time, throughput and memory. --against: beside other ways of running the model."""
     print_table(str(values["engine"]), *report.table())
     yield from report.remarks()
 
 
-class _ValuesInARow(TyperCommand):
+class _ValuesInARow(Command):
     """`--images a.jpg b.jpg`, as a shell's `*.jpg` gives them: typer takes one value after each option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -352,10 +357,10 @@ def run(result: Any, values: Options) -> Iterator[str]:
         yield f"not run: {image.name}: {image.reason}"
 
 
-jobs = command_group("jobs", "Calibrate and build many models, on all cores and GPUs or a Ray cluster; resumable.")
+jobs = command_group("jobs", "Calibrate and build many models. On all cores and GPUs or a Ray cluster; resumable.")
 
 
-class _RayAlone(TyperCommand):
+class _RayAlone(Command):
     """`--ray` without an address means auto; typer has no options whose value may be left out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -386,7 +391,7 @@ def show_jobs(result: Any, values: Options) -> Iterator[str]:
     ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", read={"batch": _sizes}, measures=True
 )
 def profile(result: Any, values: Options) -> Iterator[str]:
-    """Time each layer of an engine on the GPU, beside the whole: what runs in which precision, and how long."""
+    """Time each layer of an engine on the GPU, beside the whole."""
     print_table(str(values["engine"]), *result.table(values["top"]))
     yield from result.remarks(values["top"])
     for path in result.files:
@@ -395,7 +400,7 @@ def profile(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(ReportRequest, "trtopt report model.engine --results profile.json -o report.html")
 def report(result: Any, values: Options) -> Iterator[str]:
-    """Write one HTML page on an engine: precision, layers, times, accuracy, calibration, and what isn't known yet."""
+    """Write one HTML page on an engine. It says what isn't known yet, too, and how to find out."""
     yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['summary']}"
     if result.json_twin is not None:
         yield f"  {result.json_twin}"
@@ -407,13 +412,13 @@ def report(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
 def doctor(report: Any, values: Options) -> Iterator[str]:
-    """Look for what is wrong with this host, and with a plan or a model on it. Exit status 1 if anything is."""
+    """Look for what is wrong with this host, a plan or a model. Exit status 1 if anything is."""
     return report.lines  # type: ignore[no-any-return]
 
 
 deploy = command_group(
     "deploy",
-    "Write what a server needs to serve engines: for NVIDIA's Triton Inference Server, a model repository.",
+    "Write what a server needs to serve engines. For NVIDIA's Triton Inference Server it is a model repository.",
 )
 
 
@@ -436,7 +441,7 @@ def deploy_triton(result: Any, values: Options) -> Iterator[str]:
     yield f"trtopt serve {result.repo} serves it here"
 
 
-store = command_group("store", "Look after an engine store (trtopt build --store): list it, verify it, prune it.")
+store = command_group("store", "List, verify or prune an engine store (trtopt build --store).")
 
 
 @command_of(StoreRequest, "trtopt store list", group=store, name="list")
@@ -492,7 +497,7 @@ def _serve(values: Options, reporter: Reporter) -> Any:
 
 @command_of(ServeRequest, "trtopt serve model.engine --runtime onnxruntime", call=_serve)
 def serve(result: Any, values: Options) -> Iterator[str]:
-    """Serve engines, or a model repository, by the tritonserver on this machine, until SIGTERM or Ctrl-C.
+    """Serve engines, or a model repository, by Triton on this host. SIGTERM or Ctrl-C ends it.
 
     Exit status: 0 if it was stopped and has answered all that it had accepted, 3 if no tritonserver here can serve this (the
     line for docker is printed), 1 if it didn't start, ended by itself, or had to be killed.
@@ -507,7 +512,7 @@ class _VersionRequest:
 
 @command_of(_VersionRequest, "trtopt version --json")
 def version(report: Any, values: Options) -> Iterator[str]:
-    """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""
+    """Say the versions of trtopt, TensorRT and the libraries."""
     from trtopt.core.version import to_install
 
     yield f"trtopt {report.trtopt}, Python {report.python}, {report.platform}"

@@ -72,11 +72,11 @@ def model_lines(report: Any) -> Iterator[str]:
 
 
 def engine_lines(report: Any) -> Iterator[str]:
-    from trtopt.engine.manifest import arithmetic, embedded_by
+    from trtopt.engine.manifest import REASONS, arithmetic, embedded_by
 
     yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
     yield f"runs on {report.runs_on}"
-    yield f"  {report.precision_summary}"
+    yield from (f"  {part}" for part in REASONS.split(report.precision_summary))
     if (manifest := report.manifest) is not None:
         if line := arithmetic(manifest.coverage):
             yield f"  {line}"

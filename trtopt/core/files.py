@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import hashlib
 import io
@@ -230,6 +231,9 @@ def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> 
     try:
         mode = file.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):
+            for near in difflib.get_close_matches(file.name, [item.name for item in file.parent.iterdir()], 1, 0.8):
+                advice = f"did you mean {file.with_name(near)}?"
         raise UsageError(f"{what} {file} doesn't exist{advice and '; '}{advice}") from None
     except (OSError, ValueError) as error:  # such as a name too long, or one with a NUL
         raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error

@@ -57,6 +57,7 @@ class About:
         least: the smallest number that it may be, or hold; None: any.
         takes: names of the types that the function takes besides a path (function: whatever can be called); others are
             refused. None: they aren't, unless it is a path without a default, which takes nothing else.
+        group: the heading that its command's help has above it and all that follow, until the next one.
         beside: the options without any of which it has no effect, as messages name them; of a list, with what it has to hold.
         writes: it names what is written; its name's endings then: `FILE`, `FOLDER`, or `ENGINE` with what lies beside.
     """
@@ -72,6 +73,7 @@ class About:
     takes: tuple[str, ...] | None = None
     beside: str = ""
     writes: tuple[str, ...] = ()
+    group: str = ""
 
 
 def about(**given: Any) -> dict[str, About]:

@@ -20,6 +20,7 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.values import x
+from trtopt.core.version import __version__
 from trtopt.diagnosis import roofline
 from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
 from trtopt.engine.difference import CONVERTING, built_for, differing, facts, precisions
@@ -122,7 +123,7 @@ def _unknown(subject: Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
     if manifest is None:
         what = "how it was made, and which layers run in which precision"
         gaps.append((what, "trtopt build MODEL.onnx … -o M.engine"))
-    elif not manifest.coverage:
+    elif not manifest.coverage and manifest.trtopt != __version__:  # which told none
         gaps.append(("the shares of the arithmetic", "trtopt build MODEL.onnx … --force -o M.engine"))
     if not _timed(subject):
         measure("how long each layer takes", f"profile {name}")

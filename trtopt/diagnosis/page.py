@@ -29,7 +29,7 @@ from trtopt.diagnosis.contents import FORMAT, Graph, Subject, contents
 from trtopt.diagnosis.measured import Measured, measurements
 from trtopt.diagnosis.request import ReportRequest
 from trtopt.engine.inspection import EngineReport, inspect
-from trtopt.engine.manifest import Manifest, kept_graph
+from trtopt.engine.manifest import REASONS, Manifest, kept_graph
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import all_nodes
 from trtopt.graph.work import macs, shapes_at, sizes_in
@@ -40,7 +40,6 @@ WORST = 12  # histograms that are drawn
 _TEXT = 120  # characters of a name
 _NODES = 400  # characters of the nodes of a layer
 _PURPOSE = "writing a report"
-_REASONS = re.compile(r"; (?=\d+ nodes? kept in higher precision )")  # before the reasons of a precision summary
 
 
 @dataclass(frozen=True)
@@ -226,8 +225,8 @@ def html(document: Mapping[str, Any]) -> str:
         "fact": _fact,
         "limits": _limits,
         "spoken": lambda text: spoken(text, flags),
-        "counts": lambda summary: _REASONS.split(summary, 1)[0],
-        "reasons": lambda summary: "; ".join(_REASONS.split(summary, 1)[1:]),
+        "counts": lambda summary: REASONS.split(summary)[0],
+        "reasons": lambda summary: "; ".join(REASONS.split(summary)[1:]),
         "grouped": _grouped,
         "nodes": _nodes,
         "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",

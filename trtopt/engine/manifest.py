@@ -53,6 +53,9 @@ from trtopt.trt.compatibility import PlanOrigin
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
+REASONS = re.compile(
+    r"; (?=\d+ (?:nodes? kept in higher precision|more reasons? in the manifest))"
+)  # behind the counts of a precision summary
 WITHOUT_GRAPH = "take it along where the engine is copied or moved to, or build again with `save_onnx=`"
 
 
@@ -108,7 +111,10 @@ def arithmetic(coverage: Mapping[str, float]) -> str:
     shares = sorted(coverage.items(), key=lambda item: -item[1])
     if len(shares) < 2:
         return ""
-    return "of the arithmetic, " + ", ".join(f"{min(share, 0.999):.1%} {name.upper()}" for name, share in shares)
+    digits = next((digits for digits in (1, 2) if round(shares[-1][1], digits + 2)), 4)
+    others = [round(100 * share, digits) for _, share in shares[1:]]
+    percents = zip((100 - sum(others), *others), shares)
+    return "of the arithmetic, " + ", ".join(f"{part:.{digits}f}% {name.upper()}" for part, (name, _) in percents)
 
 
 def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) -> dict[str, Precision]:

@@ -28,7 +28,7 @@ from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
 from trtopt.data.rebatch import Arrays, filled, joined, laid_out, samples_in
-from trtopt.engine.manifest import Manifest
+from trtopt.engine.manifest import REASONS, Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.synthetic import synthetic_inputs
@@ -106,7 +106,7 @@ class BenchReport(Plain):
         return columns, rows
 
     def remarks(self) -> list[str]:
-        lines = [f"{self.engine}: {self.precision_summary}"] if self.precision_summary else []
+        lines = [f"{self.engine}: {REASONS.split(self.precision_summary)[0]}"] if self.precision_summary else []
         lines += [f"{self.gpu}; {clock}" if self.gpu else str(clock) for clock in self.clocks[:1]]
         memory = f"{self.memory.gpu / 2**20:.1f} MiB on the GPU and {self.memory.pinned / 2**20:.1f} MiB pinned"
         lines.append(f"memory: {memory} for {self.memory.slots} slots, weights of {self.memory.plan / 2**20:.1f} MiB")

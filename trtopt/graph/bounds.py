@@ -60,6 +60,11 @@ def _share(node: NodeProto, intervals: Mapping[str, Interval], _: _Constants) ->
     return 0.0, 1.0
 
 
+def _clipped(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
+    ends = [_ends(name, intervals, constants) for name in node.input[1:]]
+    return (ends[0][0], ends[1][1]) if len(ends) == 2 and ends[0] and ends[1] else None
+
+
 def _joined(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
     """Of elements of two tensors or more, added, multiplied or put side by side."""
     ends = [_ends(name, intervals, constants) for name in node.input]
@@ -104,7 +109,8 @@ def _ends(name: str, intervals: Mapping[str, Interval], constants: _Constants) -
 
 _RULES: dict[str, Callable[[NodeProto, Mapping[str, Interval], _Constants], Interval | None]] = {
     **dict.fromkeys(_WITHIN, _within),
-    **dict.fromkeys(("HardSigmoid", "Sigmoid"), _share),
+    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), _share),
+    "Clip": _clipped,
     **dict.fromkeys(("Add", "Concat", "Mul"), _joined),
     **dict.fromkeys(("Conv", "Gemm", "MatMul"), _weighted),
 }

@@ -113,11 +113,9 @@ class CheckReport:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
         numbers = (f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items())
         text = f"{self.model}: {', '.join(numbers)}; parser asked: {self.parser or 'none'}"
-        if self.folding:
-            text += f"; {self.folding}"
         if self.fixed:
             text += f"; wrote {self.fixed}, " + ("outputs unchanged" if self.verified else "not verified")
-        lines = [text]
+        lines = [text, *([f"  folded: {self.folding}"] if self.folding else [])]
         if self.shapes.option:
             lines.append(f"build needs the range of what is left open: {self.shapes.option}")
         if self.shapes.guesses:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,15 +20,17 @@ from trtopt.core.errors import InvalidModel
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
+from trtopt.graph.bounds import bounds
 from trtopt.graph.decided import how_to_decide
 from trtopt.graph.one_sample import HeldBatch
-from trtopt.graph.passes.placement import WEIGHTED
-from trtopt.graph.passes.typed import FP16_MAX
+from trtopt.graph.passes.placement import MOVING, WEIGHTED
+from trtopt.graph.passes.typed import FP16_MAX, MASK
 from trtopt.graph.proto import (
     CONTROL_FLOW,
     QDQ,
     STANDARD,
     Links,
+    all_graphs,
     attribute,
     dtype_name,
     opset_version,
@@ -311,12 +313,13 @@ def _constants(graph: _Graph) -> Iterator[Finding]:
 
 def _weights(graph: _Graph) -> Iterator[Finding]:
     """Weights that FP16 doesn't hold: too large, or so small that they lose what they say."""
+    beyond = {}
     for tensor, values in graph.tensors(TensorProto.FLOAT):
         node, op = graph.read_by(tensor.name)[0]
         if not values.size or _spoiled(values):
             continue
         if (largest := _largest(values)) > FP16_MAX:
-            yield from _beyond_fp16(tensor.name, values, node, op)
+            beyond[tensor.name] = values
         elif op in WEIGHTED and values.size > 1 and math.sqrt(values.size) * FP16_STEP / 2 > 0.009 * largest > 0:
             # Judged by the energy lost, not by the count: tiny values among large ones (a pruned channel's) don't matter.
             # No value loses more than half a step beside its own rounding, which is far below 1 %.
@@ -324,6 +327,7 @@ def _weights(graph: _Graph) -> Iterator[Finding]:
             share = float(np.linalg.norm(exact - values.astype(np.float16)) / (np.linalg.norm(exact) or 1.0))
             if share > 0.01:
                 yield _said("fp16-weight-underflow", node, op, name=tensor.name, largest=largest, share=share)
+    yield from _beyond_fp16(graph, beyond, 1)
 
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
@@ -357,24 +361,49 @@ def _largest(values: NDArray[Any]) -> float:
     return float(max(values.max(initial=0), -values.min(initial=0)))
 
 
-def _beyond_fp16(name: str, values: NDArray[Any], node: str, op: str) -> Iterator[Finding]:
-    """A constant whose largest value FP16 doesn't hold. Of -inf, a mask's, FP16 makes what FP32 does."""
-    beyond = values[np.abs(values) > FP16_MAX]
-    # A bound that is infinite still bounds nothing.
-    if op not in ("Clip", "Min", "Max") and not np.isneginf(beyond).all():
-        mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
-        value = float(values.flat[int(np.abs(values).argmax())])
-        yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)
+def _beyond_fp16(graph: _Graph, constants: Mapping[str, NDArray[Any]], readers: int | None) -> Iterator[Finding]:
+    """Constants with values that FP16 doesn't hold, for each of their first readers. Of -inf FP16 makes what FP32 does."""
+    harmless = _masking_once(
+        graph, [name for name, values in constants.items() if np.all((values < MASK) | (np.abs(values) <= FP16_MAX))]
+    )
+    for name, values in constants.items():
+        infinite = np.isneginf(values[np.abs(values) > FP16_MAX]).all()
+        for node, op in graph.read_by(name)[:readers]:
+            # A bound that is infinite still bounds nothing.
+            if op not in ("Clip", "Min", "Max") and not infinite and name not in harmless:
+                mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
+                value = float(values.flat[int(np.abs(values).argmax())])
+                yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)
+
+
+def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
+    """Those of which a softmax alone is made, after one addition at most: held at FP16's end they mask as in FP32.
+
+    The sum of two would be infinite, and a softmax of nothing but such sums NaN.
+    """
+    reached = {name: {name} for name in masks}  # tensor → the masks in it
+    added, harmful = set[str](), set[str]()
+    for node in graph.nodes:
+        operands = [name for name in node.input if name in reached and node.op_type != "Softmax"]
+        held = set[str]().union(*(reached[name] for name in operands))
+        if node.op_type == "Add" and len(operands) == 1 and operands[0] not in added:
+            added.update(node.output)
+        elif node.op_type in (*MOVING, "Max", "Min", "Where"):
+            added.update(node.output if not added.isdisjoint(operands) else ())
+        else:
+            harmful |= held
+        reached |= dict.fromkeys(node.output, held) if operands else {}
+    given = [value.name for body in all_graphs(graph.proto.graph) for value in body.output]
+    return set(masks) - harmful.union(*(reached.get(name, ()) for name in given))
 
 
 def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
     """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
-    graph, findings = _Graph(proto), list[Finding]()
+    graph, beyond = _Graph(proto), dict[str, NDArray[Any]]()
     for tensor, values in graph.tensors(TensorProto.FLOAT):
         if tensor.name in graph.readers and _largest(values) > FP16_MAX:
-            for node, op in graph.read_by(tensor.name):
-                findings += _beyond_fp16(tensor.name, values, node, op)
-    return tuple(findings)
+            beyond[tensor.name] = values
+    return tuple(_beyond_fp16(graph, beyond, None))
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:
@@ -384,8 +413,11 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
             custom.setdefault((node.domain, node.op_type), []).append(node)
     for (domain, _), nodes in custom.items():
         yield from _several(nodes, "custom-operator", domain=domain)
+    within = bounds(graph.proto, {}) if graph.of("Exp") else {}
+    small = [name for name, (_, high) in within.items() if high <= math.log(FP16_MAX)]
     for ops, words in _OPERATORS:
-        yield from _several(graph.of(*ops), words)
+        nodes = [node for node in graph.of(*ops) if node.op_type != "Exp" or node.input[0] not in small]
+        yield from _several(nodes, words)
     if flow := graph.of(*CONTROL_FLOW):
         sides = "condition fixed, or both sides computed and torch.where between them"
         decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else 'number of steps fixed'}"

@@ -24,6 +24,7 @@ SCALE_PRESERVING = frozenset({
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "Resize", "Identity",
     "DepthToSpace", "SpaceToDepth",
 })  # fmt: skip
+MOVING = SCALE_PRESERVING | {"Cast", "Concat", "Dropout", "Expand", "Gather", "GatherElements", "GatherND", "Tile"}
 _ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 _SIGMOIDS = ("Sigmoid", "HardSigmoid")
@@ -472,16 +473,22 @@ def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Nod
 def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
     """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output.
 
-    What no input changes, such as a class token beside patches, needn't fit that scale, and stays as a constant does.
+    What no input changes, such as a class token beside patches, needn't fit that scale, and stays as a constant does. One whose
+    values are handed out as they are, such as a cache or the context of the next call, joins them in floating point.
     """
     values = {value.name: value for value in _values(search.model.graph)}
     groups: dict[str, set[str]] = {}
-    pending = list(search.reads)
+    pending, handed_out = list(search.reads), _handed_out(search.model.graph)
     seen: set[ir.Node] = set()
     while pending:
         point = pending.pop()
         node = _maker(values[point], _preserves)
-        if node is None or node.op_type != "Concat" or _override(search, node) is not None:
+        if (
+            node is None
+            or node.op_type != "Concat"
+            or _override(search, node) is not None
+            or node.outputs[0] in handed_out
+        ):
             continue
         slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and item in search.varying]
         if len(slots) < 2:
@@ -495,6 +502,15 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
                 search.read(node, slot)
             pending += names
     return tuple(dict.fromkeys(tuple(sorted(groups[name])) for name in search.reads if name in groups))
+
+
+def _handed_out(graph: ir.Graph) -> set[ir.Value | None]:
+    """What outputs of the network hold as it is, only moved or joined with other values."""
+    values: set[ir.Value | None] = set(graph.outputs)
+    for node in reversed(list(graph)):
+        if node.op_type in MOVING and not values.isdisjoint(node.outputs):
+            values.update(node.inputs)
+    return values
 
 
 def _norms(search: _Search) -> None:

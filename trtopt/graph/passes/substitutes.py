@@ -350,11 +350,14 @@ def _scattered_elements(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None
 def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
     """What `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
     shape = line("Shape", data)
-    count = line("Gather", shape, line.number(0, np.int64), axis=0)
+    length = line("Gather", shape, line.number([0], np.int64), axis=0)
+    count = line("Squeeze", length, line.number([0], np.int64))
     rows = line("Cast", rows, to=int(ir.DataType.INT64))
     rows = line("Where", line("Less", rows, line.number(0, np.int64)), line("Add", rows, count), rows)
     places = line("Range", line.number(0, np.int64), count, line.number(1, np.int64))
     column = line("Unsqueeze", places, line.number([1], np.int64))
+    # ONNX's inference, which work is counted by, doesn't find the length of a Range.
+    column = line("Expand", column, line("Concat", length, line.number([1], np.int64), axis=0))
     goes = line("Equal", column, line("Unsqueeze", rows, line.number([0], np.int64)))
     flat = line("Concat", line("Shape", rows), line.number([-1], np.int64), axis=0)
     total = line("MatMul", line("Cast", goes, to=int(updates.dtype or _FLOAT)), line("Reshape", updates, flat))

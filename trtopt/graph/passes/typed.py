@@ -209,7 +209,7 @@ def _kept(
             continue
         elif node.op_type == "BatchNormalization" and _scale_and_shift(node) is not None:
             continue  # one multiplication and addition per channel, whose factors fit
-        elif node.op_type in _OVERFLOWS:
+        elif node.op_type in _OVERFLOWS and not _clipped(node):
             keep(node, _OVERFLOWS[node.op_type])
         elif node.op_type == "Mul" and node.inputs[0] is node.inputs[1]:
             keep(node, "squares pass 65504 early (256² does)")
@@ -224,6 +224,13 @@ def _kept(
                 for mover in _feeding(node):
                     keep(mover, f"moves what {node.name} reads, which stays in FP32")
     return kept
+
+
+def _clipped(node: ir.Node) -> bool:
+    """Whether it is the Exp of what a Clip keeps where FP16 holds e^x, with all its digits."""
+    clip = node.inputs[0] and node.inputs[0].producer()
+    least, most = (constant(operand(clip, slot)) if clip and clip.op_type == "Clip" else None for slot in (1, 2))
+    return node.op_type == "Exp" and least is not None and most is not None and least.min() >= -9 and most.max() <= 11
 
 
 def _feeding(node: ir.Node) -> Iterator[ir.Node]:
@@ -313,7 +320,9 @@ def _lost_guard(node: ir.Node) -> float:
     """The constant by which a node's results stay above zero, where FP16 rounds it to zero; else 0."""
     slots = {"Add": (0, 1), "Max": range(len(node.inputs)), "Clip": (1,)}.get(node.op_type, ())
     for content in (constant(operand(node, slot)) for slot in slots):
-        if content is not None and content.size and content.min() > 0 and not content.max().astype(np.float16):
+        if (
+            content is not None and content.size and content.min() > 0 and content.max() <= 2.0**-25
+        ):  # half of the least
             return float(content.max())
     return 0.0
 
