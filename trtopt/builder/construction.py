@@ -49,7 +49,7 @@ from trtopt.core.files import (
 )
 from trtopt.core.options import taking
 from trtopt.core.progress import Duration
-from trtopt.core.shapes import outside
+from trtopt.core.shapes import outside, shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import (
     BuildSpec,
@@ -82,13 +82,14 @@ from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import FP16_MAX, typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
-from trtopt.graph.work import macs, sizes_in
+from trtopt.graph.work import lost_shapes, macs, sizes_in
 from trtopt.linting.refusals import explained, refuse
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.messages import CONTRADICTED
 from trtopt.trt.parsing import refusal
 from trtopt.trt.profiles import validate_profiles
 
@@ -477,10 +478,20 @@ class _Build:
                     raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
                 raise explained(error, self.model, graph) from error
         except BackendError as error:
-            raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
+            hint = self._agreeing(graph) if CONTRADICTED in str(error) else ""
+            raise type(error)(Origins(self.model.proto, graph).explained(str(error)) + hint) from error
         old = {node.name for node in graph.graph.node}
         new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
         return self._planned(parts, {**unquantized, **new}, folder)
+
+    def _agreeing(self, graph: onnx.ModelProto) -> str:
+        """Shapes near to those that were given in which nothing contradicts them."""
+        given = self.spec.profiles[0] if self.spec.profiles else {}
+        line = suggested_shapes(self.model.inputs, given, lost=lost_shapes(graph)).option
+        asked = {info.name: given[info.name] for info in self.model.inputs if info.open_axes and info.name in given}
+        if line in ("", shapes_option([asked])):
+            return "; trtopt check proposes some for a model"
+        return f"; these go together: {line}"
 
     def _reading(self, error: str, graph: onnx.ModelProto) -> dict[str, str]:
         """Of what reads a node without an implementation, the layers in INT8 or FP8, each with why it can't be: TensorRT moves

@@ -58,6 +58,7 @@ from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.view import to_ir
+from trtopt.graph.work import lost_shapes
 from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, one_sample, opset_findings, such
@@ -215,7 +216,8 @@ def check(request: CheckRequest) -> CheckReport:
             seen = seen_sizes(loaded.inputs, samples)
     suggestion = NOTHING
     if not profiles:
-        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen)
+        lost = lost_shapes(folded)
+        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen, lost=lost)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"

@@ -167,6 +167,7 @@ def tidy(text: str) -> str:
     return re.sub(r"(?:[;:,]\s*)+$", "", line).strip()
 
 
+CONTRADICTED = "sizes in `shapes=` contradict each other, or what the model holds, as traces do"
 # Known error texts by the class of ours that they mean, the first match wins: pattern, our words ({0} and {1} are its groups).
 _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
     BuildCancelled: {r"BuildCancell?ed": "the build was cancelled"},
@@ -229,9 +230,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"no tactics to implement the operation within workspace limit": (
             "the workspace is too small for at least one layer: raise or drop `workspace=`"
         ),
-        r"values for profile \d+ violate shape constraints": (
-            "the model holds sizes that `shapes=` doesn't go with, as traces do: give those that it was exported with"
-        ),
+        r"values for profile \d+ violate shape constraints|dimensions must be equal": CONTRADICTED,
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),
