@@ -89,7 +89,6 @@ from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import BuiltPlan, Generation
-from trtopt.trt.messages import CONTRADICTED
 from trtopt.trt.parsing import refusal
 from trtopt.trt.profiles import validate_profiles
 
@@ -478,20 +477,17 @@ class _Build:
                     raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
                 raise explained(error, self.model, graph) from error
         except BackendError as error:
-            hint = self._agreeing(graph) if CONTRADICTED in str(error) else ""
-            raise type(error)(Origins(self.model.proto, graph).explained(str(error)) + hint) from error
+            raise type(error)(Origins(self.model.proto, graph).explained(str(error)) + self._agreeing(graph)) from error
         old = {node.name for node in graph.graph.node}
         new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
         return self._planned(parts, {**unquantized, **new}, folder)
 
     def _agreeing(self, graph: onnx.ModelProto) -> str:
-        """Shapes near to those that were given in which nothing contradicts them."""
+        """What to type where sizes that were given contradict each other in the model."""
         given = self.spec.profiles[0] if self.spec.profiles else {}
-        line = suggested_shapes(self.model.inputs, given, lost=lost_shapes(graph)).option
         asked = {info.name: given[info.name] for info in self.model.inputs if info.open_axes and info.name in given}
-        if line in ("", shapes_option([asked])):
-            return "; trtopt check proposes some for a model"
-        return f"; these go together: {line}"
+        line = suggested_shapes(self.model.inputs, given, lost=lost_shapes(graph)).option
+        return f"; these go together: {line}" if line not in ("", shapes_option([asked])) else ""
 
     def _reading(self, error: str, graph: onnx.ModelProto) -> dict[str, str]:
         """Of what reads a node without an implementation, the layers in INT8 or FP8, each with why it can't be: TensorRT moves

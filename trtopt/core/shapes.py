@@ -286,13 +286,15 @@ def _agreeing(ranges: Mapping[Key, Sizes], free: Sequence[Key], lost: Lost) -> d
         others = dict.fromkeys(best.values())
         others |= dict.fromkeys(_added(pair) for pair in combinations_with_replacement(list(others), 2))
         others |= dict.fromkeys(_added((sizes, (1, 1, 1))) for sizes in best.values())
+        alike = [[key for key in free if best[key] == sizes] for sizes in dict.fromkeys(best.values())]
         changes = [
-            (sizes < best[key], key, sizes)
-            for key in free
-            for sizes in (*others, *(_added([best[key]] * times) for times in _LONGER))
-            if sizes != best[key]
+            (sizes < best[keys[0]], keys, sizes)
+            for keys in (*([key] for key in free), *(keys for keys in alike if len(keys) > 1))
+            for sizes in (*others, *(_added([best[keys[0]]] * times) for times in _LONGER))
+            if sizes != best[keys[0]]
         ]
-        trials = [{**best, key: sizes} for _, key, sizes in sorted(changes, key=lambda item: item[0])[:_TRIALS]]
+        trials = [best | dict.fromkeys(keys, sizes) for _, keys, sizes in sorted(changes, key=lambda item: item[0])]
+        trials = trials[:_TRIALS]
         problems = list(map(problem, trials))
         if min(problems, default=least) >= least:
             break

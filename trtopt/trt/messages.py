@@ -167,7 +167,6 @@ def tidy(text: str) -> str:
     return re.sub(r"(?:[;:,]\s*)+$", "", line).strip()
 
 
-CONTRADICTED = "sizes in `shapes=` contradict each other, or what the model holds, as traces do"
 # Known error texts by the class of ours that they mean, the first match wins: pattern, our words ({0} and {1} are its groups).
 _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
     BuildCancelled: {r"BuildCancell?ed": "the build was cancelled"},
@@ -230,7 +229,9 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"no tactics to implement the operation within workspace limit": (
             "the workspace is too small for at least one layer: raise or drop `workspace=`"
         ),
-        r"values for profile \d+ violate shape constraints|dimensions must be equal": CONTRADICTED,
+        r"values for profile \d+ violate shape constraints|dimensions must be|output cannot be negative": (
+            "sizes in `shapes=` contradict each other, or what the model holds, as traces do"
+        ),
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),
