@@ -46,6 +46,7 @@ class SensitivityRequest:
     calib: str | os.PathLike[str] | Table | None = shared.table(help="Scales; default: measured on all the data.")
     preprocess: Any = shared.preprocess()
     method: str = shared.method()
+    allow_unusual_data: bool = shared.allow_unusual_data()
     samples: int = option(16, help="Samples that noise is measured on.", least=1)
     profile: Any = option(
         None,

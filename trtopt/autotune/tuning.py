@@ -412,6 +412,7 @@ def _calibrated(request: BuildRequest, subject: _Subject, table: Table | None = 
         precision_override=request.precision_override,
         gates=bool(subject.gates) and (table is None or subject.has_gates(table)),
         repair=table is not None,
+        allow_unusual_data=request.allow_unusual_data,
         reporter=request.reporter,
     )
 

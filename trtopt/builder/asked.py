@@ -94,7 +94,9 @@ def with_profiles(
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        validate_profiles(inputs, (), longest=ends, seen=seen(), lost=lost_shapes(model.proto))  # raises, listing what is open
+        validate_profiles(
+            inputs, (), longest=ends, seen=seen(), lost=lost_shapes(model.proto)
+        )  # raises, listing what is open
     profile = {
         item.name: ShapeRange(
             *(

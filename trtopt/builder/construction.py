@@ -94,7 +94,7 @@ from trtopt.trt.profiles import validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
-_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
+_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch", "allow_unusual_data")
 MEASURED = "by what the samples show"
 PARTS = "part of an operator that TensorRT takes only written out"
 

@@ -81,6 +81,7 @@ class BuildRequest:
     method: str = shared.method(beside=_QUANTIZED)
     limit: int | None = shared.limit()
     batch: int = shared.batch()
+    allow_unusual_data: bool = shared.allow_unusual_data(beside=_QUANTIZED)
     calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
     precision_override: Sequence[str] = shared.precision_override(beside=_REDUCED)
     fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")

@@ -51,5 +51,5 @@ class CalibrateRequest:
         beside="`import_cache='OLD.cache'`",
     )
     device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.", beside=shared.SAMPLES)
-    allow_unusual_data: bool = option(False, help="Take noise, plain or repeated samples, refused otherwise.")
+    allow_unusual_data: bool = shared.allow_unusual_data()
     reporter: Reporter = SILENT

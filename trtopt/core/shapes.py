@@ -243,8 +243,12 @@ def suggested_shapes(
     guesses = [f"{label} {','.join(map(str, ranges[key]))}" for key, label in labels.items()]
     texts: dict[str, ShapeRange | str] = {
         info.name: ShapeRange(
-            *zip(*(ranges[places[info.name, axis]] if axis in info.open_axes else (int(size),) * 3
-                   for axis, size in enumerate(info.shape)))
+            *zip(
+                *(
+                    ranges[places[info.name, axis]] if axis in info.open_axes else (int(size),) * 3
+                    for axis, size in enumerate(info.shape)
+                )
+            )
         )
         for info in needing
     }

@@ -48,6 +48,7 @@ trusted_keys = partial(
     help="Only engines that this public key has signed (trtopt sign); repeatable.",
     metavar="KEY.pub.pem",
 )
+allow_unusual_data = partial(option, False, help="Take noise, plain or repeated samples, refused otherwise.")
 output_kind = partial(
     option,
     (),

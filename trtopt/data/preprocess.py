@@ -162,7 +162,9 @@ class Preprocess:
         Args:
             resized: how an image comes to its size counts.
         """
-        names = [name for name in ("channels", "layout") if len({getattr(self, name), getattr(other, name)} - {None}) > 1]
+        names = [
+            name for name in ("channels", "layout") if len({getattr(self, name), getattr(other, name)} - {None}) > 1
+        ]
         if not names and not (np.allclose(self.offset, other.offset) and np.allclose(self.factor, other.factor)):
             names = ["scale, mean or std"]
         if resized and self.resize != other.resize:

@@ -116,7 +116,9 @@ def _of_torch(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | None:
     if not int(item.fake_quant_enabled[0]):
         return lambda values: values
     observer = item.activation_post_process
-    _refuse_range(f"{what} is torch.ao's {type(item).__name__}", observer.quant_min, observer.quant_max, item.zero_point)
+    _refuse_range(
+        f"{what} is torch.ao's {type(item).__name__}", observer.quant_min, observer.quant_max, item.zero_point
+    )
     return _rounding(torch, item.scale, int(item.ch_axis) if item.scale.numel() > 1 else None)
 
 

@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import Issue
 from trtopt.graph.cut import ends_before
+from trtopt.graph.decided import how_to_decide
 from trtopt.graph.proto import (
     QDQ,
     STANDARD,
@@ -23,9 +24,9 @@ from trtopt.graph.proto import (
     Links,
     all_graphs,
     all_nodes,
+    attribute,
     dtype_name,
     infer_shapes,
-    attribute,
     tensor_info,
     tensor_size,
     to_array,
@@ -60,9 +61,12 @@ _DO_OTHERWISE = {  # operators by what models compute the same by
         "ActivationSymmetric, WeightSymmetric, QuantType.QInt8)",
     ),
 }
+_SIZED = {"ConstantOfShape", "Expand", "Pad", "Range", "Reshape", "Resize", "Slice", "Tile", "Upsample"}  # by values
 _PLUGINS = {  # plugins of TensorRT's own → the first release without; RTX has none
     **dict.fromkeys(("BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "EfficientNMS_ONNX_TRT"), "11"),
-    **dict.fromkeys(("EfficientNMS_TRT", "ROIAlign_TRT", "PyramidROIAlign_TRT", "MultiscaleDeformableAttnPlugin_TRT"), ""),
+    **dict.fromkeys(
+        ("EfficientNMS_TRT", "ROIAlign_TRT", "PyramidROIAlign_TRT", "MultiscaleDeformableAttnPlugin_TRT"), ""
+    ),
 }
 OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
@@ -85,7 +89,9 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
     return tuple(dict.fromkeys([*problems, *rules.computed()]))
 
 
-def instead(proto: ModelProto, operators: Collection[str], model: ModelProto, path: str | os.PathLike[str] | None) -> str:
+def instead(
+    proto: ModelProto, operators: Collection[str], model: ModelProto, path: str | os.PathLike[str] | None
+) -> str:
     """What to do where these operators are refused: by whose they are, what computes the same, and where to end before them.
 
     Args:
@@ -99,9 +105,13 @@ def instead(proto: ModelProto, operators: Collection[str], model: ModelProto, pa
     ways += dict.fromkeys(what for operator, what in _DO_OTHERWISE.items() if operator in own)
     for name in sorted({node.op_type for node in refused} & _PLUGINS.keys()):
         until = f" before {_PLUGINS[name]}" * bool(_PLUGINS[name])
-        ways.append(f"TensorRT itself{until}, on a GPU (`backend='tensorrt'`), has {name} as a plugin; TensorRT-RTX has none")
+        ways.append(
+            f"TensorRT itself{until}, on a GPU (`backend='tensorrt'`), has {name} as a plugin; TensorRT-RTX has none"
+        )
     if any(domain != "." and not domain.startswith(("ai.onnx.", "com.microsoft.")) for domain in domains) and not ways:
         ways.append("trtopt loads no plugins: write it with ONNX's own operators, or run that part outside the engine")
+    if path is not None and own <= _SIZED and (decide := how_to_decide(model, own)):
+        return decide.replace("MODEL", shlex.quote(os.fspath(path)))
     if own <= {"Dropout", "BatchNormalization", *QDQ} and own and ways:
         return "; ".join(ways)
     if path is not None and (ends := ends_before(model, operators)):

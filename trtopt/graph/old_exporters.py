@@ -101,7 +101,9 @@ def _positive_scales(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
     for name, found in dead.items():
         if (where := np.logical_and.reduce(found)).any():
             values = np.where(where, 1, to_array(links.constants[name]))
-            links.constants[name].CopyFrom(numpy_helper.from_array(values.astype(to_array(links.constants[name]).dtype), name))
+            links.constants[name].CopyFrom(
+                numpy_helper.from_array(values.astype(to_array(links.constants[name]).dtype), name)
+            )
             changed = True
     return changed
 

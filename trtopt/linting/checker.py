@@ -37,7 +37,6 @@ from trtopt.core.shapes import (
     seen_sizes,
     suggested_shapes,
 )
-from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo, chosen_builder, parse_targets
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.convert import single_runs
@@ -324,6 +323,7 @@ def _samples(request: CheckRequest, model: Model, profiles: Sequence[Profile]) -
         data=request.data,
         preprocess=preprocess,
         limit=SAMPLES if request.limit is None else request.limit,
+        reporter=request.reporter,
     )
 
 
@@ -418,7 +418,9 @@ def _fix(
             return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True, False
     except (MissingDependency, ModelError) as error:
         no_runtime, verified = isinstance(error, MissingDependency), False
-        why, hint = (error, "") if no_runtime else (f"the original wasn't run ({str(error)[:200]})", "give `shapes=`")
+        said = str(error)
+        hint = "" if no_runtime or "can't load" in said else "give `shapes=`"
+        why = said if no_runtime else f"the original wasn't run ({said[:600]})"
         text = f"the cleaned model wasn't compared: {why}"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)

@@ -213,6 +213,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |\.?$)": (
             "TensorRT parses {0} but has no implementation for its types and shapes; if `workspace=` is given, raise it"
         ),
+        r"isInFlight": "sizes come of the values of an input that isn't of integers",
         r"trainingMode": "it computes as in training, with values drawn or averaged anew",
         r"unsupported input type of UINT8": "it is quantized in uint8, and TensorRT in int8 around zero only",
         r"legalUINT8|UINT8.* not supported": (
