@@ -326,7 +326,6 @@ def test_bad_files_among_good_ones_are_skipped_and_counted(world: World) -> None
 
 ARRAYS: dict[str, tuple[Callable[[], dict[str, NDArray[Any]]], tuple[str, ...]]] = {
     "other name": (lambda: {"image": samples(4)}, ("lacks x", "it has image", "inputs are x")),
-    "one too many": (lambda: {"x": samples(4), "z": samples(4)}, ("has z, which is no input",)),
     "other rank": (lambda: {"x": samples(4)[0, 0]}, ("x has shape 32x32", "takes nx3x32x32")),
     "one sample alone": (lambda: {"x": samples(4)[0]}, ("only 1 sample", "x is nx3x32x32")),
     "other layout": (

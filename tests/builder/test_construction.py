@@ -20,6 +20,7 @@ import trtopt
 from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import (
+    BackendError,
     CalibrationError,
     ModelError,
     OutputError,
@@ -661,3 +662,100 @@ def test_samples_that_the_engine_will_not_take_are_told(tmp_path: Path, longest:
             trtopt.verify(net, engine, data=arrays)
     else:
         assert trtopt.verify(net, engine, data=arrays).ok
+
+
+def parsed(text: str, opset: str = '"" : 17', **weights: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    proto = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{opset}]> g {text}")
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return proto
+
+
+CONVOLUTION = "c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c)"
+HEADS = (
+    f"{CONVOLUTION} p = Reshape(r, s) boxes, b = Split<axis=2>(p, t) u = Transpose<perm=[0,2,1]>(b) scores = Sigmoid(u)"
+)
+LENGTHS = {"s": np.array([0, -1, 12]), "t": np.array([4, 8]), "n": np.array([10]), "w": values(12, 3, 3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "weights", "ends", "said"),
+    [
+        (f"=> (int64[n, 3] y) {{{HEADS} y = NonMaxSuppression(boxes, scores, n)}}", "", LENGTHS, "boxes,scores", "NMS"),
+        (
+            f"=> (int32[1, 1] y) {{{HEADS} y = TRT.EfficientNMS_TRT(boxes, scores)}}",
+            ', "TRT": 1', LENGTHS, "boxes,scores", "has EfficientNMS_TRT as a plugin",
+        ),
+        (f"=> (float[1,12,16,16] y) {{{CONVOLUTION} y = com.acme.Wave(r)}}", ', "com.acme": 1', LENGTHS, "r", "loads no plugins"),
+        (f"=> (float[1,12,16,16] y) {{{CONVOLUTION} y = Dropout(r, a, b)}}", "",
+         {**LENGTHS, "a": np.array(0.5, np.float32), "b": np.array(True)}, "", "export the model after .eval()"),
+        ("=> (float[1,5000] y, int64[1,5000] i) {c = Conv(x, w) f = Flatten(c) y, i = TopK(f, k)}", "",
+         {"w": values(40, 3, 3, 3), "k": np.array([5000])}, "f", "at most 3840"),
+        ("=> (float[1,12,?,?] y) {c = Conv<pads=[1,1,1,1]>(x, w) k = Cast<to=7>(size) f = Concat<axis=0>(n, k) "
+         'y = Resize<mode="linear">(c, , , f)}', "", {**LENGTHS, "n": np.array([1, 12])}, "", "--set size=480,640 --fix"),
+    ],
+    ids=["nms", "plugin", "custom", "dropout", "topk", "sizes by floats"],
+)  # fmt: skip
+def test_refusals_come_before_samples_are_read_and_say_what_to_type(
+    tmp_path: Path, text: str, opset: str, weights: dict[str, Any], ends: str, said: str
+) -> None:
+    sizes = ", float[2] size" if "size" in text else ""
+    path = tmp_path / "m.onnx"
+    onnx.save(parsed(f"(float[1,3,16,16] x{sizes}) {text}", f'"" : 17{opset}', **weights), path)
+
+    def never() -> Any:
+        raise AssertionError("samples are read")
+        yield
+
+    for work in (build, trtopt.tune):
+        limits = {} if work is build else {"min_snr": 20}
+        with pytest.raises(UnsupportedOperator) as refused:
+            work(path, tmp_path / "m.engine", int8=True, data=never(), target=TARGET, **limits)
+        told = refused.value.for_cli({"set": "--set", "fix": "--fix"})[-1]
+        assert said in " ".join(refused.value.for_cli({"set": "--set", "fix": "--fix"}))
+        assert (f"trtopt check {path} --outputs {ends} --fix {tmp_path / 'm.cut.onnx'}" in told) == bool(ends)
+    if ends:
+        fixed = trtopt.check(path, outputs=ends.split(","), fix=tmp_path / "m.cut.onnx").fixed
+        assert fixed and build(fixed, tmp_path / "m.engine", target=TARGET).engine.is_file()
+
+
+ATTENTION = """q = MatMul(x, w) k = MatMul(x, w) ks = Concat<axis=1>(past, k) kt = Transpose<perm=[0,2,1]>(ks) a = MatMul(q, kt)
+    m = Unsqueeze(mask, one) s = Add(a, m) p = Softmax<axis=-1>(s) y = MatMul(p, ks)"""
+CROSS = """k = MatMul(past, w) kt = Transpose<perm=[0,2,1]>(k) a = MatMul(x, kt) m = Unsqueeze(mask, one) s = Add(a, m)
+    p = Softmax<axis=-1>(s) y = MatMul(p, k)"""
+SOUND = """u = Unsqueeze(x, one) a = Conv<strides=[5]>(u, f) b = Conv<strides=[4]>(a, g) c = Conv<strides=[4]>(b, g)
+    y = Conv<strides=[4]>(c, g)"""
+IMAGE = """a = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w) b = Conv<pads=[1,1,1,1], strides=[2,2]>(a, v)
+    u = Resize<mode="nearest">(b, , by) y = Concat<axis=1>(u, a)"""
+GRAPH = "i = Gather<axis=0>(edges, zero) f = Gather<axis=0>(nodes, i) h = MatMul(f, w) y = Mul(h, weights)"
+TEXT = '(float["batch", "seq", 16] x, float["batch", "past", 16] past, float["batch", "{}"] mask) => (float["batch", ?, 16] y)'
+W16 = {"w": values(16, 16), "one": np.array([1])}
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "weights"),
+    [
+        (TEXT.format("past + seq"), ATTENTION, W16),
+        (TEXT.format("total"), ATTENTION, W16),
+        (TEXT.format("mask_length"), CROSS, W16),
+        ('(float["batch", 3, "h", "w"] x) => (float["batch", 8, ?, ?] y)', IMAGE,
+         {"w": values(4, 3, 3, 3), "v": values(4, 4, 3, 3), "by": np.array([1, 1, 2, 2], np.float32)}),
+        ('(float["batch", "samples"] x) => (float["batch", 8, ?] y)', SOUND,
+         {"one": np.array([1]), "f": values(8, 1, 10), "g": values(8, 8, 8)}),
+        ('(float["nodes", 16] nodes, int64[2, "edges"] edges, float["links", 1] weights) => (float[?, 16] y)', GRAPH,
+         {"w": values(16, 16), "zero": np.array(0)}),
+    ],
+    ids=["cache, named", "cache", "encoder-decoder", "detection", "audio", "graph network"],
+)  # fmt: skip
+def test_the_shapes_that_check_proposes_build(tmp_path: Path, head: str, body: str, weights: dict[str, Any]) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(parsed(f"{head} {{{body}}}", **weights), path)
+    option = check(path).shapes.option
+    shapes = option.removeprefix("`shapes='").removesuffix("'`")
+    assert shapes != option and build(path, tmp_path / "m.engine", target=TARGET, shapes=shapes).engine.is_file()
+
+
+def test_shapes_that_contradict_each_other_are_told_with_some_that_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(parsed(f"{TEXT.format('total')} {{{ATTENTION}}}", **W16), path)
+    with pytest.raises(BackendError, match="these go together: `shapes='x:1x8x16;past:1x8x16;mask:1x16'`"):
+        build(path, tmp_path / "m.engine", target=TARGET, shapes="x:1x8x16;past:1x8x16;mask:1x8")

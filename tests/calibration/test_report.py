@@ -31,7 +31,7 @@ def noisy(count: int) -> NDArray[np.float32]:
 def test_noise_is_refused_and_can_be_insisted_on() -> None:
     with pytest.raises(DataError) as refused:
         measured(noisy(12))
-    has(str(refused.value), "random noise", "sample", "neighbouring pixels", "`allow_unusual_data=True`", "as `calib=`")
+    has(str(refused.value), "random noise", "sample", "neighbouring pixels", "`allow_unusual_data=True`")
     assert "build" not in str(refused.value)  # which may not be what was asked for
     result = measured(noisy(12), allow_unusual_data=True)
     assert any("random noise is among the samples (12:" in note for note in result.notes)

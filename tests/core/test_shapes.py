@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,3 +244,33 @@ def test_sizes_are_those_of_samples_where_there_are_some() -> None:
     assert beyond.option == "`shapes='mask:1x64x128,1x80x128,8x80x128'`"
     steps_first = TensorInfo("x", "float32", ("steps", "n", 3), batch_axis=1)
     assert seen_sizes([steps_first], [{"x": np.zeros((5, 7, 3))}]) == {("x", 0): (7, 7, 7)}
+
+
+PAST = TensorInfo("past", "float32", ("batch", "past", 16))
+NOW = TensorInfo("now", "float32", ("batch", "now", 16))
+
+
+def test_sizes_that_are_named_as_sums_are_the_sums() -> None:
+    mask = TensorInfo("mask", "float32", ("batch", "past + now"))
+    one = TensorInfo("one", "float32", ("batch", "past + 1"))
+    said = suggested_shapes([PAST, NOW, mask, one])
+    assert said.option.endswith("mask:1x16,1x256,8x1024;one:1x9,1x129,8x513'`")
+    assert not any("mask" in guess for guess in said.guesses)
+    with pytest.raises(
+        UsageError, match=r"'past \+ now' is 8/8/8 for mask, where these add up to 16/16/16. Write .*mask:1x16"
+    ):
+        validate_profiles([PAST, NOW, mask], parse_profiles("past:1x8x16;now:1x8x16;mask:1x8"))
+
+
+def test_sizes_change_where_less_contradicts_them() -> None:
+    mask = TensorInfo("mask", "float32", ("batch", "total"))
+
+    def lost(sizes: Mapping[Any, int]) -> int:
+        return int(sizes["total"] != sizes["past"] + sizes["now"])
+
+    assert suggested_shapes([PAST, NOW, mask], lost=lost).option.endswith("mask:1x16,1x256,8x1024'`")
+    sound = TensorInfo("sound", "float32", ("batch", "samples"))
+    assert suggested_shapes([sound], lost=lambda sizes: int(sizes["samples"] < 400)).option == (
+        "`shapes='sound:1x512,1x8192,8x32768'`"
+    )
+    assert suggested_shapes([sound], lost=lambda sizes: 1) == suggested_shapes([sound])  # nothing helps

@@ -346,3 +346,23 @@ def test_the_example_of_the_page_is_the_same_as_a_file_and_as_options(
     assert asked[0] == asked[1]
     assert asked[0].resize == "letterbox"
     assert asked[0].size == (640, 640)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        (("n", "h", "w", 3), "nhwc"),
+        (("n", 64, 64, 1), "nhwc"),
+        (("n", 3, "h", 3), "nchw"),
+        (("n", 3, "h", "w"), "nchw"),
+    ],
+)
+def test_the_layout_is_the_inputs_own(shape: tuple[int | str, ...], layout: str) -> None:
+    channels = "gray" if shape[3] == 1 else "rgb"
+    found = Preprocess(size=(64, 64 if shape[3] != 3 or layout == "nhwc" else 3), channels=channels).fitted(
+        TensorInfo("x", "uint8", shape)
+    )
+    assert (found.layout, found.dtype) == (layout, "uint8")
+    assert not found.unlike(Preprocess(channels=channels)) and found.unlike(
+        Preprocess(channels=channels, layout="nchw" if layout == "nhwc" else "NHWC")
+    )

@@ -93,3 +93,21 @@ def test_an_output_that_is_an_input_is_named() -> None:
     proto = model([node("Relu", "x", "y")])
     proto.graph.output.append(proto.graph.input[0])
     assert [(item.node, "Identity" in item.reason) for item in issues(proto, TYPES, {})] == [("x", True)]
+
+
+def test_scales_that_are_none_are_named_with_tensor_and_channel() -> None:
+    nodes = [node("QuantizeLinear", "x s z", "q", "q"), node("DequantizeLinear", "q s z", "y", "d")]
+    weights = {"s": np.array([0.1, 0, np.inf], np.float32), "z": np.zeros(3, np.int8)}
+    assert found(model(nodes, weights=weights))[0] == (
+        "q",
+        "its scale 's', of 'x', is 0 in channel 1 and others; TensorRT takes positive, finite ones only",
+    )
+
+
+@pytest.mark.parametrize(("k", "refused"), [(3840, False), (3841, True)])
+def test_topk_beyond_tensorrts_most(k: int, refused: bool) -> None:
+    weights = {"k": np.array([k], np.int64)}
+    proto = model([node("TopK", "x k", "y i", "top")], inputs={"x": [1, 9000]}, weights=weights)
+    assert [reason for name, reason in found(proto) if name == "top"] == [
+        f"takes the best {k}, and TensorRT's at most 3840"
+    ] * refused

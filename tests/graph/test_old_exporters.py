@@ -224,3 +224,29 @@ def test_padding_without_dilation_stays() -> None:
     assert not loaded.mended
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     np.testing.assert_allclose(OnnxRunner(loaded.proto, optimize=False)({"x": x})["y"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["codes", "weights"])
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_scale_of_0_is_mended_where_all_that_it_scales_is_0(stored: bool, dead: bool) -> None:
+    weight = values(4, 3, 3, 3)
+    weight[1] = 0 if dead else 1
+    scale = np.abs(weight).max((1, 2, 3)) / 127
+    scale[1] = 0
+    codes = np.rint(weight / np.where(scale, scale, 1).reshape(-1, 1, 1, 1)).astype(np.int8)
+    nodes = [] if stored else [node("QuantizeLinear", "v s z", "w", axis=0)]
+    nodes += [node("DequantizeLinear", "w s z", "d", axis=0), node("Conv", "x d", "y", "c")]
+    weights = {
+        "w" if stored else "v": codes if stored else weight,
+        "s": scale.astype(np.float32),
+        "z": np.zeros(4, np.int8),
+    }
+    loaded = load_model(model(nodes, weights=weights))
+    found = next(numpy_helper.to_array(item) for item in loaded.proto.graph.initializer if item.name == "s")
+    assert (
+        loaded.mended is dead and found[1] == dead and np.array_equal(np.delete(found, 1), np.delete(weights["s"], 1))
+    )
+    if dead:
+        x = values(1, 3, 8, 8, seed=1)
+        (y,) = ReferenceEvaluator(loaded.proto).run(None, {"x": x})
+        assert not y[:, 1].any() and y[:, 0].any()

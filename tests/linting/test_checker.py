@@ -464,7 +464,7 @@ def test_the_real_parser_names_every_bad_node(monkeypatch: pytest.MonkeyPatch) -
         ("TreeEnsembleRegressor", "ai.onnx.ml", "ONNX Runtime"),
         ("FusedConv", "com.microsoft", "model from before"),
         ("ReorderInput", "com.microsoft.nchwc", "model from before"),
-        ("Magic", "acme", "move that part outside"),
+        ("Magic", "acme", "loads no plugins"),
     ],
 )
 def test_whose_a_refused_operator_is_decides_the_hint_and_it_is_said_once(

@@ -36,7 +36,7 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
         (
             "Error Code 4: Internal Error (kOPT values for profile 0 violate shape constraints: IShuffleLayer /Reshape_4: …)",
             BuildFailed,
-            "the model holds sizes that `shapes=` doesn't go with",
+            "sizes in `shapes=` contradict each other",
         ),
         (
             f"{BUILD}([pass.cpp:337] Cannot compile operation 'fc' for Turing (SM75): FP32 GEMM is not supported.)",

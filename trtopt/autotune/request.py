@@ -47,6 +47,7 @@ class SensitivityRequest:
     preprocess: Any = shared.preprocess()
     limit: int | None = shared.limit()
     method: str = shared.method()
+    allow_unusual_data: bool = shared.allow_unusual_data()
     samples: int = option(16, help="Samples that noise is measured on.", least=1)
     profile: Any = option(
         None,

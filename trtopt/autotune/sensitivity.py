@@ -205,6 +205,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
             method=request.method,
             precision_override=request.precision_override,
             threads=request.threads,
+            allow_unusual_data=request.allow_unusual_data,
             reporter=reporter,
         ).table
     else:

@@ -58,6 +58,7 @@ from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
+from trtopt.linting.refusals import refuse
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
@@ -320,17 +321,18 @@ def _subject(request: BuildRequest) -> _Subject:
     if request.images is None and request.data is None:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
     model = load_model(request.model)
+    folded, _ = fold(model.proto, reporter=request.reporter)
+    generation = select(request.backend)
+    generation.refuse(spec)
+    refuse(generation, model, folded)
     refuse_quantized(model)
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
         raise UsageError(
             f"no output is floating ({types}), so nothing says which layers lose: give the model that ends with the scores"
         )
-    generation = select(request.backend)
-    generation.refuse(spec)
     preprocess = preparation(model, request)
     profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles
-    folded, _ = fold(model.proto, reporter=request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
     return _Subject(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
 
@@ -410,6 +412,7 @@ def _calibrated(request: BuildRequest, subject: _Subject, table: Table | None = 
         precision_override=request.precision_override,
         gates=bool(subject.gates) and (table is None or subject.has_gates(table)),
         repair=table is not None,
+        allow_unusual_data=request.allow_unusual_data,
         reporter=request.reporter,
     )
 

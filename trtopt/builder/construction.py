@@ -49,7 +49,7 @@ from trtopt.core.files import (
 )
 from trtopt.core.options import named, taking
 from trtopt.core.progress import Duration
-from trtopt.core.shapes import outside
+from trtopt.core.shapes import outside, shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import (
     BuildSpec,
@@ -72,18 +72,18 @@ from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_stor
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
 from trtopt.graph.lengths import longest
-from trtopt.graph.limits import instead
 from trtopt.graph.one_sample import held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
-from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.placement import WEIGHTED
-from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
+from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import FP16_MAX, typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
-from trtopt.graph.work import macs, sizes_in
+from trtopt.graph.work import lost_shapes, macs, sizes_in
+from trtopt.linting.refusals import explained, refuse
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
@@ -95,7 +95,7 @@ from trtopt.trt.profiles import validate_profiles
 LEAST_QUANTIZED = 0.1  # of the arithmetic in INT8 or FP8: with less of it an engine is better built without
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
-_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
+_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch", "allow_unusual_data")
 MEASURED = "by what the samples show"
 PARTS = "part of an operator that TensorRT takes only written out"
 
@@ -216,10 +216,11 @@ class _Build:
                 "`int8=True` and `fp8=True` are both given, and nothing says which layers are in which: give a limit such as "
                 "`min_snr=25`, or the table that a search kept by `save_calib=`, or drop one of the two"
             )
-        quantized = is_quantized(model.proto)
-        scales.check(spec, quantized)
-        self.generation = select(request.backend)
+        quantized, self.generation = is_quantized(model.proto), select(request.backend)
         self.generation.refuse(spec)
+        early = spec.precision.quantized or request.images is not None or request.data is not None
+        refuse(self.generation, model, self.folded[0] if early and request.calib is None else None)
+        scales.check(spec, quantized)
         if not spec.targets and (targets := self.generation.targets(spec)):
             reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
         preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
@@ -331,11 +332,15 @@ class _Build:
 
     # Building
 
+    @functools.cached_property
+    def folded(self) -> tuple[onnx.ModelProto, FoldReport]:
+        return fold(self.model.proto, reporter=self.request.reporter)
+
     def made(self) -> Manifest:
         """Build the engine and write it."""
         request, spec, inputs, start = self.request, self.spec, self.model.inputs, time.monotonic()
         reporter = request.reporter
-        folded, folding = fold(self.model.proto, reporter=reporter)
+        folded, folding = self.folded
         if folding.problem:
             reporter.warn(folding.warning)
         refuse_damaged(folded, self.name)
@@ -476,16 +481,21 @@ class _Build:
                 )
                 return self._planned(graph, {**unquantized, **readers}, folder)
             if parts is None:
-                origins = Origins(self.model.proto, graph)
                 if not error.issues:
-                    raise type(error)(origins.explained(str(error))) from error
-                advice = quantized_otherwise(self.model.proto) or instead(graph, {item.op for item in error.issues})
-                raise error.advised(advice).retold(origins.retold) from error
+                    raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
+                raise explained(error, self.model, graph) from error
         except BackendError as error:
-            raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
+            raise type(error)(Origins(self.model.proto, graph).explained(str(error)) + self._agreeing(graph)) from error
         old = {node.name for node in graph.graph.node}
         new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
         return self._planned(parts, {**unquantized, **new}, folder)
+
+    def _agreeing(self, graph: onnx.ModelProto) -> str:
+        """What to type where sizes that were given contradict each other in the model."""
+        given = self.spec.profiles[0] if self.spec.profiles else {}
+        asked = {info.name: given[info.name] for info in self.model.inputs if info.open_axes and info.name in given}
+        line = suggested_shapes(self.model.inputs, given, lost=lost_shapes(graph)).option
+        return f"; these go together: {line}" if line not in ("", shapes_option([asked])) else ""
 
     def _reading(self, error: str, graph: onnx.ModelProto) -> dict[str, str]:
         """Of what reads a node without an implementation, the layers in INT8 or FP8, each with why it can't be: TensorRT moves

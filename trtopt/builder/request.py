@@ -69,6 +69,7 @@ class BuildRequest:
     )
     method: str = shared.method(beside=_QUANTIZED)
     calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
+    allow_unusual_data: bool = shared.allow_unusual_data(beside=_QUANTIZED)
     save_calib: str | os.PathLike[str] | None = option(
         None,
         help="Keep the scales, repairs and choice.",

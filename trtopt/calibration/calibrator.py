@@ -48,15 +48,17 @@ from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
-from trtopt.graph.io import load_model
+from trtopt.graph.io import Model, load_model
+from trtopt.graph.limits import instead
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.passes.typed import near_fp16_end
-from trtopt.graph.proto import fingerprint, in_memory
+from trtopt.graph.proto import STANDARD, fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
+from trtopt.ort.sessions import open_session
 
 DEVICES = ("cpu", "cuda")
 BY_OUTPUT = "output"  # the method of a scale that was chosen by what it does to the outputs
@@ -203,6 +205,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             batch=request.batch,
             threads=request.threads or (cores() if request.device != "cpu" else None),  # a GPU waits for decoding
             lazy=True,
+            reporter=reporter,
         )
         check_enough(batches, loaded.inputs)
         if alone(loaded.inputs):
@@ -210,6 +213,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         first = first_layers(loaded.proto)
     prepared = prepare(loaded, overrides, gates=request.gates, reporter=reporter)
     check_overrides(overrides, prepared.proto.graph.node)
+    if batches is not None and {info.name for info in loaded.inputs}.issuperset(prepared.tensors):
+        _refuse_unless_run(loaded, prepared.proto)  # else observing these runs nothing
     original = None if batches is not None and request.export_cache is None else loaded.proto
     inputs = loaded.inputs
     del loaded  # of a model given in memory a copy of all weights
@@ -258,6 +263,15 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         exported=exported,
         repairs=repairs,
     )
+
+
+def _refuse_unless_run(model: Model, proto: ModelProto) -> None:
+    foreign = {node.op_type for node in proto.graph.node if node.domain not in STANDARD}
+    try:
+        open_session(proto, optimize=False, purpose="calibration")
+    except ModelError as error:
+        way = instead(proto, foreign, model.proto, model.path) or "`trtopt check` names such parts"
+        raise CalibrationError(f"{error}; {way}") from error
 
 
 def _repaired(

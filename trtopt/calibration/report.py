@@ -23,7 +23,7 @@ COSTLY = 0.05
 CLIPPING = {*METHODS} - {"auto", "minmax"}
 Facts = Mapping[str, Any]
 
-INSIST = "insist with `allow_unusual_data=True` of calibrate, and give the table that it makes as `calib=`"
+INSIST = "insist with `allow_unusual_data=True`"
 
 
 def facts(survey: Survey) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class CalibrateRequest:
         help="What an imported cache lacks: error, or float (stays out of INT8).",
         beside="`import_cache='OLD.cache'`",
     )
-    allow_unusual_data: bool = option(False, help="Take noise, plain or repeated samples, refused otherwise.")
+    allow_unusual_data: bool = shared.allow_unusual_data()
     precision_override: Sequence[str] = shared.precision_override(group="Calibration")
     repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
     gates: bool = option(False, help="Squeeze-and-excite too: TensorRT 8.6's tune may put it in INT8.")

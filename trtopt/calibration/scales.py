@@ -33,6 +33,7 @@ class Scales:
     method: str
     limit: int | None
     batch: int
+    allow_unusual_data: bool
     overrides: Sequence[str]
 
     def check(self, spec: BuildSpec, model_quantized: bool) -> None:
@@ -77,7 +78,8 @@ class Scales:
         if self.calib is None or self.calib_is_cache:
             source: dict[str, Any] = {"import_cache": self.calib}
             if self.calib is None:
-                source = {"images": self.images, "data": self.data, "limit": self.limit, "batch": self.batch}
+                names = ("images", "data", "limit", "batch", "allow_unusual_data")
+                source = {name: getattr(self, name) for name in names}
             table = calibrate(
                 model.path or model.proto,
                 preprocess=self.preprocess,

@@ -117,7 +117,7 @@ def _failure(error: Exception) -> int:
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption
-    error = without_graphs(error) or error
+    error = without_graphs(error, "".join(sys.argv[1:2])) or error
     if isinstance(error, TrtoptError):
         kind, status, texts = type(error).__name__, error.exit_code, error.for_cli(FLAGS)
     elif type(error).__name__ == "NoArgsIsHelpError":

@@ -118,6 +118,7 @@ class _Pixels:
     )
     resize: str | None = option(None, help="stretch, crop or letterbox.", typed=str)
     channels: str | None = option(None, help="rgb, bgr or gray.", typed=str)
+    layout: str | None = option(None, help="nchw or nhwc; default: the input's own.", typed=str)
     scale: str | None = option(None, help="Factor on pixels (0 to 255), such as 1/255.", typed=str)
     mean: str | None = option(
         None, help="After the scale: a number, or one per channel, in the order of --channels.", typed=str

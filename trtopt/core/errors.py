@@ -175,6 +175,10 @@ class WorkerDied(TrtoptError):
     """A process of a job list ended in the middle of a task."""
 
 
+_NEEDED = {
+    **dict.fromkeys(("export", "init", "pipeline"), ("torch", "ort")),
+    **dict.fromkeys(("build", "calibrate", "check", "sensitivity", "tune", "verify"), ("ort",)),
+}  # command → all extras that it needs, but a TensorRT
 _ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "onnxslim", "google")  # the extra `onnx`; google: its protobuf
 
 
@@ -196,16 +200,23 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         top = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         what = "is not installed" if absent else f"is installed but fails to import ({error})"
+        extras = _NEEDED.get(purpose, (extra,))
         raise MissingDependency(
-            f"{purpose} needs {top}, which {what}: {to_install(extra)} (trtopt's extra {extra})"
+            f"{purpose} needs {top}, which {what}: {to_install(*extras)} (trtopt's extra{'s' * (len(extras) > 1)} "
+            f"{' and '.join(extras)})"
         ) from error
 
 
-def without_graphs(error: Exception) -> MissingDependency | None:
-    """What to say where code that works on ONNX graphs was imported without the extra `onnx`; None: it is another error."""
+def without_graphs(error: Exception, command: str = "") -> MissingDependency | None:
+    """What to say where code that works on ONNX graphs was imported without the extra `onnx`; None: it is another error.
+
+    Args:
+        command: what was typed, for all that it needs.
+    """
     if not isinstance(error, ModuleNotFoundError) or error.name not in _ON_GRAPHS:
         return None
+    extras = _NEEDED.get(command, ("onnx",))
     return MissingDependency(
-        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install('onnx')} (trtopt's extra "
-        "onnx, which those that build, calibrate or export include)"
+        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install(*extras)} (trtopt's extra"
+        f"{'s' * (len(extras) > 1)} {' and '.join(extras)}; those that build, calibrate or export include onnx)"
     )

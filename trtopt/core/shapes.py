@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations_with_replacement
 from typing import Any, NamedTuple, Protocol
 
 from trtopt.core.errors import UsageError
 from trtopt.core.options import named
 from trtopt.core.values import EXAMPLE, SHAPE, GivenProfile, Profile, ShapeRange, TensorInfo, named_size, x
 
+Key = tuple[str, int] | str  # a dimension, as `TensorInfo.dimension` names it
+Sizes = tuple[int, int, int]  # min, opt, max
+Lost = Callable[[Mapping[Key, int]], int]  # how much of a model contradicts sizes (`graph.work.lost_shapes`)
 SeenSizes = Mapping[tuple[str, int], tuple[int, int, int]]  # (input, axis) → least, commonest, largest
+_LONGER = (4, 16, 64, 256)  # times: audio has as many samples for what text has a token for
+_TRIALS = 200  # at most, of other ranges
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
 
@@ -195,6 +201,7 @@ def suggested_shapes(
     values: Mapping[str, int] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
     seen: SeenSizes | None = None,
+    lost: Lost | None = None,
 ) -> Suggestion:
     """The `shapes=` option for inputs that leave sizes open.
 
@@ -203,45 +210,48 @@ def suggested_shapes(
         values: inputs whose values decide shapes, with how many they hold; "N" stands for them.
         longest: the largest size that an input may have on an axis, where that is known.
         seen: `seen_sizes` of samples; of others it is a guess.
+        lost: says what contradicts sizes; ranges are changed where less does then.
     """
     values = values or {}
     needing = [info for info in inputs if info.open_axes]
-    ends: dict[tuple[str, int] | str, int] = {}
-    for info in needing:
-        for axis in info.open_axes:
-            if (end := (longest or {}).get((info.name, axis))) is not None:
-                ends[info.dimension(axis)] = min(end, ends.get(info.dimension(axis), end))
+    places = {(info.name, axis): info.dimension(axis) for info in needing for axis in info.open_axes}
+    ends: dict[Key, int] = {}
+    for place, key in places.items():
+        if (end := (longest or {}).get(place)) is not None:
+            ends[key] = min(end, ends.get(key, end))
     known = dict(seen or {})
     for info in needing:
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
             for axis in info.open_axes:
                 known[info.name, axis] = (shape.min[axis], shape.opt[axis], shape.max[axis])
-    ranges: dict[tuple[str, int] | str, tuple[int, int, int]] = {}
+    alone, labels = batch_alone(needing), dict[Key, str]()
+    ranges: dict[Key, Sizes] = {key: known[place] for place, key in places.items() if place in known}
     for info in needing:
         for axis in info.open_axes:
-            if (sizes := known.get((info.name, axis))) is not None:
-                low, best, high = (min(size, ends.get(info.dimension(axis), size)) for size in sizes)
-                ranges[info.dimension(axis)] = (low, best, high)
-    guesses: list[str] = []
-    alone = batch_alone(needing)
-    texts: dict[str, ShapeRange | str] = {}
-    for info in needing:
-        places: list[tuple[int, int, int]] = []
-        for axis, size in enumerate(info.shape):
-            if axis not in info.open_axes:
-                places.append((int(size),) * 3)
-                continue
-            key = info.dimension(axis)
-            if key not in ranges:
-                low, best, high = default_range(info, axis, alone)
-                end = ends.get(key, high)
-                ranges[key] = guess = (min(low, end), min(best, end), min(high, end))
+            if (key := info.dimension(axis)) not in ranges:
+                ranges[key] = default_range(info, axis, alone)
                 unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
-                label = str(size) if named_size(size) else unnamed
-                guesses.append(f"{label} {','.join(map(str, guess))}")
-            places.append(ranges[key])
-        texts[info.name] = ShapeRange(*zip(*places))
+                labels[key] = str(key) if named_size(info.shape[axis]) else unnamed
+    ranges = {key: tuple(min(size, ends.get(key, size)) for size in sizes) for key, sizes in ranges.items()}
+    sums = {key for key in ranges if summed(key, ranges) is not None}
+    fixed = sums | {places[place] for place in seen or () if place in places}
+    if lost is not None:
+        ranges = _agreeing(ranges, [key for key in ranges if key not in fixed], lost)
+    ranges = _with_sums(ranges)
+    labels = {key: label for key, label in labels.items() if key not in sums}
+    guesses = [f"{label} {','.join(map(str, ranges[key]))}" for key, label in labels.items()]
+    texts: dict[str, ShapeRange | str] = {
+        info.name: ShapeRange(
+            *zip(
+                *(
+                    ranges[places[info.name, axis]] if axis in info.open_axes else (int(size),) * 3
+                    for axis, size in enumerate(info.shape)
+                )
+            )
+        )
+        for info in needing
+    }
     for name, count in values.items():
         if given and name in given and len(given[name].min) == count:
             texts[name] = given[name]
@@ -249,6 +259,52 @@ def suggested_shapes(
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
     return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
+
+
+def summed(key: Key, ranges: Mapping[Key, Sizes]) -> Sizes | None:
+    """The range of a dimension whose name is a sum of others' and of numbers, as in "past + sequence" or "past + 1"."""
+    parts = [part.strip() for part in key.split("+")] if isinstance(key, str) else []
+    if len(parts) < 2 or not all(part.isdecimal() or part in ranges for part in parts):
+        return None
+    return _added([(int(part),) * 3 if part.isdecimal() else ranges[part] for part in parts])
+
+
+def _with_sums(ranges: Mapping[Key, Sizes]) -> dict[Key, Sizes]:
+    return {key: summed(key, ranges) or sizes for key, sizes in ranges.items()}
+
+
+def _added(ranges: Iterable[Sizes]) -> Sizes:
+    low, best, high = map(sum, zip(*ranges))
+    return low, best, high
+
+
+def _agreeing(ranges: Mapping[Key, Sizes], free: Sequence[Key], lost: Lost) -> dict[Key, Sizes]:
+    """The ranges, one after the other changed for that of another dimension, the sum of two, one more, or a longer one, as
+    long as less of the model contradicts them."""
+
+    def problem(ranges: Mapping[Key, Sizes]) -> int:
+        return sum(lost({key: sizes[place] for key, sizes in _with_sums(ranges).items()}) for place in (0, 2))
+
+    best, least = dict(ranges), problem(ranges)
+    while least > 0:
+        others = dict.fromkeys(best.values())
+        others |= dict.fromkeys(_added(pair) for pair in combinations_with_replacement(list(others), 2))
+        others |= dict.fromkeys(_added((sizes, (1, 1, 1))) for sizes in best.values())
+        alike = [[key for key in free if best[key] == sizes] for sizes in dict.fromkeys(best.values())]
+        changes = [
+            (sizes < best[keys[0]], keys, sizes)
+            for keys in (*([key] for key in free), *(keys for keys in alike if len(keys) > 1))
+            for sizes in (*others, *(_added([best[keys[0]]] * times) for times in _LONGER))
+            if sizes != best[keys[0]]
+        ]
+        trials = [best | dict.fromkeys(keys, sizes) for _, keys, sizes in sorted(changes, key=lambda item: item[0])]
+        trials = trials[:_TRIALS]
+        problems = list(map(problem, trials))
+        if min(problems, default=least) >= least:
+            break
+        least = min(problems)
+        best = trials[problems.index(least)]
+    return best
 
 
 def seen_sizes(inputs: Sequence[TensorInfo], batches: Iterable[Mapping[str, Any]]) -> SeenSizes:

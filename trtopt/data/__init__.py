@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.errors import UsageError
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.arrays import ArrayBatches, named_batches
 from trtopt.data.batches import Batches, Skipped
@@ -30,6 +31,7 @@ def open_data(
     threads: int | None = None,
     lazy: bool = False,
     unpack: Path | None = None,
+    reporter: Reporter = SILENT,
 ) -> Batches:
     """Batches for a model with these inputs, from images or from arrays.
 
@@ -68,7 +70,7 @@ def open_data(
     if data is not None:
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
-        return ArrayBatches(data, inputs, limit=limit, batch=batch, lazy=lazy, unpack=unpack)
+        return ArrayBatches(data, inputs, limit=limit, batch=batch, lazy=lazy, unpack=unpack, reporter=reporter)
     if alone(inputs):
         raise UsageError(
             "`images=` fits a model whose inputs count samples on their first axis, as images are put together there: give "

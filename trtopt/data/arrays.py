@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DataError, OutputError, UsageError
 from trtopt.core.files import existing_file, sha256_json
 from trtopt.core.kept import ARRAYS, EXTENSIONS
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
@@ -58,16 +59,21 @@ class ArrayBatches:
         batch: int = 8,
         lazy: bool = False,
         unpack: Path | None = None,
+        reporter: Reporter = SILENT,
     ) -> None:
         self._inputs, self._batch = tuple(inputs), batch
         fixed = [info for info in self._inputs if info.batch_axis == 0 and info.shape and 0 not in info.open_axes]
         if len({info.shape[0] for info in fixed}) > 1:
             raise UsageError(_apart(fixed))
+        names = [info.name for info in self._inputs]
         self._parts = _parts(source, self._inputs, limit)
         if unpack is not None:
             self._parts = [
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
+        for where, part in self._parts:
+            if isinstance(part, Path) and part.suffix == ".npz" and (spare := set(stored_arrays(part)) - {*names}):
+                reporter.note(f"{where} has {', '.join(sorted(spare))}, which is no input: not read")
         self._part_names = [_short(where, source) for where, _ in self._parts]
         total = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
         if not total:
@@ -308,6 +314,7 @@ def _matched(
     Args:
         checked: an archive's checksums were compared before.
     """
+    file = isinstance(part, Path)
     if isinstance(part, Path):
         single = part.suffix == ".npy"
         part = {_only(inputs, part.name).name: part} if single else stored_arrays(part, checked=checked)
@@ -317,7 +324,7 @@ def _matched(
         raise UsageError(
             f"{where} lacks {', '.join(absent)}; it has {extra}, the model's inputs are {', '.join(names)}"
         )
-    if unknown := [name for name in part if name not in names]:
+    if not file and (unknown := [name for name in part if name not in names]):
         raise UsageError(
             f"{where} has {', '.join(map(str, unknown))}, which is no input; the model's inputs are {', '.join(names)}"
         )

@@ -93,7 +93,7 @@ class Embedded:
     @property
     def order(self) -> tuple[int, ...]:
         """Axes of the pixels in the order of the model's layout."""
-        return (0, 3, 1, 2) if self.preprocess.layout == "nchw" else (0, 1, 2, 3)
+        return (0, 1, 2, 3) if self.preprocess.layout == "nhwc" else (0, 3, 1, 2)
 
     def inputs(self, inputs: Iterable[TensorInfo]) -> tuple[TensorInfo, ...]:
         """The engine's inputs, of the model's."""
@@ -131,7 +131,7 @@ class Embedded:
         values = np.asarray(arrays[self.input])
         if values.dtype == np.uint8:
             return dict(arrays)
-        ordered = np.moveaxis(values, -3, -1) if self.preprocess.layout == "nchw" else values
+        ordered = values if self.preprocess.layout == "nhwc" else np.moveaxis(values, -3, -1)
         with np.errstate(over="ignore", invalid="ignore"):
             levels = ordered.astype(np.float64) / self.preprocess.factor - self.preprocess.offset
             pixels = np.rint(levels)
@@ -153,7 +153,7 @@ class Embedded:
             return each[0] if len({*each}) == 1 else f"({', '.join(each)})"
 
         what = f"(pixel - {numbers(0.0 - self.preprocess.offset)}) x {numbers(self.preprocess.factor)}"
-        return f"{what}, {self.preprocess.channels.upper()}, {self.preprocess.layout.upper()}"
+        return f"{what}, {self.preprocess.channels.upper()}, {str(self.preprocess.layout).upper()}"
 
     @property
     def sentence(self) -> str:

@@ -45,7 +45,7 @@ class Preprocess:
         channels: order of the input's channels, or "gray".
         scale: factor on pixels (0 to 255), such as 1/255 (as text too: "1/255").
         mean, std: one number, or one per channel, after the scale.
-        layout: "nchw" or "nhwc".
+        layout: "nchw" or "nhwc"; None: the input's own, nhwc where it ends with 1, 3 or 4 channels.
         dtype: "float32", "float16" or "uint8" (raw pixels: no scale, mean or std); None: the model's own.
         pad: grey value of the letterbox, 0 to 255.
 
@@ -62,7 +62,7 @@ class Preprocess:
     scale: float = 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    layout: str = "nchw"
+    layout: str | None = None
     dtype: str | None = None
     pad: int = 114
 
@@ -74,7 +74,7 @@ class Preprocess:
             raise UsageError(f"preprocessing: {error}") from None
         for name, choices in CHOICES.items():
             value = getattr(self, name)
-            if name != "dtype" or value is not None:
+            if value is not None:
                 choice(value, choices, f"preprocessing: {name}")
         if not 0 < self.crop <= 1:
             raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
@@ -162,7 +162,9 @@ class Preprocess:
         Args:
             resized: how an image comes to its size counts.
         """
-        names = [name for name in ("channels", "layout") if getattr(self, name) != getattr(other, name)]
+        names = [
+            name for name in ("channels", "layout") if len({getattr(self, name), getattr(other, name)} - {None}) > 1
+        ]
         if not names and not (np.allclose(self.offset, other.offset) and np.allclose(self.factor, other.factor)):
             names = ["scale, mean or std"]
         if resized and self.resize != other.resize:
@@ -185,17 +187,18 @@ class Preprocess:
         """How many channels the input has."""
         return 1 if self.channels == "gray" else 3
 
-    @property
-    def _axes(self) -> tuple[int, int, int]:
+    def _axes(self, info: TensorInfo) -> tuple[int, int, int]:
         """Where an input has its channels, height and width."""
-        return (1, 2, 3) if self.layout == "nchw" else (3, 1, 2)
+        last = len(info.shape) == 4 and info.shape[3] in (1, 3, 4) and info.shape[1] not in (1, 3, 4)
+        return (3, 1, 2) if (self.layout or ("nhwc" if last else "nchw")) == "nhwc" else (1, 2, 3)
 
     def at_opt(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Preprocess:
         """This preprocessing with the opt size of the first profile, where neither it nor the image input has a size."""
-        image, (_, height, width) = _image(inputs), self._axes
+        image = _image(inputs)
         shape = profiles[0].get(image.name) if image is not None and profiles else None
         if self.size is not None or image is None or shape is None or len(shape.opt) != 4:
             return self
+        _, height, width = self._axes(image)
         is_open = height in image.open_axes or width in image.open_axes
         return replace(self, size=(shape.opt[height], shape.opt[width])) if is_open else self
 
@@ -204,7 +207,7 @@ class Preprocess:
         image = _image(inputs)
         if self.size is None or image is None:
             return tuple(inputs)
-        sizes = {axis: size for axis, size in zip(self._axes[1:], self.size) if axis in image.open_axes}
+        sizes = {axis: size for axis, size in zip(self._axes(image)[1:], self.size) if axis in image.open_axes}
         return (replace(image, shape=tuple(sizes.get(axis, size) for axis, size in enumerate(image.shape))),)
 
     def check_profiles(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> None:
@@ -212,7 +215,7 @@ class Preprocess:
         image = _image(inputs)
         if self.size is None or image is None:
             return
-        name, sides = image.name, tuple(zip(self._axes[1:], self.size))
+        name, sides = image.name, tuple(zip(self._axes(image)[1:], self.size))
         ranges = [profile[name] for profile in profiles if name in profile and len(profile[name].min) == 4]
         if ranges and not any(all(item.min[axis] <= size <= item.max[axis] for axis, size in sides) for item in ranges):
             shapes = "; ".join(f"{name}:{item}" for item in ranges)
@@ -231,11 +234,12 @@ class Preprocess:
             raise UsageError(
                 f"the input {info.name} has shape {info.dims}; images need four dimensions: give `data=` instead"
             )
-        channels, mine = info.shape[self._axes[0]], self.count
+        axes, mine = self._axes(info), self.count
+        channels, layout = info.shape[axes[0]], "nhwc" if axes[0] == 3 else "nchw"
         if isinstance(channels, int) and channels > 0 and channels != mine:
             raise UsageError(
-                f"the input {info.name} has {channels} channels in {self.layout.upper()}, the preprocessing gives {mine} "
-                f"({self.channels}): set channels or layout in the preprocessing"
+                f"the input {info.name} has {channels} channels in {layout.upper()}, the preprocessing gives {mine} "
+                f"({self.channels}): give other `channels=` or `layout=`"
             )
         dtype = self.dtype or info.dtype
         if dtype != info.dtype or dtype not in DTYPES:
@@ -243,7 +247,7 @@ class Preprocess:
                 f"the input {info.name} takes {info.dtype}, the preprocessing gives {self.dtype or ' or '.join(DTYPES)}: "
                 "set its dtype, or give `data=` instead"
             )
-        return replace(self, dtype=dtype)
+        return replace(self, dtype=dtype, layout=layout)
 
     def fitted(self, info: TensorInfo) -> Preprocess:
         """This preprocessing with its size taken from a network input, checked against it.
@@ -252,7 +256,7 @@ class Preprocess:
             UsageError: the input isn't an image in this layout, or its size or channels contradict; both are named.
         """
         typed = self.typed(info)
-        _, height, width = (info.shape[axis] for axis in self._axes)
+        _, height, width = (info.shape[axis] for axis in self._axes(info))
         fixed = [size if isinstance(size, int) and size > 0 else None for size in (height, width)]
         if self.size is None:
             if None in fixed:
@@ -304,7 +308,7 @@ class Preprocess:
                 values = values * np.float32(self.scale)
             values = (values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
             result = values.astype(self.dtype or "float32")
-        return np.ascontiguousarray(np.moveaxis(result, -1, -3) if self.layout == "nchw" else result)
+        return np.ascontiguousarray(result if self.layout == "nhwc" else np.moveaxis(result, -1, -3))
 
     def _resized(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         assert self.size is not None
@@ -386,6 +390,10 @@ def _spelled_out(name: str, value: Any) -> Any:
     many = isinstance(value, Sequence) and not isinstance(value, str)
     if name in ("mean", "std", "size") and value is not None and not many:
         return [value] * (2 if name == "size" else 1)
+    if name in CHOICES and isinstance(value, str):
+        return value.lower()
+    if name in CHOICES and isinstance(value, str):
+        return value.lower()
     if name == "scale" and isinstance(value, str):
         whole, slash, part = value.partition("/")
         try:

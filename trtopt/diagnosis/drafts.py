@@ -69,12 +69,10 @@ class Draft:
         else:
             words += [f"--{name}" for name in ("fp16", "bf16") if name in precisions][:1]
         if precisions & {"int8", "fp8", "best"}:
-            if self.data:
-                words += ["--data", self.data]
-            if self.cache:
+            if self.cache and "best" not in precisions:  # it is read in place of data
                 words += ["--calib", self.cache]
-            if not self.data and not ({"int8", "fp8"} & precisions and self.cache and "best" not in precisions):
-                words += IMAGES
+            else:
+                words += ["--data", self.data] if self.data else IMAGES
         for profile in self.profiles:
             text = self._profile(profile)
             words += ["--shapes", text] if text else []

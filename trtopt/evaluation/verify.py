@@ -395,7 +395,7 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
     batches: Any = request.batches
     if batches is None:
         how = {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit", "batch")}
-        return open_data(inputs, **how)
+        return open_data(inputs, **how, reporter=request.reporter)
     if isinstance(batches, (str, os.PathLike, Mapping)) or hasattr(batches, "__array__"):
         return open_data(inputs, data=batches)
     if hasattr(batches, "names"):

@@ -247,7 +247,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
 
     def traced(dynamic: Any) -> ModelProto:
         with (
-            as_qdq(torch, subject.module, subject.text),
+            as_qdq(torch, subject.module, subject.text, lambda: subject(subject.batch(size))),
             rewriting,
             compiler_folder,
             quiet(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +59,8 @@ def decided(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
     return result
 
 
-def how_to_decide(proto: ModelProto) -> str:
-    """What to type for control flow that inputs decide: their values, or else their sizes.
+def how_to_decide(proto: ModelProto, operators: Collection[str] = ("If", "Loop")) -> str:
+    """What to type for control flow, or other operators, that inputs decide: their values, or else their sizes.
 
     Empty where none does, or one that is no setting but data: with sizes that are open, no tensor of numbers, or many of them.
     Nor where no input would be left. A Scan is decided by nothing: it goes along an axis.
@@ -68,7 +68,10 @@ def how_to_decide(proto: ModelProto) -> str:
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
     deciding = dict[tuple[str, bool], None]()
-    pending = [(name, True) for node in links.nodes if node.op_type in ("If", "Loop") for name in node.input[:1]]
+    deciders = [(node, 1 if node.op_type in ("If", "Loop") else len(node.input)) for node in links.nodes]
+    pending = [
+        (name, True) for node, end in deciders if node.op_type in operators for name in node.input[end > 1 :][:end]
+    ]
     seen = set(pending)
     for name, by_value in pending:  # grows on the way
         if name in inputs:
@@ -81,7 +84,7 @@ def how_to_decide(proto: ModelProto) -> str:
     by_values = [infos[name] for name, by_value in deciding if by_value]
     if any(info.open_axes or not info.numeric or math.prod(map(int, info.shape)) > _SETTING for info in by_values):
         return ""
-    values = [f"{info.name}=VALUE" for info in by_values]
+    values = [f"{info.name}={'480,640' if math.prod(info.sizes) == 2 else 'VALUE'}" for info in by_values]
     settings = values or [f"{name}:SIZES" for name, _ in deciding]
     if not settings or len(values) == len(inputs):
         return ""

@@ -6,20 +6,30 @@ fail after minutes in the builder. The rules are those of TensorRT-RTX 1.7, each
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 
+import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import Issue
+from trtopt.graph.cut import ends_before
+from trtopt.graph.decided import how_to_decide
 from trtopt.graph.proto import (
+    QDQ,
     STANDARD,
+    UNKNOWN,
     Links,
     all_graphs,
     all_nodes,
+    attribute,
     dtype_name,
     infer_shapes,
     tensor_info,
     tensor_size,
+    to_array,
 )
 
 # Types that hold quantized numbers: TensorRT makes them by QuantizeLinear and lets nothing but DequantizeLinear compute.
@@ -29,7 +39,7 @@ _MOVING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", 
 _OWN_REFUSALS = {
     "Constant", "Clip", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
 }  # fmt: skip
-UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
+MOST_OF_TOPK = 3840  # in every TensorRT; its builder says so, after minutes
 CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
 _OWNERS = {  # domain → what to do about its operators
     "ai.onnx.ml": "no TensorRT has trees, support vectors, encoders or texts of ai.onnx.ml: run that part outside the engine, "
@@ -37,11 +47,26 @@ _OWNERS = {  # domain → what to do about its operators
     "com.microsoft": "com.microsoft's operators are ONNX Runtime's own: where its optimizer or quantizer wrote them, give the "
     "model from before",
 }
-_SIZES_BY_VALUES = {  # operators whose results are as large as values say: what models compute the same by
+_EVAL = "it is in training mode: export the model after .eval()"
+_DO_OTHERWISE = {  # operators by what models compute the same by
     "NonZero": "where it comes of a boolean mask as an index (x[mask], x[mask] = y), compute all of x and choose by "
     "torch.where or a product with the mask; TensorRT itself, on a GPU (`backend='tensorrt'`), has the operator",
-    "NonMaxSuppression": "export what comes before NMS, and do it on the engine's outputs (docs/export.md); TensorRT itself, "
-    "on a GPU (`backend='tensorrt'`), has the operator",
+    "NonMaxSuppression": "do NMS on the engine's outputs (docs/export.md); TensorRT itself, on a GPU (`backend='tensorrt'`), "
+    "has the operator",
+    "RoiAlign": "TensorRT itself, on a GPU (`backend='tensorrt'`), has the operator",
+    **dict.fromkeys(("Dropout", "BatchNormalization"), _EVAL),
+    **dict.fromkeys(
+        QDQ,
+        "build from the float model with `int8=True`, or quantize with symmetric int8 activations and weights (ONNX Runtime: "
+        "ActivationSymmetric, WeightSymmetric, QuantType.QInt8)",
+    ),
+}
+_SIZED = {"ConstantOfShape", "Expand", "Pad", "Range", "Reshape", "Resize", "Slice", "Tile", "Upsample"}  # by values
+_PLUGINS = {  # plugins of TensorRT's own → the first release without; RTX has none
+    **dict.fromkeys(("BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "EfficientNMS_ONNX_TRT"), "11"),
+    **dict.fromkeys(
+        ("EfficientNMS_TRT", "ROIAlign_TRT", "PyramidROIAlign_TRT", "MultiscaleDeformableAttnPlugin_TRT"), ""
+    ),
 }
 OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
@@ -64,15 +89,36 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
     return tuple(dict.fromkeys([*problems, *rules.computed()]))
 
 
-def instead(proto: ModelProto, operators: Collection[str]) -> str:
-    """What to do where these operators are refused, by whose they are; of ONNX's own, where there is a way to do without."""
+def instead(
+    proto: ModelProto, operators: Collection[str], model: ModelProto, path: str | os.PathLike[str] | None
+) -> str:
+    """What to do where these operators are refused: by whose they are, what computes the same, and where to end before them.
+
+    Args:
+        proto: the graph in which they were refused.
+        model, path: as the user gave it.
+    """
     refused = [node for node in all_nodes(proto.graph) if node.op_type in operators]
     domains = {f"{node.domain}." for node in refused}
     own = {node.op_type for node in refused if node.domain in STANDARD}
-    return "; ".join(
-        [what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)]
-        + [what for operator, what in _SIZES_BY_VALUES.items() if operator in own]
-    )
+    ways = [what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)]
+    ways += dict.fromkeys(what for operator, what in _DO_OTHERWISE.items() if operator in own)
+    for name in sorted({node.op_type for node in refused} & _PLUGINS.keys()):
+        until = f" before {_PLUGINS[name]}" * bool(_PLUGINS[name])
+        ways.append(
+            f"TensorRT itself{until}, on a GPU (`backend='tensorrt'`), has {name} as a plugin; TensorRT-RTX has none"
+        )
+    if any(domain != "." and not domain.startswith(("ai.onnx.", "com.microsoft.")) for domain in domains) and not ways:
+        ways.append("trtopt loads no plugins: write it with ONNX's own operators, or run that part outside the engine")
+    if path is not None and own <= _SIZED and (decide := how_to_decide(model, own)):
+        return decide.replace("MODEL", shlex.quote(os.fspath(path)))
+    if own <= {"Dropout", "BatchNormalization", *QDQ} and own and ways:
+        return "; ".join(ways)
+    if path is not None and (ends := ends_before(model, operators)):
+        made = Path(path).with_suffix(".cut.onnx")
+        line = shlex.join(["trtopt", "check", os.fspath(path), "--outputs", ",".join(ends), "--fix", os.fspath(made)])
+        ways.insert(0, f"end the model before it: {line}")
+    return "; ".join(ways)
 
 
 class _Limits:
@@ -115,6 +161,12 @@ class _Limits:
             if zero and zero not in self.constants and not self.kinds.get(zero, "").startswith("float"):
                 text = f"its zero point {zero!r} isn't constant, which TensorRT needs"
                 yield Issue(node.name, node.op_type, f"{text}; quantize with constant parameters")
+            yield from self._scale(node)
+        elif node.op_type == "TopK":
+            k = self.constants.get(node.input[1]) if len(node.input) > 1 else None
+            most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
+            if most > MOST_OF_TOPK:
+                yield Issue(node.name, "TopK", f"takes the best {most}, and TensorRT's at most {MOST_OF_TOPK}")
         elif node.op_type not in (*_MOVING, *_OWN_REFUSALS):
             instead = (
                 "TensorRT has it for quantized values only: use QuantizeLinear and DequantizeLinear, or another type"
@@ -126,6 +178,16 @@ class _Limits:
                         what = "the int8 constant " if kind == "int8" else ""
                         yield Issue(node.name, node.op_type, f"{side} {what}{name!r} in type {kind}; {instead}")
                         return
+
+    def _scale(self, node: NodeProto) -> Iterator[Issue]:
+        held = self.constants.get(node.input[1])
+        if held is None or held.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+            return
+        scale = to_array(held).astype(np.float32)
+        if len(bad := np.flatnonzero(~((scale > 0) & np.isfinite(scale)))):
+            where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
+            text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
+            yield Issue(node.name, node.op_type, f"{text}; TensorRT takes positive, finite ones only")
 
     def computed(self) -> Iterator[Issue]:
         """What folding left because of its size, TensorRT would compute while it builds."""

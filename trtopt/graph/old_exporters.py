@@ -4,7 +4,7 @@
 TensorRT reads that, nor does ONNX Runtime, and ONNX's own converter lacks rules: such a model is written in opset 7.
 **Chainer** has integers in Constants before opset 9, which allows them. **Slopes of PRelu**, one a channel, have one axis in
 files of opset 7 and newer, too, where that is the last one. **keras2onnx** has dilated convolutions that `auto_pad` pads, which
-ONNX Runtime refuses.
+ONNX Runtime refuses. **Quantizers** give channels of zeros a scale of 0, which TensorRT refuses.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
+    QDQ,
     STANDARD,
+    Links,
     all_graphs,
     attribute,
     infer_shapes,
@@ -24,6 +27,7 @@ from trtopt.graph.proto import (
     opset_version,
     refill,
     schema_of,
+    to_array,
     unique,
 )
 
@@ -67,7 +71,41 @@ def _mended(proto: ModelProto, what: str) -> bool:
     shapes = _shapes(proto) if padded or slopes else {}
     for node in padded:
         changed |= _pad(node, shapes)
+    changed |= _positive_scales(proto, [node for node in nodes if node.op_type in QDQ])
     return changed | (bool(slopes) and _widen(proto, lambda node: _channels(node, shapes)))
+
+
+def _positive_scales(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
+    """Write 1 for scales of 0 where all that is quantized is 0: of zeros any scale makes zeros."""
+    links, dead = Links(proto.graph), dict[str, list[NDArray[np.bool_]]]()
+    for node in nodes:
+        scale = links.constants.get(node.input[1])
+        if scale is None or len(scale.dims) > 1 or (values := to_array(scale)).all():
+            continue
+        source, zero = node.input[0], links.constants.get(node.input[2]) if len(node.input) > 2 else None
+        if source in links.makers and links.makers[source].op_type == "QuantizeLinear":
+            source = links.makers[source].input[0]
+        held, shape = links.constants.get(source), [1]
+        zeros = np.zeros_like(values, np.bool_)
+        if held is not None and (values.ndim == 0 or len(values) in (1, *held.dims)):
+            content = to_array(held).astype(np.float32)
+            axis = attribute(node, "axis", 1) % max(content.ndim, 1)
+            if values.size > 1:
+                shape = [-1 if place == axis else 1 for place in range(content.ndim)]
+            if source == node.input[0] and zero is not None and node.op_type == "DequantizeLinear":
+                content = content - to_array(zero).astype(np.float32).reshape(shape)
+            others = tuple(place for place in range(content.ndim) if values.size < 2 or place != axis)
+            zeros = (values == 0) & ~content.any(axis=others)
+        dead.setdefault(node.input[1], []).append(zeros)
+    changed = False
+    for name, found in dead.items():
+        if (where := np.logical_and.reduce(found)).any():
+            values = np.where(where, 1, to_array(links.constants[name]))
+            links.constants[name].CopyFrom(
+                numpy_helper.from_array(values.astype(to_array(links.constants[name]).dtype), name)
+            )
+            changed = True
+    return changed
 
 
 def _to_seven(proto: ModelProto, opset: int, what: str) -> None:

@@ -30,6 +30,7 @@ from trtopt.core.values import TensorInfo
 from trtopt.graph.carried import carries_little
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
+UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
 RECURRENT = ("LSTM", "GRU", "RNN")
 CONTROL_FLOW = ("If", "Loop", "Scan")
@@ -231,7 +232,7 @@ def dtype_name(data_type: int) -> str:
     try:
         return str(np.dtype(helper.tensor_dtype_to_np_dtype(data_type)).name)
     except (KeyError, TypeError, ValueError):
-        return "undefined"
+        return UNKNOWN
 
 
 def tensor_info(value: ValueInfoProto) -> TensorInfo:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -48,17 +49,17 @@ def sizes_in(proto: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str
     }
 
 
-def shapes_at(proto: ModelProto, sizes: Mapping[str, int], other: int) -> dict[str, tuple[int, ...]]:
+def shapes_at(proto: ModelProto, sizes: Mapping[Any, int], other: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of numbers, of bodies too, that are known when each dynamic dimension has a size.
 
     Args:
-        sizes: of dynamic dimensions by name.   other: of those without one.
+        sizes: of dynamic dimensions by name, or by input and axis.   other: of those without one.
     """
     light = skeleton(proto, LARGE)
     for value in light.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") or dim.dim_value < 0:
-                dim.dim_value = sizes.get(dim.dim_param, other)
+                dim.dim_value = sizes.get((value.name, axis), sizes.get(dim.dim_param, other))
     del light.graph.value_info[:]
     forget_output_shapes(light)  # they name the dimensions that have a size now
     weights = (item for graph in all_graphs(proto.graph) for item in graph.initializer)
@@ -70,6 +71,19 @@ def shapes_at(proto: ModelProto, sizes: Mapping[str, int], other: int) -> dict[s
             if fixed and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
                 shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     return shapes
+
+
+def lost_shapes(proto: ModelProto) -> Callable[[Mapping[Any, int]], int]:
+    """Gives how many tensors have no shape, or none with elements, where dynamic dimensions have given sizes: what comes of
+    sizes that contradict each other has none."""
+    graph = infer_shapes(proto).graph
+    ranked = [value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.HasField("shape")]
+
+    def lost(sizes: Mapping[Any, int]) -> int:
+        shapes = shapes_at(proto, sizes, 1)
+        return sum(min(shapes.get(name, (0,)), default=1) < 1 for name in ranked)
+
+    return lost
 
 
 def node_macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:

@@ -36,11 +36,11 @@ from trtopt.core.shapes import (
     seen_sizes,
     suggested_shapes,
 )
-from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo, chosen_builder, parse_targets
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
+from trtopt.graph.cut import cut
 from trtopt.graph.decided import decided
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
@@ -50,13 +50,14 @@ from trtopt.graph.lengths import longest
 from trtopt.graph.limits import instead
 from trtopt.graph.one_sample import HeldBatch, held_batch
 from trtopt.graph.origin import Origins
-from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.view import to_ir
+from trtopt.graph.work import lost_shapes
+from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, one_sample, opset_findings, such
 from trtopt.ort.comparison import compare
@@ -144,6 +145,8 @@ def check(request: CheckRequest) -> CheckReport:
         set: what is decided of inputs, before all else: "sr=16000", a value, which becomes a constant of the model that `fix`
             writes (several numbers with commas between; one fills an input), or "x:batchx576", sizes and their names. A
             dimension called batch counts samples, whichever it is.
+        outputs: tensors that the model is to end at, such as the boxes and scores before an NMS ("boxes,scores"): nodes and
+            inputs that these don't need go.
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
         shapes, min_shapes, opt_shapes, max_shapes: profiles, as for `build`, to check against the inputs.
@@ -167,7 +170,9 @@ def check(request: CheckRequest) -> CheckReport:
             loaded = load_model(request.model, lazy=True)
             fingerprint = loaded.fingerprint
             if request.set:
-                loaded = load_model(decided(loaded.proto, request.set))
+                loaded = replace(load_model(decided(loaded.proto, request.set)), path=loaded.path)
+            if request.outputs:
+                loaded = replace(load_model(cut(loaded.proto, request.outputs)), path=loaded.path)
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
     findings: list[Finding] = []
@@ -188,7 +193,7 @@ def check(request: CheckRequest) -> CheckReport:
     with reporter.phase("ask the parser"):
         try:
             if generation is not None:
-                answers, values = _ask(generation, loaded.proto, folded)
+                answers, values = _ask(generation, loaded, folded)
                 findings = [*_unless_refused(findings, answers), *answers]
         except BackendError as error:
             reason = str(error)
@@ -205,7 +210,8 @@ def check(request: CheckRequest) -> CheckReport:
             seen = seen_sizes(loaded.inputs, samples)
     suggestion = NOTHING
     if not profiles:
-        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen)
+        lost = lost_shapes(folded)
+        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen, lost=lost)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
@@ -257,27 +263,14 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
         yield Finding("info", "foldable", "", "", str(report), hint)
 
 
-def _ask(generation: Generation, original: ModelProto, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
+def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
     """What the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
 
     Operators that a build would write out aren't refused.
     """
-    graph, notes = folded, _Texts()
-    with contextlib.suppress(ModelError):  # `opset_findings` has said it
-        graph = readable_model(graph, generation.capabilities.max_opset)
-    with scratch() as folder:
-        path = folder / "model.onnx"
-        while True:
-            save_model(graph, path)
-            issues = generation.unsupported(path)
-            parts = written_out(graph, issues, notes) if issues else None
-            if parts is None:
-                break
-            graph = parts
-        values = () if issues else generation.shape_inputs(path)
-    origins = Origins(original, graph)
-    ours = generation.limits(graph) if issues else ()  # asked again: whose an issue is decides its hint
-    replaced = "replace it, build with another `backend=`, or move that part outside the engine"
+    notes = _Texts()
+    graph, issues, values = asked(generation, folded, notes)
+    origins = Origins(model.proto, graph)
     alike: dict[tuple[str, str], list[Issue]] = {}
     for issue in issues:  # the same reason, whatever tensors it names
         alike.setdefault((issue.op, re.sub(r"'[^']*'", "", issue.reason)), []).append(issue)
@@ -285,7 +278,9 @@ def _ask(generation: Generation, original: ModelProto, folded: ModelProto) -> tu
     for issue, *others in alike.values():
         origin = f" ({origin})" if (origin := origins.of(issue.node)) else ""
         text = f"{generation}: {issue.reason}{origin}{such([issue.node, *(other.node for other in others)])}"
-        hint = "" if issue in ours else instead(graph, {issue.op}) or replaced  # ours say what to do
+        hint = instead(graph, {issue.op}, model.proto, model.path) if issue.op else ""
+        if not hint and not re.search("[:;] ", issue.reason):  # which says what to do
+            hint = "replace it, or move that part outside the engine"
         findings.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
     rewrites = [Finding("info", "written-out", "", "", text) for text in notes.texts]
     text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
@@ -323,6 +318,7 @@ def _samples(request: CheckRequest, model: Model, profiles: Sequence[Profile]) -
         data=request.data,
         preprocess=preprocess,
         limit=SAMPLES if request.limit is None else request.limit,
+        reporter=request.reporter,
     )
 
 
@@ -417,7 +413,9 @@ def _fix(
             return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True, False
     except (MissingDependency, ModelError) as error:
         no_runtime, verified = isinstance(error, MissingDependency), False
-        why, hint = (error, "") if no_runtime else (f"the original wasn't run ({str(error)[:200]})", "give `shapes=`")
+        said = str(error)
+        hint = "" if no_runtime or "can't load" in said else "give `shapes=`"
+        why = said if no_runtime else f"the original wasn't run ({said[:600]})"
         text = f"the cleaned model wasn't compared: {why}"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)

@@ -32,6 +32,11 @@ class CheckRequest:
         help="Decide an input: its value (sr=16000), or its sizes and their names (x:batchx576); repeatable. --fix writes it.",
         metavar="NAME=VALUE|NAME:SHAPE",
     )
+    outputs: Sequence[str] | str = option(
+        (),
+        help="End the model at these tensors, such as those before an NMS; --fix writes it.",
+        metavar="TENSOR[,TENSOR]",
+    )
     backend: str = shared.backend()
     target: str | Iterable[str] = shared.target()
     shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes()

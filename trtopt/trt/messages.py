@@ -201,7 +201,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or give the float model"
         ),
         r"scaleAllPositive": (
-            "a quantization scale isn't a positive FP32 number (TensorRT 8.6 can't read FP16 scales): keep the graph FP32"
+            "a quantization scale isn't a positive FP32 number: quantize in FP32 types (TensorRT 8.6 can't read FP16 scales)"
         ),
         r"Failed to import initializer: ?(\S*)": (
             "the weights of {0} can't be read: is the model's external data beside it and complete?"
@@ -213,6 +213,9 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |\.?$)": (
             "TensorRT parses {0} but has no implementation for its types and shapes; if `workspace=` is given, raise it"
         ),
+        r"isInFlight": "sizes come of the values of an input that isn't of integers",
+        r"trainingMode": "it computes as in training, with values drawn or averaged anew",
+        r"unsupported input type of UINT8": "it is quantized in uint8, and TensorRT in int8 around zero only",
         r"legalUINT8|UINT8.* not supported": (
             "TensorRT takes uint8 for a network's inputs and outputs and casts of them only: cast to float32 first"
         ),
@@ -227,8 +230,8 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"no tactics to implement the operation within workspace limit": (
             "the workspace is too small for at least one layer: raise or drop `workspace=`"
         ),
-        r"values for profile \d+ violate shape constraints": (
-            "the model holds sizes that `shapes=` doesn't go with, as traces do: give those that it was exported with"
+        r"values for profile \d+ violate shape constraints|dimensions must be|output cannot be negative": (
+            "sizes in `shapes=` contradict each other, or what the model holds, as traces do"
         ),
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"

@@ -103,7 +103,8 @@ def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
 
 
 _WITHOUT_GPU = "catchCudaError"  # said besides, of every error on a host without a GPU
-_UNKNOWN = ("Plugin not found", "No importer registered", "creator was not found", "not found in plugin registry")
+_UNKNOWN = ("Plugin not found", "No importer registered", "creator was not found", "found in plugin registry",
+            "found in the plugin registry")  # fmt: skip
 
 
 def _reason(description: str, op: str) -> str:

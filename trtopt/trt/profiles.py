@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from trtopt.core.errors import UsageError
-from trtopt.core.shapes import SeenSizes, suggested_shapes
+from trtopt.core.shapes import Key, Lost, SeenSizes, Sizes, suggested_shapes, summed
 from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
 
 
@@ -66,6 +66,7 @@ def validate_profiles(
     shape_inputs: frozenset[str] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
     seen: SeenSizes | None = None,
+    lost: Lost | None = None,
 ) -> None:
     """Raise one UsageError that lists every problem of `profile_problems`, with the line to type, for samples of the sizes
     that were seen."""
@@ -73,7 +74,7 @@ def validate_profiles(
     if not problems:
         return
     values = {info.name: value_count(info) for info in inputs if info.name in (shape_inputs or ())}
-    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values, longest, seen))
+    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values, longest, seen, lost))
     if not profiles:
         raise UsageError(f"{'; '.join(problems)}. Write {line}")
     if not line and not any(map(may_be_values, inputs)):
@@ -120,19 +121,23 @@ def _against(info: TensorInfo, shape: ShapeRange) -> list[str]:
 
 def _disagreements(inputs: Sequence[TensorInfo], profile: Mapping[str, ShapeRange]) -> list[str]:
     """Dimensions of one name are equal by the ONNX rules; different ranges for them can never all be used."""
-    first: dict[str, tuple[str, tuple[int, int, int]]] = {}
+    first: dict[Key, tuple[str, Sizes]] = {}
     problems = []
     for info in inputs:
         shape = profile.get(info.name)
         if shape is None or len(shape.min) != len(info.shape):
             continue
-        for size, sizes in zip(info.shape, zip(shape.min, shape.opt, shape.max)):
-            if not isinstance(size, str) or size in ("", "?"):  # "?" is how some exporters write "unknown"
-                continue
+        for axis, sizes in enumerate(zip(shape.min, shape.opt, shape.max)):
+            size = info.dimension(axis)
             other, before = first.setdefault(size, (info.name, sizes))
             if before != sizes:
                 problems.append(
                     f"dimension {size!r} is {'/'.join(map(str, before))} for {other} and "
                     f"{'/'.join(map(str, sizes))} for {info.name}; one name means one size"
                 )
+    ranges = {size: sizes for size, (_, sizes) in first.items()}
+    for size, (name, sizes) in first.items():
+        if (total := summed(size, ranges)) not in (None, sizes):
+            given, needed = ("/".join(map(str, item)) for item in (sizes, total or ()))
+            problems.append(f"dimension {size!r} is {given} for {name}, where these add up to {needed}")
     return problems

@@ -1,0 +1,52 @@
+"""Models that end at tensors inside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import model, node, values
+from onnx import ModelProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from trtopt.core.errors import UsageError
+from trtopt.graph.cut import cut, ends_before
+from trtopt.graph.io import load_model
+
+
+def detector() -> ModelProto:
+    """Boxes and scores of x, an NMS that reads both and another input, and an output without a part in it."""
+    nodes = [
+        node("MatMul", "x w", "h"),
+        node("Relu", "h", "boxes"),
+        node("Sigmoid", "h", "flat"),
+        node("Transpose", "flat", "scores", perm=[0, 2, 1]),
+        node("NonMaxSuppression", "boxes scores most", "found"),
+        node("Cast", "found", "out", to=1),
+        node("Neg", "boxes", "raw"),
+    ]
+    proto = model(nodes, inputs={"x": [1, 5, 4]}, outputs={"out": None, "raw": [1, 5, 4]}, weights={"w": values(4, 4)})
+    proto.graph.input.append(helper.make_tensor_value_info("most", TensorProto.INT64, [1]))
+    return proto
+
+
+def test_what_the_ends_need_stays_and_computes_the_same() -> None:
+    found = load_model(cut(detector(), "boxes, scores"))
+    assert [item.name for item in found.inputs] == ["x"]
+    assert [(item.name, item.shape) for item in found.outputs] == [("boxes", (1, 5, 4)), ("scores", (1, 4, 5))]
+    assert [item.op_type for item in found.proto.graph.node] == ["MatMul", "Relu", "Sigmoid", "Transpose"]
+    x = values(1, 5, 4, seed=1)
+    expected = x @ values(4, 4)
+    boxes, scores = ReferenceEvaluator(found.proto).run(None, {"x": x})
+    np.testing.assert_allclose(boxes, np.maximum(expected, 0), rtol=1e-5)
+    np.testing.assert_allclose(scores, (1 / (1 + np.exp(-expected))).transpose(0, 2, 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "told"), [("boxs", "there are boxes"), ("x", "no node gives such a tensor")])
+def test_names_that_no_node_gives(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        cut(detector(), [name])
+
+
+def test_the_ends_before_an_operator_are_what_it_reads_and_other_outputs() -> None:
+    assert ends_before(detector(), {"NonMaxSuppression"}) == ["boxes", "scores", "raw"]
+    assert ends_before(detector(), {"MatMul"}) == []  # nothing is left before it
