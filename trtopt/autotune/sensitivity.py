@@ -18,7 +18,7 @@ from trtopt.autotune.layer_times import profiled_by_node
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
-from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
+from trtopt.calibration.noise import Measured, NoiseLedger, snr_db, unmeasured
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
@@ -43,6 +43,7 @@ from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import fingerprint, tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
+from trtopt.ort.folding import held_against
 
 Floats = NDArray[np.float64]
 MOST = 2 / 3  # of the noise: what makes as much decides what helps
@@ -209,7 +210,10 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     else:
         table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table
-    folded, _ = fold(model.proto, reporter=reporter)
+    compare = held_against(model, samples=batches, reporter=reporter)
+    folded, folding = fold(model.proto, reporter=reporter, compare=compare)
+    if folding.problem:
+        reporter.warn(folding.warning)
     if table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     folded, _ = fp32_typed(folded)
@@ -226,7 +230,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)
-    ledger.read(batches)
+    ledger.read(batches, model.proto)
     sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].of.feed.items()})
     work = macs(ledger.proto, sizes)
     node_times = None if layer_times is None else profiled_by_node(layer_times, work)
@@ -258,9 +262,7 @@ def _result(
     left_out = ledger.left_out
     whole_noise = {name: value for name, value in whole_noise.items() if name not in left_out}
     if not whole_noise:
-        raise ModelError(
-            "noise has no measure at any output: " + "; ".join(f"{key} {why}" for key, why in left_out.items())
-        )
+        raise ModelError(unmeasured(left_out))
     output = max(whole_noise, key=lambda name: whole_noise[name])
     readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}
     sizes = {tensor.name: tensor_size(tensor) for tensor in ledger.proto.graph.initializer}

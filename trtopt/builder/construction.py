@@ -85,6 +85,7 @@ from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
+from trtopt.ort.folding import held_against
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
@@ -295,6 +296,7 @@ class _Build:
             folded,
             spec.base,
             self.samples,
+            given=self.model.proto,
             limit_db=request.min_snr,
             overrides=spec.overrides,
             io_fp32=spec.io_fp32,
@@ -334,7 +336,8 @@ class _Build:
         """Build the engine and write it."""
         request, spec, inputs, start = self.request, self.spec, self.model.inputs, time.monotonic()
         reporter = request.reporter
-        folded, folding = fold(self.model.proto, reporter=reporter)
+        compare = held_against(self.model, samples=self.samples or (), profiles=spec.profiles, reporter=reporter)
+        folded, folding = fold(self.model.proto, reporter=reporter, compare=compare)
         if folding.problem:
             reporter.warn(folding.warning)
         refuse_damaged(folded, self.name)

@@ -98,6 +98,7 @@ def find_unsafe(
     base: Precision,
     batches: Batches,
     *,
+    given: ModelProto,
     limit_db: float | None = None,
     overrides: Sequence[Override] = (),
     io_fp32: bool = True,
@@ -111,6 +112,7 @@ def find_unsafe(
 
     Args:
         base: FP16 or BF16.
+        given: the model before it was folded, whose outputs judge.
         batches: real samples; all of them for the ranges, the first `JUDGES` for the outputs.
         limit_db: dB at the worst output that the typed graph must keep; None: `LIMITS`.
 
@@ -142,7 +144,7 @@ def find_unsafe(
     search = _Search(proto, base, overrides, io_fp32, ranges, limit)
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
-            search.read(judges, threads)
+            search.read(judges, given, threads)
             before = search.judged({})
             after = search.judged(measured) if measured else before
         except ModelError as error:
@@ -170,13 +172,13 @@ class _Search:
     limit: float
     tried: dict[frozenset[str], float] = field(default_factory=dict)
 
-    def read(self, feeds: Sequence[Mapping[str, Any]], threads: int) -> None:
+    def read(self, feeds: Sequence[Mapping[str, Any]], given: ModelProto, threads: int) -> None:
         """Run the samples in floating point."""
         self.threads = threads
         self.parts = Parts(self.proto, (), threads)
-        self.parts.read(feeds)
+        self.parts.read(feeds, given)
         for name in self.parts.outputs:
-            arrays = [sample.expected[name] for sample in self.parts.samples]
+            arrays = [sample.given[name] for sample in self.parts.samples]
             if not any(np.any(array[np.isfinite(array)]) for array in arrays):
                 self.parts.left_out[name] = "it is zero, or not finite, in FP32"
         if len(self.parts.left_out) == len(self.parts.outputs):
