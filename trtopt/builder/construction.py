@@ -30,6 +30,7 @@ from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import (
+    AccuracyLost,
     BackendError,
     ModelError,
     OutputError,
@@ -302,6 +303,13 @@ class _Build:
             io_fp32=spec.io_fp32,
             reporter=reporter,
         )
+        if self.safety.missed and request.min_snr is not None and not request.best:
+            fp32 = self.safety.fp32_db
+            known = "" if fp32 is None else f", {min(fp32, 999):.0f} dB in FP32"
+            raise AccuracyLost(
+                f"{self.safety}{known}. Nothing was written: drop `{spec.base}=True` for an engine in FP32, or ask for less as "
+                "`min_snr=`"
+            )
         (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
 
     def _warn_of_shapes(self) -> None:

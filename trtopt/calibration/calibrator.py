@@ -242,7 +242,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         assert original is not None
         table, repairs = _repaired(request, prepared, original, inputs, overrides, table)
     notes = () if coverage else data_notes(table)
-    for note in notes:
+    for note in notes if earlier is None else ():  # of an earlier table it was said when that was made
         reporter.warn(note)
     if request.output is not None:
         table.save(request.output)

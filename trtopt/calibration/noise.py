@@ -119,13 +119,17 @@ class Parts:
             if array.dtype.kind != "f":
                 self.left_out[name] = f"its type is {array.dtype}"
         if self.left_out.keys() >= set(self.outputs):
-            raise ModelError(unmeasured(self.left_out))
+            raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
 
     def step(self, number: int) -> None:
         """Go on behind a segment: all that was measured so far lies before it."""
         self.each(lambda sample: self._step(sample.values, number, self.segments[number], self.sessions[number]))
         if self.rest is not None and number + 1 >= self.rest[0]:
             self._open_rest(number + 1)
+
+    def of_floating(self) -> dict[str, float]:
+        """The noise at each output of floating point itself: how far the graph is from the model as it was given."""
+        return self.noise(lambda sample: sample.expected, given=True)
 
     def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output of a model that takes the same samples."""
@@ -214,8 +218,7 @@ class NoiseLedger(Parts):
 
     def read(self, batches: Iterable[Arrays], given: ModelProto | None = None) -> None:
         super().read(batches, given)
-        apart = self.noise(lambda sample: sample.expected, given=True)
-        for name, snr in ((name, snr_db(noise)) for name, noise in apart.items()):
+        for name, snr in ((name, snr_db(noise)) for name, noise in self.of_floating().items()):
             if snr < APART:
                 self.left_out[name] = f"folded, the model gives {snr:.1f} dB of its own values there: report the model"
         if self.left_out.keys() >= set(self.outputs):

@@ -51,7 +51,7 @@ class Safety(Described):
         judged: of them, those that the outputs were compared on; 0: they couldn't be (`unjudged`).
         limit_db: that the outputs had to keep.
         plain_db: the worst output's, with what the rules for operators keep in FP32; None: not known.
-        safe_db: the same with `in_fp32` in FP32 too.
+        safe_db: the same with `in_fp32` in FP32 too; fp32_db: with everything in FP32.
         in_fp32: node → why it stays in FP32, with the value seen.
         unjudged: why the outputs weren't compared, or what they miss wasn't looked for.
         inputs: those that come near FP16's largest number, or go beyond, with the largest magnitude seen.
@@ -66,6 +66,7 @@ class Safety(Described):
     in_fp32: Mapping[str, str] = field(default_factory=dict)
     unjudged: str = ""
     inputs: Mapping[str, float] = field(default_factory=dict)
+    fp32_db: float | None = None
 
     @property
     def missed(self) -> bool:
@@ -145,6 +146,7 @@ def find_unsafe(
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
             search.read(judges, given, threads)
+            fp32 = snr_db(_worst(search.parts.of_floating()))
             before = search.judged({})
             after = search.judged(measured) if measured else before
         except ModelError as error:
@@ -157,7 +159,9 @@ def find_unsafe(
                 after = search.judged(measured)
             except ModelError as error:
                 unsearched = str(error)
-    return Safety(base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched, far)
+    return Safety(
+        base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched, far, fp32
+    )
 
 
 @dataclass
