@@ -21,7 +21,7 @@ from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
 from trtopt.data.convert import Run, single_runs
 from trtopt.data.rebatch import Arrays
-from trtopt.graph.half import widen
+from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
@@ -36,7 +36,10 @@ Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
 PURPOSE = "measuring quantization noise"
 FACTORS = (0.5, 2.0)  # on a scale, to see whether it is far too wide, or clips
 LOUD = 0.05  # of the noise so far: a quieter place's scale isn't tried at others
-APART = 40.0  # dB at the least between a model and its folded graph, which differ by rounding, of FP16 too
+APART, HALF_APART = (
+    50.0,
+    25.0,
+)  # dB at the least between a model and its folded graph: rounding; of a half type, its rounding
 RESTS = 12  # models of the rest of the graph that are opened in turn; each holds the weights of that rest
 MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger one run one by one
 
@@ -219,8 +222,10 @@ class NoiseLedger(Parts):
     def read(self, batches: Iterable[Arrays], given: ModelProto | None = None) -> None:
         super().read(batches, given)
         for name, snr in ((name, snr_db(noise)) for name, noise in self.of_floating().items()):
-            if snr < APART:
-                self.left_out[name] = f"folded, the model gives {snr:.1f} dB of its own values there: report the model"
+            if snr < (HALF_APART if given is not None and has_half(given) else APART):
+                self.left_out[name] = (
+                    f"the folded graph gives other values than the model ({snr:.1f} dB): report the model"
+                )
         if self.left_out.keys() >= set(self.outputs):
             raise ModelError(unmeasured(self.left_out))
 

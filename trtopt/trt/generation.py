@@ -21,6 +21,7 @@ from trtopt.core.errors import (
     EngineError,
     InvalidModel,
     OutputError,
+    UnsupportedOperator,
     UnsupportedRequest,
     UsageError,
 )
