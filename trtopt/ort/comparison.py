@@ -207,14 +207,21 @@ def gap(
 
 
 def sizes_to_try(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, int]]:
-    """Sizes of the dynamic dimensions: the profiles' own, then guesses, each at batch 1 and 2; {} alone where none is open."""
+    """Sizes of the dynamic dimensions: the profiles' own, at small batches, then guesses; {} alone where none is open."""
     places = [(info.name, axis, info.shape[axis]) for info in inputs for axis in info.open_axes]
     keys = [(name, axis, size if isinstance(size, str) else f"{name}:{axis}") for name, axis, size in places]
     found: list[dict[str, int]] = []
     for profile in profiles:
         for which in ("min", "opt"):
             shapes = {name: getattr(ranges, which) for name, ranges in profile.items()}
-            found.append({key: shapes[name][axis] for name, axis, key in keys if axis < len(shapes.get(name, ()))})
+            least = {name: ranges.min for name, ranges in profile.items()}
+            found.append(
+                {
+                    key: shapes[name][axis] if axis else min(shapes[name][0], max(2, least[name][0]))
+                    for name, axis, key in keys
+                    if axis < len(shapes.get(name, ()))
+                }
+            )
     for guess in TRIED_SIZES:
         for batch in (1, 2):
             sizes: dict[str, int] = {}
