@@ -18,7 +18,7 @@ from trtopt.autotune.layer_times import profiled_by_node
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
-from trtopt.calibration.noise import Measured, NoiseLedger, snr_db, unmeasured
+from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
@@ -262,7 +262,9 @@ def _result(
     left_out = ledger.left_out
     whole_noise = {name: value for name, value in whole_noise.items() if name not in left_out}
     if not whole_noise:
-        raise ModelError(unmeasured(left_out))
+        raise ModelError(
+            "noise has no measure at any output: " + "; ".join(f"{key} {why}" for key, why in left_out.items())
+        )
     output = max(whole_noise, key=lambda name: whole_noise[name])
     readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}
     sizes = {tensor.name: tensor_size(tensor) for tensor in ledger.proto.graph.initializer}

@@ -105,7 +105,7 @@ class Parts:
         """Run all samples in floating point, and through `given`, the model before it was folded, by which wholes are judged.
 
         Raises:
-            ModelError: no output is floating; or ONNX Runtime can't run the model.
+            ModelError: no output is floating; or ONNX Runtime can't run the model, or gives others for it at every output.
         """
         self.samples = [Sample(run, dict(run.feed)) for run in single_runs(network_inputs(self.proto), batches)]
 
@@ -123,6 +123,9 @@ class Parts:
                 self.left_out[name] = f"its type is {array.dtype}"
         if self.left_out.keys() >= set(self.outputs):
             raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
+        snr = snr_db(min(self.of_floating().values()))
+        if given is not None and snr < (HALF_APART if has_half(given) else APART):
+            raise ModelError(f"the folded graph gives other values than the model ({snr:.1f} dB): report the model")
 
     def step(self, number: int) -> None:
         """Go on behind a segment: all that was measured so far lies before it."""
@@ -219,16 +222,6 @@ class NoiseLedger(Parts):
         node_in = {node.name: number for number, item in enumerate(self.segments) for node in item.proto.graph.node}
         self.holders = [(weight, node_in[weight.node]) for weight in points.weights]
 
-    def read(self, batches: Iterable[Arrays], given: ModelProto | None = None) -> None:
-        super().read(batches, given)
-        for name, snr in ((name, snr_db(noise)) for name, noise in self.of_floating().items()):
-            if snr < (HALF_APART if given is not None and has_half(given) else APART):
-                self.left_out[name] = (
-                    f"the folded graph gives other values than the model ({snr:.1f} dB): report the model"
-                )
-        if self.left_out.keys() >= set(self.outputs):
-            raise ModelError(unmeasured(self.left_out))
-
     def measured(self, repairs: Mapping[str, Repair], advance: Callable[[], None]) -> Iterator[Measured]:
         """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once.
 
@@ -289,11 +282,6 @@ class NoiseLedger(Parts):
         _, points = repair_weights(model, self.points, repairs)
         points = replace(points, reads={}) if weights_alone else points
         return to_proto(insert_qdq(model, points, self.amax).model)
-
-
-def unmeasured(left_out: Mapping[str, str]) -> str:
-    """A message where all outputs are left out."""
-    return f"noise has no measure at any output: {'; '.join(f'{name}: {why}' for name, why in left_out.items())}"
 
 
 def snr_db(noise: float) -> float:

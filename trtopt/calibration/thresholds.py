@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +63,7 @@ def _find(histogram: Histogram, method: str) -> float:
     """By the method, once: "auto" asks all others, and jobs ask for several."""
     key = method, histogram.total  # which changes with the counts
     if key not in histogram.thresholds:
-        histogram.thresholds[key] = _FINDERS[method].find(histogram)
+        histogram.thresholds[key] = _FINDERS[method](histogram)
     return histogram.thresholds[key]
 
 
@@ -208,17 +206,6 @@ def _mean_error(edges: Floats, mass: Floats, amax: Floats) -> Floats:
     return np.asarray(np.diff(integral, axis=1) @ (mass / np.diff(edges)) / mass.sum())
 
 
-class _Method(NamedTuple):
-    find: Callable[[Histogram], float]
-    clips: bool = True
-    searches: bool = False  # which takes milliseconds
-
-
-_FINDERS = {
-    "minmax": _Method(minmax, clips=False),
-    "percentile": _Method(percentile),
-    "mse": _Method(mse, searches=True),
-    "entropy": _Method(entropy, searches=True),
-}
-CLIPPING = frozenset(name for name, method in _FINDERS.items() if method.clips)
-SEARCHING = frozenset(name for name, method in _FINDERS.items() if method.searches)
+_FINDERS = {"minmax": minmax, "percentile": percentile, "mse": mse, "entropy": entropy}
+CLIPPING = {*_FINDERS} - {"minmax"}
+SEARCHING = {"mse", "entropy"}  # which takes milliseconds

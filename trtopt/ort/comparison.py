@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,23 +74,16 @@ def compare(
     tolerance = TOLERANCE if operators.isdisjoint(QDQ) and not has_half(before) else COARSE
     before, after = (fp32_typed(proto)[0] for proto in (before, after))
     bounded = [name for node in after.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
-    trials: Sequence[Any] = samples or sizes_to_try(inputs, profiles)
+    compared: dict[str, Any] = {"trials": samples or sizes_to_try(inputs, profiles), "opened": opened}
+    compared |= {"tolerance": tolerance, "bounded": bounded}
     if samples or (cheap(before) and not before.functions and operators.isdisjoint(_ENDING)):
-        return gap(before, after, inputs, trials, tolerance, frozenset(bounded), real=bool(samples), opened=opened)
+        return gap(before, after, inputs, real=bool(samples), **compared)
     weights = sum(map(tensor_size, before.graph.initializer))
     most, seconds = BYTES + BYTES_PER_BYTE * weights, SECONDS + int(SECONDS_PER_BYTE * weights)
     with scratch() as folder:
         save_model(before, folder / "before.onnx", inline_limit=INLINE)
         save_model(after, folder / "after.onnx", inline_limit=INLINE)
-        request = {
-            "inputs": [asdict(info) for info in inputs],
-            "trials": trials,
-            "tolerance": tolerance,
-            "bounded": bounded,
-            "bytes": most,
-            "seconds": seconds,
-            "opened": opened,
-        }
+        request = {"inputs": [asdict(info) for info in inputs], "bytes": most, "seconds": seconds, "how": compared}
         (folder / "request.json").write_text(json.dumps(request))
         try:
             status = subprocess.run(
@@ -129,16 +122,7 @@ def _answer(folder: Path) -> None:
     inputs = [converted(info, TensorInfo) for info in request["inputs"]]
     answer: dict[str, str] = {}
     try:
-        bounded = frozenset(request["bounded"])
-        answer["gap"] = gap(
-            folder / "before.onnx",
-            folder / "after.onnx",
-            inputs,
-            request["trials"],
-            request["tolerance"],
-            bounded,
-            opened=request["opened"],
-        )
+        answer["gap"] = gap(folder / "before.onnx", folder / "after.onnx", inputs, **request["how"])
     except ModelError as error:
         answer["problem"] = str(error)
     except MemoryError:
@@ -152,7 +136,7 @@ def gap(
     inputs: Sequence[TensorInfo],
     trials: Sequence[Mapping[str, Any]],
     tolerance: float,
-    bounded: frozenset[str],
+    bounded: Collection[str],
     *,
     real: bool = False,
     opened: bool = False,
@@ -191,7 +175,7 @@ def gap(
         except ModelError as error:
             return _refused(error)
         far = difference(_joined(expected, actual), actual)
-        if not far.within(tolerance, bounded=bounded):
+        if not far.within(tolerance, bounded=frozenset(bounded)):
             shapes = first.declared.items()
             if not real and not trial and any(_contradicts(expected[0][name], shape) for name, shape in shapes):
                 # Values of an input are sizes then, and made-up ones aren't those that the model is for.
@@ -214,14 +198,8 @@ def sizes_to_try(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> l
     for profile in profiles:
         for which in ("min", "opt"):
             shapes = {name: getattr(ranges, which) for name, ranges in profile.items()}
-            least = {name: ranges.min for name, ranges in profile.items()}
-            found.append(
-                {
-                    key: shapes[name][axis] if axis else min(shapes[name][0], max(2, least[name][0]))
-                    for name, axis, key in keys
-                    if axis < len(shapes.get(name, ()))
-                }
-            )
+            known = {key: (axis, shapes[name][axis]) for name, axis, key in keys if axis < len(shapes.get(name, ()))}
+            found.append({key: size if axis or which == "min" else min(2, size) for key, (axis, size) in known.items()})
     for guess in TRIED_SIZES:
         for batch in (1, 2):
             sizes: dict[str, int] = {}
