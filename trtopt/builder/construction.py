@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -304,12 +305,11 @@ class _Build:
             reporter=reporter,
         )
         if self.safety.missed and request.min_snr is not None and not request.best:
-            fp32 = self.safety.fp32_db
-            known = "" if fp32 is None else f", {min(fp32, 999):.0f} dB in FP32"
-            raise AccuracyLost(
-                f"{self.safety}{known}. Nothing was written: drop `{spec.base}=True` for an engine in FP32, or ask for less as "
-                "`min_snr=`"
-            )
+            fp32, advice = self.safety.fp32_db, "without `min_snr=` it is built unjudged"
+            if fp32 is not None and fp32 >= request.min_snr:
+                known = f"FP32 gives {fp32:.0f}" if math.isfinite(fp32) else "FP32 loses nothing"
+                advice = f"{known}: drop `{spec.base}=True`, or ask for less as `min_snr=`"
+            raise AccuracyLost(f"{self.safety}. Nothing was written; {advice}")
         (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
 
     def _warn_of_shapes(self) -> None:
