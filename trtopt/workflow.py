@@ -366,7 +366,7 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
     compared_on, agreement = subject.compared_on(photos), None
     if compared_on and real_samples:
-        agreement = _agreement(subject, real_samples, bool(photos), files, ledger, reporter)
+        agreement = _agreement(subject, original, real_samples, bool(photos), files, ledger, reporter)
     timing, not_run = _timed(real_samples, clean, files["engine"], request.backend)
     return PipelineResult(
         name=recipe.name,
@@ -445,25 +445,26 @@ def _samples(recipe: Recipe, request: PipelineRequest, folder: Path) -> dict[str
 
 def _agreement(
     subject: _Subject,
+    original: Path,
     samples: Mapping[str, Any],
     labelled: bool,
     files: Mapping[str, Path],
     ledger: _Ledger,
     reporter: Reporter,
 ) -> Mapping[str, Any]:
-    """How the graph that the engine was built of agrees with the model."""
-    clean, graph, manifest = files["ONNX"], files["graph"], load_manifest(files["engine"])
+    """How the graph that the engine was built of agrees with the model as it came."""
+    graph, manifest = files["graph"], load_manifest(files["engine"])
     kinds = (manifest.output_kinds if manifest else None) or {}
 
     def work() -> Any:
         with reporter.phase(f"compare with the {subject.reference}"):
             most = None if labelled else COMPARED
-            batches = open_data(load_model(clean).inputs, **samples, batch=4, limit=most)
+            batches = open_data(load_model(original).inputs, **samples, batch=4, limit=most)
             labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
-            return verify(clean, graph, batches, labels=labels, output_kind=kinds).figures()
+            return verify(original, graph, batches, labels=labels, output_kind=kinds).figures()
 
     key = {
-        "clean": sha256_file(clean),
+        "model": sha256_file(original),
         "graph": sha256_file(graph),
         "photos": [path.name for path in samples["images"]] if labelled else _digest(samples),
         "kinds": dict(kinds),

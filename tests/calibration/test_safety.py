@@ -32,7 +32,9 @@ def _found(
 ) -> Safety:
     proto, data = planted
     loaded = load_model(proto)
-    return find_unsafe(fold(proto)[0], base, open_data(loaded.inputs, data=data, batch=batch, limit=limit), **options)
+    return find_unsafe(
+        fold(proto)[0], base, open_data(loaded.inputs, data=data, batch=batch, limit=limit), given=proto, **options
+    )
 
 
 def test_an_overflow_is_found_with_the_value_seen() -> None:

@@ -238,7 +238,9 @@ def test_a_threshold_is_searched_once_until_more_is_seen(
     searched = []
     for name, find in dict(thresholds._FINDERS).items():
         monkeypatch.setitem(
-            thresholds._FINDERS, name, lambda item, name=name, find=find: searched.append(name) or find(item)
+            thresholds._FINDERS,
+            name,
+            lambda item, name=name, find=find: searched.append(name) or find(item),
         )
     values = next(iter(real.values()))
     histogram = counted(values)
@@ -250,3 +252,8 @@ def test_a_threshold_is_searched_once_until_more_is_seen(
     histogram.add(more)
     for method in METHODS:
         assert choose(histogram, method) == choose(counted(np.concatenate([values.ravel(), more.ravel()])), method)
+
+
+def test_every_method_has_its_entry() -> None:
+    assert {"auto", *thresholds._FINDERS} == {*METHODS}
+    assert {"percentile", "mse", "entropy"} == thresholds.CLIPPING and {"mse", "entropy"} == thresholds.SEARCHING

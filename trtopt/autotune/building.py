@@ -401,7 +401,7 @@ class _Best:
     def _reference(self, folder: Path, stack: contextlib.ExitStack) -> tuple[Runner, str]:
         """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
         try:
-            runner = OnnxRunner(self.model.path or self.model.proto, optimize=True, gpu=True)
+            runner = OnnxRunner(self.model.path or self.model.proto, optimize=False, gpu=True)
             version = ort_version("the reference")
             run = by_samples(runner, self.model.inputs, self.model.outputs)
             return run, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"

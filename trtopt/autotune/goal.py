@@ -150,12 +150,13 @@ class Judged:
 
 
 class Judge:
-    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of floating point.
+    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of the model as it is.
 
     The samples are run in rounds, in an order that only their content decides. A graph that would miss the limits even if it
     lost nothing on all samples that are left isn't run on these; one that is within them was run on all.
 
     Args:
+        proto: the model as the user gave it, not folded.
         whole: run all samples in any case, as where choices are compared by their dB.
     """
 
@@ -189,7 +190,7 @@ class Judge:
             raise UsageError(
                 f"{len(goal.labels)} labels were given for {self.samples} samples: give one for each, in their order{why}"
             )
-        self.expected = self._runner(proto, optimize=True)(range(count))
+        self.expected = self._runner(proto)(range(count))
         self.reference = of_all(self.expected) if goal.metric is not None else {}
         if goal.max_drop is not None and not self._classifier():
             found = ", ".join(f"{item.name} is {kinds.get(item.name, '')} {x(item.shape)}" for item in self.infos)
@@ -205,7 +206,7 @@ class Judge:
             )
 
     def __call__(self, proto: ModelProto) -> Judged:
-        goal, run = self.goal, self._runner(proto, optimize=False)
+        goal, run = self.goal, self._runner(proto)
         results_by_run: dict[int, Arrays] = {}
         missed: list[str] = []
         for end in self.rounds:
@@ -320,10 +321,10 @@ class Judge:
         assert self.goal.metric is not None
         return scored(self.goal.metric, self.goal.name, of_all(arrays), self.reference, self.goal.labels)
 
-    def _runner(self, proto: ModelProto, *, optimize: bool) -> Callable[[Sequence[int]], list[Arrays]]:
+    def _runner(self, proto: ModelProto) -> Callable[[Sequence[int]], list[Arrays]]:
         """What gives the results for some of the samples."""
         proto = widen(proto)  # FP16's rounding and limits are part of the result
-        session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
+        session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
 
         def run(number: int) -> Arrays:
             part = self.runs[number]

@@ -43,6 +43,7 @@ from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import fingerprint, tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
+from trtopt.ort.folding import held_against
 
 Floats = NDArray[np.float64]
 MOST = 2 / 3  # of the noise: what makes as much decides what helps
@@ -211,7 +212,10 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     else:
         table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table
-    folded, _ = fold(model.proto, reporter=reporter)
+    compare = held_against(model, samples=batches, reporter=reporter)
+    folded, folding = fold(model.proto, reporter=reporter, compare=compare)
+    if folding.problem:
+        reporter.warn(folding.warning)
     if table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     folded, _ = fp32_typed(folded)
@@ -228,7 +232,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)
-    ledger.read(batches)
+    ledger.read(batches, model.proto)
     sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].of.feed.items()})
     work = macs(ledger.proto, sizes)
     node_times = None if layer_times is None else profiled_by_node(layer_times, work)

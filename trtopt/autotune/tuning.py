@@ -59,6 +59,7 @@ from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import refuse
+from trtopt.ort.folding import held_against, proven
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
@@ -216,7 +217,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
-    judge = Judge(original, samples, goal, kinds, cores(), whole=spec.fp8_layers)
+    judge = Judge(model.proto, samples, goal, kinds, cores(), whole=spec.fp8_layers)
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
     for doubt in filter(None, (judge.doubt, judge.indifference, too_few(judge.different), no_share)):
         reporter.warn(doubt)
@@ -321,10 +322,10 @@ def _subject(request: BuildRequest) -> _Subject:
     if request.images is None and request.data is None:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
     model = load_model(request.model)
-    folded, _ = fold(model.proto, reporter=request.reporter)
+    folding = fold(model.proto, reporter=request.reporter)
     generation = select(request.backend)
     generation.refuse(spec)
-    refuse(generation, model, folded)
+    refuse(generation, model, folding[0])
     refuse_quantized(model)
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
@@ -333,6 +334,11 @@ def _subject(request: BuildRequest) -> _Subject:
         )
     preprocess = preparation(model, request)
     profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles
+    samples = (
+        batch for those in (request,) for batch in real_samples(model, those)
+    )  # not read unless folding needs them
+    compare = held_against(model, samples=samples, reporter=request.reporter)
+    folded, _ = proven(model, folding, compare, request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
     return _Subject(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -30,6 +31,7 @@ from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import (
+    AccuracyLost,
     BackendError,
     ModelError,
     OutputError,
@@ -85,6 +87,7 @@ from trtopt.graph.view import to_ir
 from trtopt.graph.work import lost_shapes, macs, sizes_in
 from trtopt.linting.refusals import explained, refuse
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
+from trtopt.ort.folding import held_against, proven
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
@@ -297,11 +300,18 @@ class _Build:
             folded,
             spec.base,
             self.samples,
+            given=self.model.proto,
             limit_db=request.min_snr,
             overrides=spec.overrides,
             io_fp32=spec.io_fp32,
             reporter=reporter,
         )
+        if self.safety.missed and request.min_snr is not None and not request.best:
+            fp32, advice = self.safety.fp32_db, "without `min_snr=` it is built unjudged"
+            if fp32 is not None and fp32 >= request.min_snr:
+                known = f"FP32 gives {fp32:.0f}" if math.isfinite(fp32) else "FP32 loses nothing"
+                advice = f"{known}: drop `{spec.base}=True`, or ask for less as `min_snr=`"
+            raise AccuracyLost(f"{self.safety}. Nothing was written; {advice}")
         (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
 
     def _warn_of_shapes(self) -> None:
@@ -340,7 +350,8 @@ class _Build:
         """Build the engine and write it."""
         request, spec, inputs, start = self.request, self.spec, self.model.inputs, time.monotonic()
         reporter = request.reporter
-        folded, folding = self.folded
+        compare = held_against(self.model, samples=self.samples or (), profiles=spec.profiles, reporter=reporter)
+        folded, folding = proven(self.model, self.folded, compare, reporter)
         if folding.problem:
             reporter.warn(folding.warning)
         refuse_damaged(folded, self.name)

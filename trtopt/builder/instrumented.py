@@ -7,7 +7,7 @@ in the graph. Names of DequantizeLinear's results aren't for this: as an output 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from onnx import ModelProto
@@ -26,10 +26,11 @@ from trtopt.graph.proto import infer_shapes, whole_copy
 from trtopt.trt import select
 from trtopt.trt.layers import HEAVY_OPS
 
-_SAME = (
-    "precision", "remainder", "io_fp32", "fp8_layers", "workspace", "optimization_level", "hardware_compatibility", "sparsity",
-    "tf32",
-)  # fmt: skip
+# What of a spec doesn't come from the engine's manifest: the graph has it, it says how a plan is kept, or is given here.
+_OWN = {
+    "embed_preprocess", "overrides", "profiles", "targets", "backend", "calibrator", "timing_cache", "version_compatible",
+    "exclude_lean_runtime", "strip", "refit", "allow_precision_fallback", "device",
+}  # fmt: skip
 
 
 def build_with_outputs(
@@ -80,7 +81,8 @@ def build_with_outputs(
 
 
 def _spec(manifest: Manifest) -> BuildSpec:
-    spec = converted({name: manifest.spec[name] for name in _SAME if name in manifest.spec}, BuildSpec)
+    same = {item.name for item in fields(BuildSpec)} - _OWN
+    spec = converted({name: value for name, value in manifest.spec.items() if name in same}, BuildSpec)
     return replace(
         spec, profiles=manifest.ranges, targets=parse_targets(manifest.targets), allow_precision_fallback=True
     )

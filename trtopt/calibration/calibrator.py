@@ -211,11 +211,12 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         if alone(loaded.inputs):
             reporter.note(f"{where_counted(loaded.inputs)}; {batches.samples} are read")
         first = first_layers(loaded.proto)
-    prepared = prepare(loaded, overrides, gates=request.gates, reporter=reporter)
+    prepared = prepare(loaded, overrides, gates=request.gates, samples=batches or (), reporter=reporter)
     check_overrides(overrides, prepared.proto.graph.node)
     if batches is not None and {info.name for info in loaded.inputs}.issuperset(prepared.tensors):
         _refuse_unless_run(loaded, prepared.proto)  # else observing these runs nothing
-    original = None if batches is not None and request.export_cache is None else loaded.proto
+    needed = batches is None or request.repair or request.export_cache is not None
+    original = loaded.proto if needed else None
     inputs = loaded.inputs
     del loaded  # of a model given in memory a copy of all weights
     coverage, cached = None, earlier is not None
@@ -234,9 +235,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             reporter.warn(warning)
     repairs = None
     if request.repair:
-        table, repairs = _repaired(request, prepared, inputs, overrides, table)
+        assert original is not None
+        table, repairs = _repaired(request, prepared, original, inputs, overrides, table)
     notes = () if coverage else data_notes(table)
-    for note in notes:
+    for note in notes if earlier is None else ():  # of an earlier table it was said when that was made
         reporter.warn(note)
     if request.output is not None:
         table.save(request.output)
@@ -277,20 +279,21 @@ def _refuse_unless_run(model: Model, proto: ModelProto) -> None:
 def _repaired(
     request: CalibrateRequest,
     prepared: Prepared,
+    given: ModelProto,
     inputs: Sequence[TensorInfo],
     overrides: Sequence[Override],
     table: Table,
 ) -> tuple[Table, Repairs]:
-    """The table with what lowers the noise most on samples held apart."""
+    """The table with what lowers the noise most on samples held apart, at the outputs of the model as it was given."""
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
     source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     table = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
-    threads = request.threads or cores()
+    judged: dict[str, Any] = {"given": given, "threads": request.threads or cores()}
 
     def found(proto: ModelProto, table: Table, what: str = "rounding weights") -> Repairs:
         points = find_points(to_ir(proto), overrides=overrides)
         samples = open_data(inputs, **source, limit=SAMPLES)
-        return find_repairs(proto, points, table.amax, samples, threads=threads, what=what, reporter=request.reporter)
+        return find_repairs(proto, points, table.amax, samples, **judged, what=what, reporter=request.reporter)
 
     best = table, found(proto, table)
     model = to_ir(proto)
@@ -321,7 +324,7 @@ def _repaired(
             tried = replace(table, tensors=entries, smoothed=factors)
             if not adds:
                 samples = open_data(inputs, **source, limit=SAMPLES)
-                if WORSE * noise_now(other, points, tried.amax, samples, threads=threads) > before:
+                if WORSE * noise_now(other, points, tried.amax, samples, **judged) > before:
                     continue  # not worth the time of repairing it; of transformers that can't be said before
             repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})")
             if repairs.after < best[1].after:

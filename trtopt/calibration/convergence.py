@@ -18,7 +18,7 @@ import numpy as np
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import BLOCKS
 from trtopt.calibration.table import TableEntry
-from trtopt.calibration.thresholds import choose
+from trtopt.calibration.thresholds import SEARCHING, choose
 from trtopt.core.errors import CalibrationError
 
 MORE = 200  # samples: the step that the answer is given for
@@ -50,7 +50,7 @@ def movement(
     shared = {name: tuple(group) for group in groups for name in group}
     sets: dict[tuple[str, ...], float] = {}
     moved: dict[str, float] = {}
-    slow = [name for name, entry in entries.items() if entry.method in ("entropy", "mse")]
+    slow = [name for name, entry in entries.items() if entry.method in SEARCHING]
     sample = set(entries).difference(slow) | set(slow[:: -(-len(slow) // SEARCHED) or 1])
     for name, entry in entries.items():
         if name not in sample:

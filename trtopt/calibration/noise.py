@@ -21,6 +21,7 @@ from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
 from trtopt.data.convert import Run, single_runs
 from trtopt.data.rebatch import Arrays
+from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
@@ -35,17 +36,23 @@ Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
 PURPOSE = "measuring quantization noise"
 FACTORS = (0.5, 2.0)  # on a scale, to see whether it is far too wide, or clips
 LOUD = 0.05  # of the noise so far: a quieter place's scale isn't tried at others
+APART, HALF_APART = (
+    50.0,
+    25.0,
+)  # dB at the least between a model and its folded graph: rounding; of a half type, its rounding
 RESTS = 12  # models of the rest of the graph that are opened in turn; each holds the weights of that rest
 MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger one run one by one
 
 
 @dataclass
 class Sample:
-    """What is known of one run: tensors that later segments read, and the outputs of floating point."""
+    """What is known of one run: tensors that later segments read, the outputs of floating point, and those of the model as it
+    was given."""
 
     of: Run
     values: dict[str, NDArray[Any]]
     expected: dict[str, NDArray[Any]] = field(default_factory=dict)
+    given: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Parts:
@@ -94,16 +101,20 @@ class Parts:
             segment = joined(rest, self.outputs, self.aliases)
             self.rest = start, segment, opened(segment.proto)
 
-    def read(self, batches: Iterable[Arrays]) -> None:
-        """Run all samples in floating point.
+    def read(self, batches: Iterable[Arrays], given: ModelProto | None = None) -> None:
+        """Run all samples in floating point, and through `given`, the model before it was folded, by which wholes are judged.
 
         Raises:
-            ModelError: no output is floating.
+            ModelError: no output is floating; or ONNX Runtime can't run the model, or gives others for it at every output.
         """
         self.samples = [Sample(run, dict(run.feed)) for run in single_runs(network_inputs(self.proto), batches)]
 
+        session = None if given is None else opened(widen(given), optimize=False)
+
         def run(sample: Sample) -> None:
-            sample.expected = self.run(sample.values, 0)
+            sample.expected = sample.given = self.run(sample.values, 0)
+            if session is not None:
+                sample.given = run_session(session, self.outputs, sample.of.feed)
 
         self.each(run)
         for name in self.outputs:
@@ -112,6 +123,9 @@ class Parts:
                 self.left_out[name] = f"its type is {array.dtype}"
         if self.left_out.keys() >= set(self.outputs):
             raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
+        snr = snr_db(min(self.of_floating().values()))
+        if given is not None and snr < (HALF_APART if has_half(given) else APART):
+            raise ModelError(f"the folded graph gives other values than the model ({snr:.1f} dB): report the model")
 
     def step(self, number: int) -> None:
         """Go on behind a segment: all that was measured so far lies before it."""
@@ -119,10 +133,14 @@ class Parts:
         if self.rest is not None and number + 1 >= self.rest[0]:
             self._open_rest(number + 1)
 
+    def of_floating(self) -> dict[str, float]:
+        """The noise at each output of floating point itself: how far the graph is from the model as it was given."""
+        return self.noise(lambda sample: sample.expected, given=True)
+
     def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output of a model that takes the same samples."""
         session = opened(proto, optimize=False)
-        return self.noise(lambda sample: run_session(session, self.outputs, sample.of.feed), samples)
+        return self.noise(lambda sample: run_session(session, self.outputs, sample.of.feed), samples, given=True)
 
     def of_sessions(
         self, first: int, sessions: Mapping[int, Any], samples: Sequence[Sample] | None = None
@@ -147,25 +165,27 @@ class Parts:
         for name in self.dead[number]:
             values.pop(name, None)
 
-    def noise(self, outputs: Callable[[Sample], Arrays], samples: Sequence[Sample] | None = None) -> dict[str, float]:
-        """Noise power of what `outputs` gives, over these samples (None: all), as a share of the signal's.
+    def noise(
+        self, outputs: Callable[[Sample], Arrays], samples: Sequence[Sample] | None = None, *, given: bool = False
+    ) -> dict[str, float]:
+        """Noise power of what `outputs` gives, over these samples (None: all), as a share of the signal's: floating point's or,
+        `given`, the unfolded model's.
 
         Infinite where values aren't finite that are so in floating point; what isn't finite there doesn't count.
         """
         names = [name for name in self.outputs if name not in self.left_out]
 
         def powers(sample: Sample) -> NDArray[np.float64]:
-            results = outputs(sample)
-            return np.array([self._powers(name, sample, results[name]) for name in names])
+            results, signal = outputs(sample), sample.given if given else sample.expected
+            return np.array([self._powers(name, sample, signal[name], results[name]) for name in names])
 
         sums = np.sum(self.each(powers, samples), axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(sums[:, 0] > 0, sums[:, 1] / sums[:, 0], np.where(sums[:, 1] > 0, np.inf, 0.0))
         return dict(zip(names, map(float, shares)))
 
-    def _powers(self, name: str, sample: Sample, actual: NDArray[Any]) -> tuple[float, float]:
+    def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> tuple[float, float]:
         """Of the signal and of the noise."""
-        expected = sample.expected[name]
         if expected.shape != actual.shape:
             self.left_out[name] = "its shape depends on the values"
             return 0.0, 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
+from trtopt.data.rebatch import Arrays
 from trtopt.graph.decided import how_to_decide
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
@@ -28,6 +29,7 @@ from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.proto import CONTROL_FLOW, STANDARD, fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.linting.rules import refuse_damaged
+from trtopt.ort.folding import held_against
 from trtopt.ort.sessions import version as ort_version
 
 
@@ -152,16 +154,25 @@ def refuse_quantized(model: Model) -> None:
 
 
 def prepare(
-    model: Model, overrides: Sequence[Override] = (), *, gates: bool = False, reporter: Reporter = SILENT
+    model: Model,
+    overrides: Sequence[Override] = (),
+    *,
+    gates: bool = False,
+    samples: Iterable[Arrays] = (),
+    reporter: Reporter = SILENT,
 ) -> Prepared:
     """Fold the model and find what is observed in it, with `gates` also in its squeeze-and-excite blocks.
+
+    Args:
+        samples: real ones, which the folded graph is held against the model on.
 
     Raises:
         CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
         InvalidModel: its weights hold NaN or infinity.
     """
     refuse_quantized(model)
-    folded, _ = fold(model.proto, reporter=reporter)
+    compare = held_against(model, samples=samples, reporter=reporter)
+    folded, _ = fold(model.proto, reporter=reporter, compare=compare)
     proto, _ = fp32_typed(folded)
     refuse_damaged(folded, str(model.path or "the model"))
     graph = to_ir(proto)

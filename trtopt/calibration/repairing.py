@@ -109,6 +109,7 @@ def find_repairs(
     amax: Mapping[str, float],
     batches: Batches,
     *,
+    given: ModelProto,
     threads: int,
     what: str = "rounding weights",
     reporter: Reporter = SILENT,
@@ -118,12 +119,13 @@ def find_repairs(
     Args:
         proto: folded, weights in memory, at an opset that Q/DQ has.
         batches: at least two samples.
+        given: the model before it was folded, whose outputs judge.
         what: the phase is called.
 
     Raises: as `NoiseLedger`.
     """
     ledger = NoiseLedger(proto, points, amax, threads)
-    ledger.read(batches)
+    ledger.read(batches, given)
     fit, judge = _halves(ledger)
     nodes = {node.name: node for node in proto.graph.node}
     repairs: dict[str, Repair] = {}
@@ -183,13 +185,15 @@ def _scaled(
     return (best, other) if other < noise / WORSE else (1.0, noise)
 
 
-def noise_now(proto: ModelProto, points: Points, amax: Mapping[str, float], batches: Batches, *, threads: int) -> float:
+def noise_now(
+    proto: ModelProto, points: Points, amax: Mapping[str, float], batches: Batches, *, given: ModelProto, threads: int
+) -> float:
     """The noise at the worst output of the Q/DQ graph as it is, on the samples that judge.
 
     Raises: as `NoiseLedger`.
     """
     ledger = NoiseLedger(proto, points, amax, threads)
-    ledger.read(batches)
+    ledger.read(batches, given)
     return max(ledger.of_whole(ledger.quantized({}), _halves(ledger)[1]).values())
 
 

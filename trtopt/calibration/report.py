@@ -10,9 +10,8 @@ import numpy as np
 
 from trtopt.calibration.quality import Sample, Survey, near_copies, outliers, random_tokens
 from trtopt.calibration.table import Table
-from trtopt.calibration.thresholds import quantization_error
+from trtopt.calibration.thresholds import CLIPPING, SEARCHING, quantization_error
 from trtopt.core.errors import DataError
-from trtopt.core.values import METHODS
 from trtopt.ort.ranges import FP16_NORMAL
 
 NAMED = 5  # samples that a fact names
@@ -20,7 +19,6 @@ MOVES = 0.02  # mean expected change of thresholds from which more samples are w
 # Share of tensors whose expected error is more than twice as large with the entropy threshold as unclipped
 # (docs/results/calibration-rules.md).
 COSTLY = 0.05
-CLIPPING = {*METHODS} - {"auto", "minmax"}
 Facts = Mapping[str, Any]
 
 INSIST = "insist with `allow_unusual_data=True`"
@@ -150,8 +148,8 @@ def _moving(table: Table, quality: Facts) -> str:
 
 
 def costly_entropy(table: Table) -> str:
-    """A warning where the table's entropy thresholds clip more than they gain; empty where they don't."""
-    if table.method != "entropy":
+    """A warning where the table's searched thresholds clip more than they gain, as entropy's may; empty where they don't."""
+    if table.method not in SEARCHING:
         return ""
     worse = []
     for name, entry in table.tensors.items():
@@ -161,7 +159,7 @@ def costly_entropy(table: Table) -> str:
     if len(worse) < max(1.0, COSTLY * len(table.tensors)):
         return ""
     return (
-        f"on this model the entropy search costs accuracy: for {len(worse)} of {len(table.tensors)} tensors (such as "
+        f"on this model the {table.method} search costs accuracy: for {len(worse)} of {len(table.tensors)} tensors (such as "
         f"{worse[0]!r}) its expected error is more than twice that of not clipping at all; use `method='auto'`, which takes "
         "the better per tensor"
     )

@@ -51,7 +51,7 @@ class Safety(Described):
         judged: of them, those that the outputs were compared on; 0: they couldn't be (`unjudged`).
         limit_db: that the outputs had to keep.
         plain_db: the worst output's, with what the rules for operators keep in FP32; None: not known.
-        safe_db: the same with `in_fp32` in FP32 too.
+        safe_db: the same with `in_fp32` in FP32 too; fp32_db: with everything in FP32.
         in_fp32: node → why it stays in FP32, with the value seen.
         unjudged: why the outputs weren't compared, or what they miss wasn't looked for.
         inputs: those that come near FP16's largest number, or go beyond, with the largest magnitude seen.
@@ -66,6 +66,7 @@ class Safety(Described):
     in_fp32: Mapping[str, str] = field(default_factory=dict)
     unjudged: str = ""
     inputs: Mapping[str, float] = field(default_factory=dict)
+    fp32_db: float | None = None
 
     @property
     def missed(self) -> bool:
@@ -98,6 +99,7 @@ def find_unsafe(
     base: Precision,
     batches: Batches,
     *,
+    given: ModelProto,
     limit_db: float | None = None,
     overrides: Sequence[Override] = (),
     io_fp32: bool = True,
@@ -111,6 +113,7 @@ def find_unsafe(
 
     Args:
         base: FP16 or BF16.
+        given: the model before it was folded, whose outputs judge.
         batches: real samples; all of them for the ranges, the first `JUDGES` for the outputs.
         limit_db: dB at the worst output that the typed graph must keep; None: `LIMITS`.
 
@@ -142,7 +145,8 @@ def find_unsafe(
     search = _Search(proto, base, overrides, io_fp32, ranges, limit)
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
-            search.read(judges, threads)
+            search.read(judges, given, threads)
+            fp32 = snr_db(_worst(search.parts.of_floating()))
             before = search.judged({})
             after = search.judged(measured) if measured else before
         except ModelError as error:
@@ -155,7 +159,9 @@ def find_unsafe(
                 after = search.judged(measured)
             except ModelError as error:
                 unsearched = str(error)
-    return Safety(base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched, far)
+    return Safety(
+        base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched, far, fp32
+    )
 
 
 @dataclass
@@ -170,13 +176,13 @@ class _Search:
     limit: float
     tried: dict[frozenset[str], float] = field(default_factory=dict)
 
-    def read(self, feeds: Sequence[Mapping[str, Any]], threads: int) -> None:
+    def read(self, feeds: Sequence[Mapping[str, Any]], given: ModelProto, threads: int) -> None:
         """Run the samples in floating point."""
         self.threads = threads
         self.parts = Parts(self.proto, (), threads)
-        self.parts.read(feeds)
+        self.parts.read(feeds, given)
         for name in self.parts.outputs:
-            arrays = [sample.expected[name] for sample in self.parts.samples]
+            arrays = [sample.given[name] for sample in self.parts.samples]
             if not any(np.any(array[np.isfinite(array)]) for array in arrays):
                 self.parts.left_out[name] = "it is zero, or not finite, in FP32"
         if len(self.parts.left_out) == len(self.parts.outputs):

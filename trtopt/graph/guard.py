@@ -42,12 +42,12 @@ def fault(before: ModelProto, after: ModelProto) -> str:
     """
     if problem := invalid(after, "the result"):
         return problem
-    if (was := _drawn(before)) != (now := _drawn(after)):
+    if (was := drawn(before)) != (now := drawn(after)):
         return f"it draws random numbers {now} times, no longer {was}"
     before_ends, after_ends = ([value.name for value in proto.graph.output] for proto in (before, after))
     if before_ends != after_ends:
         return f"its outputs are {', '.join(after_ends)}, no longer {', '.join(before_ends)}"
-    return _difference(before, after) if _cheap(before) and _cheap(after) else ""
+    return _difference(before, after) if cheap(before) and cheap(after) else ""
 
 
 def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> ModelProto:
@@ -66,7 +66,7 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
     return after
 
 
-def _drawn(proto: ModelProto) -> int:
+def drawn(proto: ModelProto) -> int:
     """How many operators draw random numbers; a Dropout does in training."""
     links, count = Links(proto.graph), 0
     for node in links.nodes:
@@ -87,7 +87,7 @@ def invalid(proto: ModelProto, what: str = "the graph") -> str:
     return ""
 
 
-def _cheap(proto: ModelProto) -> bool:
+def cheap(proto: ModelProto) -> bool:
     """Whether all that it computes is known before, and little."""
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)

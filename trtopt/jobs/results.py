@@ -95,7 +95,8 @@ class JobResult:
         if self.state in ("pending", "running"):
             return ""
         if self.error is not None:
-            return f"{self.error['type']}: {' '.join(self.error['message'].split())}"
+            lines = "; ".join(" ".join(line.split()) for line in self.error["message"].splitlines())
+            return f"{self.error['type']}: {lines.replace(':; ', ': ')}"
         if self.kind == "build":
             return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo,
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import Arrays
 from trtopt.graph.cut import cut
 from trtopt.graph.decided import decided
 from trtopt.graph.guard import invalid
@@ -61,13 +62,17 @@ from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, one_sample, opset_findings, such
 from trtopt.ort.comparison import compare
+from trtopt.ort.folding import first_feeds
 from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 from trtopt.trt.generation import Generation
 from trtopt.trt.profiles import profile_problems
 
-TOLERANCE = 1e-3  # of the largest output: folding rounds differently, it doesn't compute something else
+_NOT_RUN = {  # what says why the original wasn't run → what to do
+    "can't load the model": "ONNX Runtime lacks an operator or a type of it: an engine can be judged by an FP32 one alone then",
+    "can't run the model": "give `shapes=`, or real samples as `data='F.npz'`",
+    "made-up inputs": "give real samples as `data='F.npz'`",
+}
 _PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # what its parser says better, if it refuses
-TRIED_SIZES = (64, 224, 320, 48, 16, 8)  # of dynamic dimensions that aren't the batch, until the model runs
 
 
 @dataclass(frozen=True)
@@ -202,6 +207,7 @@ def check(request: CheckRequest) -> CheckReport:
         findings.append(Finding("warning", "parser-not-asked", "", "", text))
     findings += _request(generation, loaded, folded, targets, profiles)
     seen: SeenSizes = {}
+    samples: Iterable[Arrays] = ()
     if sampled:
         samples = _samples(request, loaded, profiles)
         with reporter.phase("measuring ranges"):
@@ -221,7 +227,8 @@ def check(request: CheckRequest) -> CheckReport:
     output, verified, opened = None, None, False
     if request.fix is not None:
         with reporter.phase("clean and compare"):
-            problems, verified, opened = _fix(loaded, folded, held, Path(request.fix), limit, profiles)
+            how = {"profiles": profiles, "samples": first_feeds(loaded.proto, samples)}
+            problems, verified, opened = _fix(loaded, folded, held, Path(request.fix), limit, how)
             findings += problems
             output = None if any(item.level == "error" for item in problems) else Path(request.fix)
     for finding in one_sample(held, loaded.inputs, profiles):
@@ -382,18 +389,19 @@ def _held(original: ModelProto, folded: ModelProto) -> HeldBatch:
 
 
 def _fix(
-    model: Model, folded: ModelProto, held: HeldBatch, output: Path, limit: int | None, profiles: Sequence[Profile]
+    model: Model, folded: ModelProto, held: HeldBatch, output: Path, limit: int | None, how: Mapping[str, Any]
 ) -> tuple[list[Finding], bool, bool]:
-    """Write the cleaned model if it computes the same; findings, whether that was tried, and whether it is for any batch."""
+    """Write the cleaned model if it computes the same; findings, whether that was tried, and whether it is for any batch.
+
+    Args:
+        how: profiles and samples, for `compare`.
+    """
     findings = list[Finding]()
-    trials = list(_trials(model.inputs, profiles))
-    lost = "report the model; build it as it is"
+    lost = "report the model; build folds less then, and with `min_snr=30` and samples judges the engine by the model itself"
     if held.opened is not None:
         cleaned, kept = _cleaned(fold(held.opened)[0], limit)
         try:
-            gap = invalid(cleaned) or compare(
-                model.proto, cleaned, model.inputs, trials, TOLERANCE, _bounded(cleaned), opened=True
-            )
+            gap = invalid(cleaned) or compare(model.proto, cleaned, model.inputs, profiles=how["profiles"], opened=True)
         except (MissingDependency, ModelError) as error:
             gap = f"they weren't compared: {error}"
         if not gap:
@@ -408,14 +416,12 @@ def _fix(
         return [*findings, Finding("error", "fix-invalid", "", "", text, lost)], True, False
     verified = True
     try:
-        if gap := compare(model.proto, cleaned, model.inputs, trials, TOLERANCE, _bounded(cleaned)):
+        if gap := compare(model.proto, cleaned, model.inputs, **how):
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
             return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True, False
     except (MissingDependency, ModelError) as error:
-        no_runtime, verified = isinstance(error, MissingDependency), False
-        said = str(error)
-        hint = "" if no_runtime or "can't load" in said else "give `shapes=`"
-        why = said if no_runtime else f"the original wasn't run ({said[:600]})"
+        verified, why = False, " ".join(str(error).split())
+        hint = next((hint for cause, hint in _NOT_RUN.items() if cause in why), "")
         text = f"the cleaned model wasn't compared: {why}"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)
@@ -433,11 +439,6 @@ def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Fi
     return cleaned, findings
 
 
-def _bounded(proto: ModelProto) -> list[str]:
-    """What a sigmoid or softmax gives."""
-    return [name for node in proto.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
-
-
 def _bound_slices(proto: ModelProto) -> None:
     """Open ends of Slice, INT64_MAX by custom, as int32's: TensorRT 8.6 warns of each and clamps it so."""
     readers = Links(proto.graph).readers
@@ -447,19 +448,3 @@ def _bound_slices(proto: ModelProto) -> None:
             bounded = np.clip(values, -INT32_MAX, INT32_MAX)
             if not np.array_equal(values, bounded):
                 tensor.CopyFrom(numpy_helper.from_array(bounded.astype(values.dtype), tensor.name))
-
-
-def _trials(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Mapping[str, int]]:
-    """Sizes of the dynamic dimensions to try: the profiles' own, else guesses; each at batch 1 and 2."""
-    places = [(info.name, axis, info.shape[axis]) for info in inputs for axis in info.open_axes]
-    keys = [(name, axis, size if isinstance(size, str) else f"{name}:{axis}") for name, axis, size in places]
-    for profile in profiles:
-        for which in ("min", "opt"):
-            shapes = {name: getattr(ranges, which) for name, ranges in profile.items()}
-            yield {key: shapes[name][axis] for name, axis, key in keys if axis < len(shapes.get(name, ()))}
-    for guess in TRIED_SIZES:
-        for batch in (1, 2):
-            sizes: dict[str, int] = {}
-            for _, axis, key in keys:
-                sizes[key] = batch if axis == 0 else sizes.get(key, guess)
-            yield sizes

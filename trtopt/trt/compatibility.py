@@ -15,8 +15,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
-_NEXT = {8: 10, 10: 11}  # major version → the next one, which runs its version-compatible plans, too
+MAJORS = (
+    8,
+    10,
+    11,
+)  # TensorRT's major versions that are known here, each of which runs the one before's compatible plans
+_NEXT = dict(pairwise(MAJORS))
 _FIRST = (8, 6)  # that makes version-compatible plans
 
 

@@ -21,6 +21,7 @@ from trtopt.core.errors import (
     EngineError,
     InvalidModel,
     OutputError,
+    UnsupportedOperator,
     UnsupportedRequest,
     UsageError,
 )
@@ -310,11 +311,18 @@ class Generation(Loader):
             with current_gpu(device.ordinal if device else 0), last_words(_CRASHED.format(self, name or model)):
                 return self._build(model, name or str(model), spec, weak_options, messages, monitor)
 
+        refused = None
         with reporter.phase(f"building with {self}") as phase:
             show = None if stoppable else phase.detail
             with self._lock, self._collector.collecting(show, reporter.library) as messages:
                 monitor = watch.make_monitor(self.module, phase, cancel) if stoppable else None
-                plan = watch.run(work, cancel, stoppable)
+                try:
+                    plan = watch.run(work, cancel, stoppable)
+                except UnsupportedOperator as error:  # raised outside: written out, the build may go on
+                    refused = error
+                    phase.detail("operators refused")
+        if refused is not None:
+            raise refused
         return replace(plan, seconds=time.monotonic() - start, warnings=(*plan.warnings, *messages.warnings))
 
     # The work
