@@ -484,6 +484,22 @@ def test_a_library_that_changes_the_model_is_not_believed(step: str, monkeypatch
     assert "Relu" in operators(result)
 
 
+def test_what_the_caller_compares_decides_too() -> None:
+    proto = model(
+        [node("Conv", "x w", "h"), node("Add", "h b", "y")], weights={"w": values(4, 3, 1, 1), "b": values(4, 1, 1)}
+    )
+    seen = list[tuple[bool, set[str]]]()
+
+    def compare(before: ModelProto, after: ModelProto) -> str:
+        seen.append((before is proto, operators(after)))
+        return "" if "Add" in operators(after) else "it is another"
+
+    made, report = fold(proto, compare=compare)
+    assert operators(made) == operators(proto) and report.problem == "it is another"
+    assert all(same for same, _ in seen) and len(seen) > 1 and "Add" not in seen[0][1]
+    assert not fold(proto, compare=lambda before, after: "")[1].problem
+
+
 def test_folding_that_is_not_valid_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(proto: ModelProto, most: int = 0) -> ModelProto:
         del proto.graph.node[1:]

@@ -115,7 +115,9 @@ class FoldReport:
         return f"{before} nodes → {after}" + (f" (removed: {removed})" if removed else " (nothing to fold)")
 
 
-def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto, FoldReport]:
+def fold(
+    proto: ModelProto, *, reporter: Reporter = SILENT, compare: Callable[[ModelProto, ModelProto], str] | None = None
+) -> tuple[ModelProto, FoldReport]:
     """Fold constants, BatchNormalization and Pad into Conv, and drop what does nothing.
 
     Input and output names, their dimension names, and the model's own metadata stay; where samples aren't on the inputs' first
@@ -126,6 +128,8 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
 
     Args:
         proto: a valid model (see `load_model`); it isn't changed.
+        compare: gives why a folded model (its second argument) can't stand for `proto` (its first), or "": less is
+            folded then, as where a library fails.
 
     Raises:
         ModelError: not even a copy of it can be made.
@@ -135,7 +139,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         for original, steps in _attempts(proto):
             try:
                 result = _settled(original, steps, phase)
-                found = fault(original, result)
+                found = fault(original, result) or (compare(proto, result) if compare is not None else "")
             except ModelError as error:
                 result, found = None, str(error)
             except Exception as error:
