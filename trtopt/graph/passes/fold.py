@@ -9,7 +9,7 @@ first (docs/results/calibration-rules.md).
 Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
 
 The result isn't believed: it is validated and, where that is cheap, compared (`guard`), by the caller, too. Where it
-won't do, the model's opset is raised first, then nothing is folded: check, calibrate and build go on with the same graph.
+won't do, nothing is folded: check, calibrate and build go on with the same graph.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from trtopt.graph.guard import fault
 from trtopt.graph.inputs import record_batch_axes
 from trtopt.graph.lazy_weights import is_lazy, set_external
 from trtopt.graph.passes.absorb import absorb
-from trtopt.graph.passes.opset import upgraded
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
@@ -65,7 +64,6 @@ from trtopt.graph.view import (
     operand,
     read_ir,
     sizes,
-    subgraphs,
     to_proto,
 )
 
@@ -79,8 +77,6 @@ _MOVING = (
     "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Gather", "GatherND", "Expand", "Identity",
 )  # fmt: skip
 _HIDDEN = "trtopt.later"  # a domain that no library knows
-SLICES = 1 << 20  # Slices times nodes that a rule may look at
-RULES_OPSET = 18  # opset that onnxscript's rules are written for; they may write its operator forms into an older model
 
 
 @dataclass(frozen=True)
@@ -122,11 +118,7 @@ class FoldReport:
     def __str__(self) -> str:
         before, after = sum(self.before.values()), sum(self.after.values())
         parts = {"removed": self.removed, "added": self.added}
-        told = (
-            f"{what}: {', '.join(f'{count} {op}' for op, count in part.items())}"
-            for what, part in parts.items()
-            if part
-        )
+        told = [f"{what}: {', '.join(f'{n} {op}' for op, n in part.items())}" for what, part in parts.items() if part]
         return f"{before} nodes → {after} ({'; '.join(told) or 'nothing to fold'})"
 
 
@@ -149,44 +141,21 @@ def fold(
     Raises:
         ModelError: not even a copy of it can be made.
     """
-    problem, result = "", None
-    with reporter.phase("fold constants", None) as phase, _young_heap:
-        for original, folds in _attempts(proto):
+    problem, result = "", _restored(whole_copy(proto), proto)
+    if opset_version(proto):  # else it has operators of other domains alone, of which nothing is known
+        with reporter.phase("fold constants", None) as phase, _young_heap:
             try:
-                result = _settled(original, phase) if folds else _restored(whole_copy(original), proto)
-                found = fault(original, result) or (compare(proto, result) if compare is not None else "")
+                made = _settled(proto, phase)
+                problem = fault(proto, made) or (compare(proto, made) if compare is not None else "")
+                result = result if problem else made
             except ModelError as error:
-                result, found = None, str(error)
-            if not found:
-                break
-            problem = problem or found
-    if result is None:
-        raise ModelError(f"the model can't be read as a graph: {problem}")
+                problem = str(error)
     record_batch_axes(result, proto)
-    return result, FoldReport(_count(proto), _count(result), problem if not folds else "")
-
-
-def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, bool]]:
-    """What to fold, and whether to; the last attempt, which doesn't, always succeeds."""
-    if opset := opset_version(proto):  # else it has operators of other domains alone, of which nothing is known
-        yield proto, True
-        if opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
-            yield raised, True
-    yield proto, False
+    return result, FoldReport(_count(proto), _count(result), problem)
 
 
 def _constant_bytes(proto: ModelProto) -> int:
     return sum(tensor_size(tensor) for tensor in all_tensors(proto.graph) if tensor.data_type != TensorProto.STRING)
-
-
-def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
-    """The model at a newer opset; None where ONNX's converter fails on it, or changes it."""
-    try:
-        raised = upgraded(proto, opset)
-    except ModelError:
-        return None
-    raised.ir_version = max(raised.ir_version, proto.ir_version)
-    return None if fault(proto, raised) else raised
 
 
 def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
@@ -353,7 +322,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _remove_identities(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
-    _write_constant_results(model)
     return to_proto(model)
 
 
@@ -366,22 +334,8 @@ def _library(name: str) -> Iterator[None]:
         raise ModelError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _write_constant_results(model: ir.Model) -> None:
-    """A constant that a body of control flow gives becomes a node: onnxslim loses initializers that are outputs."""
-    for body in [body for node in model.graph.all_nodes() for body in subgraphs(node)]:
-        for place, value in enumerate(body.outputs):
-            if value.name in body.initializers and value.const_value is not None:
-                node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
-                node.outputs[0].name = value.name
-                body.outputs[place] = node.outputs[0]
-                ir.convenience.replace_all_uses_with(value, node.outputs[0])
-                del body.initializers[value.name]
-                body.append(node)
-                body.sort()
-
-
 def _refuse(proto: ModelProto) -> None:
-    """Raise ModelError for what the libraries don't come to an end with, or change."""
+    """Raise ModelError for what the library doesn't come to an end with, or fails on."""
     if joins_much(proto):
         raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
     if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
