@@ -1,4 +1,4 @@
-"""Random valid graphs of what folding rewrites: chains with broadcasts on every axis, second readers and sizes that coincide."""
+"""Random valid graphs of what folding rewrites: broadcasts on every axis, second readers, sizes that coincide."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class RandomGraph:
             shape = tuple(self.size if self.chance(0.55) else self.draw(1, 6) for _ in range(rank))
             self.feed[f"x{number}"] = self.values(shape)
             self.shapes[f"x{number}"] = shape
-        self.last = next(iter(self.feed))
+        if self.chance(0.3):  # something that folds away
+            shape = tuple(self.size if self.chance(0.7) else self.draw(1, 4) for _ in range(self.draw(2, 4)))
+            self.shapes[self.weight(self.values(shape))] = shape
+        self.last = str(self.one(list(self.shapes)) if self.chance(0.2) else "x0")
         for _ in range(self.draw(2, 8)):
             self.grow()
         self.proto = self.model()
@@ -103,6 +106,8 @@ class RandomGraph:
         pads = [self.draw(0, kernel[axis % len(sizes)] - 1) for axis in range(2 * len(sizes))]
         attributes: dict[str, Any] = {"group": group, "kernel_shape": kernel if self.chance(0.7) else None}
         strides = [self.draw(1, 2) for _ in sizes] if self.chance(0.3) else [1] * len(sizes)
+        wide = [self.draw(1, 2) if self.chance(0.2) and not transposed else 1 for _ in sizes]
+        attributes["dilations"] = wide if max(wide) > 1 else None
         attributes["strides"] = strides if max(strides) > 1 or self.chance(0.3) else None
         auto = str(self.one(["SAME_UPPER", "SAME_LOWER", "VALID"])) if self.chance(0.2) else ""
         attributes |= {"auto_pad": auto} if auto else {"pads": pads} if self.chance(0.7) else {}
@@ -114,7 +119,8 @@ class RandomGraph:
         elif auto.startswith("SAME"):
             result = [-(-size // s) for size, s in zip(sizes, strides)]
         else:
-            result = [(size + p - k) // s + 1 for size, p, k, s in zip(sizes, total, kernel, strides)]
+            spans = [(k - 1) * d + 1 for k, d in zip(kernel, wide)]
+            result = [(size + p - k) // s + 1 for size, p, k, s in zip(sizes, total, spans, strides)]
         form = (channels, out // group, *kernel) if transposed else (out, channels // group, *kernel)
         inputs = [x, self.held(self.values(form), 1 if transposed else 0)]
         if self.chance(0.5):
