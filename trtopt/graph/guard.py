@@ -17,9 +17,9 @@ from onnx import ModelProto
 
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
-from trtopt.graph.budget import is_odd
+from trtopt.graph.budget import is_odd, misjudged
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import Links, all_nodes, refill, tensor_info, to_array, whole_copy
+from trtopt.graph.proto import Links, all_nodes, opset_version, refill, tensor_info, to_array, whole_copy
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
@@ -30,9 +30,7 @@ ELEMENTS = 1 << 14  # of all tensors together
 MACS = 1 << 20
 TOLERANCE = 1e-3  # of the largest value: passes round differently
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-# Nothing says how often a loop runs; of GridSample's modes the evaluator knows the names of opset 20 only, and it pads for
-# ConvTranspose's `output_shape` otherwise than ONNX says (ONNX Runtime doesn't).
-_UNCOMPARED = (*_RANDOM, "Dropout", "Loop", "Scan", "SequenceMap", "GridSample", "ConvTranspose")
+_UNCOMPARED = (*_RANDOM, "Dropout", "Loop", "Scan", "SequenceMap")  # nothing says how often a loop runs
 
 
 def fault(before: ModelProto, after: ModelProto) -> str:
@@ -91,8 +89,9 @@ def cheap(proto: ModelProto) -> bool:
     """Whether all that it computes is known before, and little."""
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
-    nodes = list(all_nodes(proto.graph))
-    if len(nodes) > NODES or any(node.op_type in _UNCOMPARED or is_odd(node) for node in nodes):
+    nodes, opset = list(all_nodes(proto.graph)), opset_version(proto)
+    odd = (node.op_type in _UNCOMPARED or misjudged(node.op_type, opset) or is_odd(node) for node in nodes)
+    if len(nodes) > NODES or any(odd):
         return False
     shapes = shapes_at(proto, {}, 2)  # 2: as `synthetic_inputs` makes it
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import onnx
 from google.protobuf.message import Message
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
@@ -280,9 +280,11 @@ def _complete_outputs(light: ModelProto) -> None:
     if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
         return
     inferred = _inferred(light)
+    given = {value.name: value for value in light.graph.input}
+    given |= {it.name: helper.make_tensor_value_info(it.name, it.data_type, it.dims) for it in light.graph.initializer}
     for value, typed in zip(light.graph.output, inferred.graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            value.CopyFrom(typed)
+            value.CopyFrom(given.get(value.name, typed))  # inference says nothing of an output that no node gives
             value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
 
 

@@ -1,28 +1,25 @@
 """Constant folding and clean-up: the graph that inference would optimise, before anything is calibrated or quantized.
 
-Two libraries share the work, because neither does all of it (measured on the tests' models): onnxscript folds constants
-and shape arithmetic with ONNX's reference evaluator, so the result doesn't depend on ONNX Runtime being there, but
-leaves BatchNormalization behind a Pad, Conv + Add and partly known shapes; onnxslim fuses those, but folds constants
-only with ONNX Runtime and misses CastLike and Expand (17 Pads and 49 BatchNormalizations stay in a raw
-EfficientNet-Lite0). They are repeated until nothing changes, which also makes folding idempotent. What both cost is mostly
-copying weights, which few models need: heavy ones are folded without first (docs/results/calibration-rules.md).
+onnxscript folds constants and shape arithmetic with ONNX's reference evaluator, so that the result doesn't depend on
+ONNX Runtime being there. What rewrites the graph is ours (`tidy`, `absorb`): libraries' rules for it look at fewer
+broadcasts, attributes and second readers than there are. Both are repeated until nothing changes, which also makes
+folding idempotent. What that costs is mostly copying weights, which few models need: heavy ones are folded without
+first (docs/results/calibration-rules.md).
 
 Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
 
-Neither library is believed: what they give is validated and, where that is cheap, compared (`guard`). Where it won't do, the
-model's opset is raised first, then one of the two is left out, then both: check, calibrate and build go on with the same graph.
+The result isn't believed: it is validated and, where that is cheap, compared (`guard`), by the caller, too. Where it
+won't do, nothing is folded: check, calibrate and build go on with the same graph.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import gc
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,19 +32,20 @@ from trtopt.core.errors import ModelError
 from trtopt.core.library_output import Shared, quiet, rewriting
 from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
-from trtopt.graph.carried import carries_little
 from trtopt.graph.guard import fault
 from trtopt.graph.inputs import record_batch_axes
-from trtopt.graph.lazy_weights import set_external
-from trtopt.graph.passes.opset import upgraded
+from trtopt.graph.lazy_weights import is_lazy, set_external
+from trtopt.graph.passes.absorb import absorb
 from trtopt.graph.passes.substitutes import substitute
+from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
+    all_graphs,
     all_nodes,
     all_tensors,
+    attribute as message_attribute,
     fingerprint,
-    infer_shapes,
     opset_version,
     put_back,
     refill,
@@ -57,24 +55,27 @@ from trtopt.graph.proto import (
     whole_copy,
 )
 from trtopt.graph.unrolled import unrolled
-from trtopt.graph.view import attribute, constant, constant_tensor, operand, read_ir, sizes, subgraphs
+from trtopt.graph.view import (
+    attribute,
+    constant,
+    constant_tensor,
+    infer_into,
+    operand,
+    read_ir,
+    sizes,
+    to_proto,
+)
 
 ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
-KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
-_SLIMMING = ["graph_fusion", "dead_node_elimination", "subexpression_elimination", "weight_tying"]
 PIECES = 1024  # of a sequence that are made nodes' outputs
 _MOVING = (
     "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Gather", "GatherND", "Expand", "Identity",
 )  # fmt: skip
 _HIDDEN = "trtopt.later"  # a domain that no library knows
-SLICES = 1 << 20  # Slices times nodes that a rule may look at
-RULES_OPSET = 18  # opset that onnxscript's rules are written for; they may write its operator forms into an older model
-
-_Step = Callable[[ModelProto], ModelProto]
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,12 @@ class FoldReport:
     @property
     def removed(self) -> dict[str, int]:
         """Nodes that went, by operator, most first."""
-        gone = {op: count - self.after.get(op, 0) for op, count in self.before.items()}
-        return {op: count for op, count in sorted(gone.items(), key=lambda item: (-item[1], item[0])) if count > 0}
+        return dict((Counter(self.before) - Counter(self.after)).most_common())
+
+    @property
+    def added(self) -> dict[str, int]:
+        """Nodes that others became, likewise."""
+        return dict((Counter(self.after) - Counter(self.before)).most_common())
 
     @property
     def changed(self) -> bool:
@@ -106,12 +111,14 @@ class FoldReport:
         return f"the graph isn't folded as far as it could be: {self.problem}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"before": self.before, "after": self.after, "removed": self.removed, "problem": self.problem}
+        changed = {"removed": self.removed, "added": self.added}
+        return {"before": self.before, "after": self.after, **changed, "problem": self.problem}
 
     def __str__(self) -> str:
         before, after = sum(self.before.values()), sum(self.after.values())
-        removed = ", ".join(f"{count} {op}" for op, count in self.removed.items())
-        return f"{before} nodes → {after}" + (f" (removed: {removed})" if removed else " (nothing to fold)")
+        parts = {"removed": self.removed, "added": self.added}
+        told = [f"{what}: {', '.join(f'{n} {op}' for op, n in part.items())}" for what, part in parts.items() if part]
+        return f"{before} nodes → {after} ({'; '.join(told) or 'nothing to fold'})"
 
 
 def fold(
@@ -133,91 +140,59 @@ def fold(
     Raises:
         ModelError: not even a copy of it can be made.
     """
-    problem, result = "", None
-    with reporter.phase("fold constants", None) as phase, _young_heap:
-        for original, steps in _attempts(proto):
+    problem, result = "", _restored(whole_copy(proto), proto)
+    if opset_version(proto):  # else it has operators of other domains alone, of which nothing is known
+        with reporter.phase("fold constants", None) as phase, _young_heap:
             try:
-                result = _settled(original, steps, phase)
-                found = fault(original, result) or (compare(proto, result) if compare is not None else "")
+                made = _settled(proto, phase)
+                problem = fault(proto, made) or (compare(proto, made) if compare is not None else "")
+                result = result if problem else made
             except ModelError as error:
-                result, found = None, str(error)
-            except Exception as error:
-                result = None
-                found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            if not found:
-                break
-            problem = problem or found
-    if result is None:
-        raise ModelError(f"the model can't be read as a graph: {problem}")
+                problem = str(error)
     record_batch_axes(result, proto)
-    return result, FoldReport(_count(proto), _count(result), problem if len(steps) < 2 else "")
-
-
-def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]:
-    """What to fold and with which libraries; the last attempt, without any, always succeeds."""
-    opset = opset_version(proto)
-    if not opset:  # it has operators of other domains alone, of which nothing is known
-        yield proto, ()
-        return
-    evaluate = functools.partial(_evaluate, most=max(TOTAL, 2 * _constant_bytes(proto)))
-    yield proto, (evaluate, _fuse)
-    if opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
-        yield raised, (evaluate, _fuse)
-    yield proto, (_fuse,)
-    yield proto, (evaluate,)
-    yield proto, ()
+    return result, FoldReport(_count(proto), _count(result), problem)
 
 
 def _constant_bytes(proto: ModelProto) -> int:
     return sum(tensor_size(tensor) for tensor in all_tensors(proto.graph) if tensor.data_type != TensorProto.STRING)
 
 
-def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
-    """The model at a newer opset; None where ONNX's converter fails on it, or changes it."""
-    try:
-        raised = upgraded(proto, opset)
-    except ModelError:
-        return None
-    raised.ir_version = max(raised.ir_version, proto.ir_version)
-    return None if fault(proto, raised) else raised
-
-
-def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> ModelProto:
-    """`proto` after as many rounds of `steps` as change it.
+def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
+    """`proto` after as many rounds as change it.
 
     Raises:
-        ModelError: it doesn't settle; and whatever the libraries raise.
+        ModelError: it doesn't settle, or the library fails on it.
     """
-    heavy = bool(steps) and sum(map(tensor_size, proto.graph.initializer)) > HEAVY
+    most = max(TOTAL, 2 * _constant_bytes(proto))
+    heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
     for apart in (LARGE, APART) if heavy else ():
-        if (light := _lightly(proto, steps, apart, proto)) is not None:
+        if (light := _lightly(proto, most, apart, proto)) is not None:
             return light
-    current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
+    current = _undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
     marks = ["" if heavy else fingerprint(_restored(whole_copy(current), proto))]
     for _ in range(ROUNDS):
         with rewriting, quiet():
-            for step in steps:
-                current = step(current)
-                if heavy:
-                    gc.collect()  # the libraries' graphs are cycles with all weights in them
+            current = _evaluate(current, most)
+            if heavy:
+                gc.collect()  # the library's graphs are cycles with all weights in them
         mark = fingerprint(_restored(current, proto))
         if mark == marks[-1]:
             return current
         if mark in marks:
             break
         marks.append(mark)
-        if heavy and (light := _lightly(current, steps, APART, proto)) is not None:
+        if heavy and (light := _lightly(current, most, APART, proto)) is not None:
             return light
         phase.detail(f"round {len(marks)}")
     raise ModelError(f"folding doesn't settle: the graph still changes after {len(marks)} rounds")
 
 
-def _lightly(proto: ModelProto, steps: Sequence[_Step], apart: int, original: ModelProto) -> ModelProto | None:
+def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> ModelProto | None:
     """`proto` folded without weights over `apart` bytes, which only follow their names: copying them takes longest of all.
 
     None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
     """
-    light, large = skeleton(proto, apart, external=_NOWHERE), list[tuple[str | int, ...]]()
+    light, large = _undeclared(skeleton(proto, apart, external=_NOWHERE)), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             set_external(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
@@ -226,8 +201,7 @@ def _lightly(proto: ModelProto, steps: Sequence[_Step], apart: int, original: Mo
     try:
         with rewriting, quiet():
             for _ in range(ROUNDS):
-                for step in steps:
-                    light = step(light)
+                light = _evaluate(light, most)
                 before, now = now, _content(_restored(light, original))
                 constants = {tensor.name for tensor in light.graph.initializer}
                 computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
@@ -237,13 +211,22 @@ def _lightly(proto: ModelProto, steps: Sequence[_Step], apart: int, original: Mo
                     break
             else:
                 return None
-    except Exception:  # it looked into a weight
+    except (ModelError, OSError):  # it looked into a weight
         return None
     left = [tensor for tensor in light.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     if sorted((tensor.name, *tensor.dims) for tensor in left) != sorted(large):  # was one taken for another's copy?
         return None
     put_back(light, proto)
     return light
+
+
+def _undeclared(proto: ModelProto) -> ModelProto:
+    """Without the sizes that the file says its results have, which may be wrong: those of the inputs decide them."""
+    for graph in all_graphs(proto.graph):
+        del graph.value_info[:]
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape") if value.type.HasField("tensor_type") else None
+    return proto
 
 
 def _content(proto: ModelProto) -> bytes:
@@ -265,17 +248,19 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     Args:
         most: bytes of all constants together, at the end.
     """
-    from onnxscript import optimizer, rewriter
+    from onnxscript import optimizer
 
     proto = unrolled(proto)
     model = read_ir(proto)
     if model.functions:
-        common.InlinePass()(model)
+        with _library("onnx-ir"):
+            common.InlinePass()(model)
         proto = ir.to_proto(model)
     _refuse(proto)
+    infer_into(model, proto)
     _cast_as_written(model)
     _spell_einsums(model)
-    substitute(model, proto)
+    substitute(model)
     _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
@@ -285,21 +270,20 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
         node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):
         lift(model)
-        folded = optimizer.fold_constants(
-            model,
-            onnx_shape_inference=True,
-            should_fold=budget,
-            input_size_limit=sys.maxsize,  # the budget judges
-            output_size_limit=sys.maxsize,
-        )
-        lift(model)
+        with _library("onnxscript"):
+            folded = optimizer.fold_constants(
+                model,
+                onnx_shape_inference=True,
+                should_fold=budget,
+                input_size_limit=sys.maxsize,  # the budget judges
+                output_size_limit=sys.maxsize,
+            )
+            lift(model)
         _remove_identities(model)
-        for cleanup in (
-            common.CommonSubexpressionEliminationPass(),
-            common.DeduplicateInitializersPass(),
-            common.RemoveUnusedNodesPass(),
-        ):
-            cleanup(model)
+        with _library("onnx-ir"):
+            common.CommonSubexpressionEliminationPass()(model)
+            common.DeduplicateInitializersPass()(model)
+            common.RemoveUnusedNodesPass()(model)
         known = [node for node in splits if node.domain and 0 <= _pieces(node) <= PIECES]
         for node in known:
             node.domain = ""
@@ -309,38 +293,35 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
         node.domain = ""
     _cast_pixels_first(model)
     _cast_pixels_last(model)
-    rewriter.rewrite(model, list(_rules(model)))
-    lift(model)
+    tidy(model)
+    absorb(model)
+    _remove_identities(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
-    _write_constant_results(model)
-    result: ModelProto = ir.to_proto(model)
-    for value in model.graph.initializers.values():
-        value.const_value = None  # onnxscript's rules remember their last match, which would keep all weights alive
-    return result
+    return to_proto(model)
 
 
-def _write_constant_results(model: ir.Model) -> None:
-    """A constant that a body of control flow gives becomes a node: onnxslim loses initializers that are outputs."""
-    for body in [body for node in model.graph.all_nodes() for body in subgraphs(node)]:
-        for place, value in enumerate(body.outputs):
-            if value.name in body.initializers and value.const_value is not None:
-                node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
-                node.outputs[0].name = value.name
-                body.outputs[place] = node.outputs[0]
-                ir.convenience.replace_all_uses_with(value, node.outputs[0])
-                del body.initializers[value.name]
-                body.append(node)
-                body.sort()
+@contextlib.contextmanager
+def _library(name: str) -> Iterator[None]:
+    """What a library raises, which may be anything, as a ModelError: our own faults aren't to be taken for its."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
 def _refuse(proto: ModelProto) -> None:
-    """Raise ModelError for what the libraries don't come to an end with, or change."""
+    """Raise ModelError for what the library doesn't come to an end with, or fails on."""
     if joins_much(proto):
         raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
     if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
         raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would go")
     for node in all_nodes(proto.graph):
+        if node.op_type == "BatchNormalization" and message_attribute(node, "training_mode", 0):
+            raise ModelError(
+                f"{node.name or node.op_type} (BatchNormalization) has training_mode=1, so that it computes the statistics of "
+                "its batch, which TensorRT doesn't: export the model after .eval()"
+            )
         if node.op_type.startswith("Optional") and node.domain in STANDARD:  # onnxscript fails on them
             raise ModelError(
                 f"{node.name or node.op_type} ({node.op_type}) works on optional values, which TensorRT hasn't"
@@ -355,28 +336,6 @@ def _pieces(node: ir.Node) -> int:
         return -1 if form[0] is None else form[0]
     size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
     return -1 if size is None or length is None else size // max(1, int(length))
-
-
-def _rules(model: ir.Model) -> Iterator[Any]:
-    """onnxscript's own rules, each offered only nodes of its operator: it tries all 46 on every node.
-
-    The rule for two Slices reads the whole graph each time; where that would take long it is left out.
-    """
-    from onnxscript import rewriter
-
-    nodes = [node.op_type for node in model.graph.all_nodes()]
-    for rule in rewriter._DEFAULT_REWRITE_RULES:
-        ends = [end.op_identifier() for end in rule._target_pattern.output_nodes]
-        if len(ends) == 1 or nodes.count("Slice") * len(nodes) <= SLICES:
-            yield rule if None in ends else _selective(rule, ends[0])
-
-
-def _selective(rule: Any, operator: tuple[str, str, str]) -> Any:
-    quick = copy.copy(rule)
-    quick.match = lambda model, graph, node, **options: (
-        rule.match(model, graph, node, **options) if node.op_identifier() == operator else None
-    )
-    return quick
 
 
 def _cast_as_written(model: ir.Model) -> None:
@@ -506,28 +465,6 @@ def _remove_identities(model: ir.Model) -> None:
         node.graph.remove(node, safe=True)
 
 
-def _fuse(proto: ModelProto) -> ModelProto:
-    """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
-    _refuse(proto)
-    inferred = infer_shapes(proto)
-    if carries_little(inferred):  # then with shapes as expressions of the dynamic dimensions, where it can
-        inferred = _slim(inferred, skip_optimizations=[*_SLIMMING, "constant_folding"])
-    refill(proto.graph.value_info, inferred.graph.value_info)
-    return _slim(proto, skip_optimizations=["constant_folding"], no_shape_infer=True)
-
-
-def _slim(proto: ModelProto, **options: Any) -> ModelProto:
-    """onnxslim, whose constant folding is never on: it would run ONNX Runtime where that happens to be installed.
-
-    Its shape inference serializes the whole model several times, and so is for light copies.
-    """
-    import onnxslim
-
-    result = onnxslim.slim(proto, skip_fusion_patterns=KEPT_FUSIONS, **options)
-    assert isinstance(result, ModelProto)
-    return result
-
-
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
     """With what the libraries lose or vary: the model's own fields, its inputs and outputs, node names; without debris."""
     graph = proto.graph
@@ -555,9 +492,11 @@ def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
 def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
     """Give every node its name in the original graph, or one made from its output; all different."""
     producer = {name: node for node in all_nodes(original.graph) for name in node.output}
-    taken: set[str] = set()
+    known, taken = {node.name for node in producer.values()}, set[str]()
     for node in all_nodes(proto.graph):
-        name = _ancestor(node, producer) or node.name or f"{node.op_type}_{next(iter(node.output), '')}"
+        counted = node.name.startswith("node_") and node.name not in known  # by onnx-ir, otherwise each time
+        name = _ancestor(node, producer) or (not counted and node.name)
+        name = name or f"{node.op_type}_{next(iter(node.output), '')}"
         node.name = unique(name, taken)
 
 

@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.view import Editor, attribute, constant, infer_into, is_constant, operand, opset_of, sizes
+from trtopt.graph.view import Editor, attribute, constant, is_constant, operand, opset_of, sizes
 
 LEARNED = "ai.onnx.ml"
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
@@ -39,17 +38,12 @@ _OLDEST = {"ImageScaler": 7, "Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 
 _FLOAT = ir.DataType.FLOAT
 
 
-def substitute(model: ir.Model, proto: ModelProto) -> None:
-    """Write what can be written otherwise, in every graph; where it can't, the node stays as it is.
-
-    Args:
-        proto: the same model, whose shapes are inferred where they are needed.
-    """
+def substitute(model: ir.Model) -> None:
+    """Write what can be written otherwise, in every graph whose shapes are inferred; where it can't, the node stays as it is."""
     if not any((node.domain, node.op_type) in _RULES for node in model.graph.all_nodes()):
         return
     if not opset_of(model):
         model.opset_imports[""] = 17
-    infer_into(model, proto)
     editor = Editor(model)
     for node in list(model.graph.all_nodes()):
         rule = _RULES.get((node.domain, node.op_type))

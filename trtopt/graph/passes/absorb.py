@@ -1,0 +1,146 @@
+"""What constants do to the result of a convolution or product, and zeros put around its input, become part of it.
+
+BatchNormalization, Mul, Div, Add and Sub go into weights and bias where nothing else reads what the node gives and their
+constant is one number a channel, or one for all: any other, such as a window over time or a weight a row, stays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, read_once, sizes
+
+_Array = NDArray[Any]
+_MAKERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def absorb(model: ir.Model) -> None:
+    """In every graph of the model, whose shapes are inferred; nodes keep their names, results theirs."""
+    editor, opset = Editor(model), opset_of(model)
+    for node in list(model.graph.all_nodes()):
+        if node.op_type == "Conv" and not node.domain:
+            _take_padding(node, opset)
+        elif (maker := _maker(node, opset)) is None or (affine := _affine(node, maker)) is None:
+            continue
+        elif _scaled(maker, *affine, editor):
+            result, made = node.outputs[0], maker.outputs[0]
+            made.name, result.name = result.name, None
+            made.type, made.shape = result.type or made.type, result.shape or made.shape
+            ir.convenience.replace_all_uses_with(result, made, replace_graph_outputs=True)
+            maker.graph.remove(node, safe=True)
+
+
+def _maker(node: ir.Node, opset: int) -> ir.Node | None:
+    """The convolution or product whose result a node changes, and nobody else reads."""
+    arithmetic = node.op_type in ("Mul", "Div", "Add", "Sub") and opset >= 7  # before, they broadcast by an attribute
+    if node.domain or not (arithmetic or node.op_type == "BatchNormalization"):
+        return None
+    for value in node.inputs if node.op_type in ("Mul", "Add") else node.inputs[:1]:
+        maker = value.producer() if value is not None and read_once(value) else None
+        if maker is not None and maker.op_type in _MAKERS and not maker.domain and maker.graph is node.graph:
+            return maker
+    return None
+
+
+def _affine(node: ir.Node, maker: ir.Node) -> tuple[_Array, _Array] | None:
+    """The factor and the summand of each channel, or one for all; None: the node does something else."""
+    made, weight = maker.outputs[0], constant(operand(maker, 1))
+    rank, channels = (None, 0) if weight is None else _channels(maker, weight)
+    if rank is None:
+        return None
+    if node.op_type == "BatchNormalization":
+        held = [constant(value) for value in node.inputs[1:]]
+        training = attribute(node, "training_mode", 0) or any(value.name for value in node.outputs[1:])
+        known = all(item is not None for item in held) and attribute(node, "spatial", 1)
+        if training or not known or (maker.op_type == "MatMul" and rank != 2):
+            return None
+        scale, shift, mean, variance = (item.astype(np.float64) for item in held if item is not None)
+        factor = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+        return factor, shift - mean * factor
+    array = constant(node.inputs[0] if node.inputs[1] is made else node.inputs[1])
+    if array is None or array.ndim > rank:
+        return None
+    form, axis = (1,) * (rank - array.ndim) + array.shape, 1 if maker.op_type.startswith("Conv") else rank - 1
+    if form[axis] not in (1, channels) or math.prod(form) != form[axis]:
+        return None  # along another axis, or the result is larger
+    number = array.astype(np.float64).reshape(-1)
+    one, zero = np.ones(1), np.zeros(1)
+    if node.op_type in ("Mul", "Div"):
+        return number if node.op_type == "Mul" else one / number, zero
+    return one, number if node.op_type == "Add" else -number
+
+
+def _channels(maker: ir.Node, weight: _Array) -> tuple[int | None, int]:
+    """How many dimensions and channels a node gives; no dimensions: it isn't known, or its weights are of another form."""
+    if maker.op_type == "MatMul":
+        form = sizes(maker.outputs[0]) if weight.ndim == 2 else None
+        return None if form is None else len(form), weight.shape[-1]
+    if maker.op_type == "Gemm":
+        return 2, weight.shape[0 if attribute(maker, "transB", 0) else 1]
+    return weight.ndim, weight.shape[0] if maker.op_type == "Conv" else weight.shape[1] * attribute(maker, "group", 1)
+
+
+def _scaled(maker: ir.Node, factor: _Array, summand: _Array, editor: Editor) -> bool:
+    """Multiply weights and bias by the factor and add the summand; False: it can't be, and nothing is changed."""
+    op, weight, bias = maker.op_type, constant(operand(maker, 1)), constant(operand(maker, 2))
+    assert weight is not None
+    rank, channels = _channels(maker, weight)
+    if (bias is None and operand(maker, 2) is not None) or (op == "MatMul" and rank != 2 and summand.any()):
+        return False
+    group = attribute(maker, "group", 1) if op == "ConvTranspose" else 1
+    if op == "ConvTranspose":  # inputs of all groups × outputs of one
+        form, axis = (group, weight.shape[0] // group, *weight.shape[1:]), 2
+        along = np.broadcast_to(factor, channels).reshape(group, 1, channels // group, *[1] * (weight.ndim - 2))
+    else:
+        form, axis = weight.shape, int(op == "MatMul" or (op == "Gemm" and not attribute(maker, "transB", 0)))
+        along = factor.reshape(-1, *[1] * (weight.ndim - 1 - axis))
+    content = {1: (weight.astype(np.float64).reshape(form) * along).reshape(weight.shape)}
+    if bias is not None or summand.any():
+        before = np.zeros(channels) if bias is None else bias.astype(np.float64) * attribute(maker, "beta", 1.0)
+        content[2] = before * factor + summand
+    with np.errstate(over="ignore"):
+        made = {slot: array.astype(weight.dtype) for slot, array in content.items()}
+    if not all(np.isfinite(array.astype(np.float64)).all() for array in made.values()):
+        return False
+    for slot, array in made.items():
+        maker.resize_inputs(max(len(maker.inputs), slot + 1))
+        maker.replace_input_with(
+            slot, editor.constant(f"{maker.outputs[0].name}/{'weight' if slot == 1 else 'bias'}", array)
+        )
+    if 2 in made:
+        maker.op_type = "Gemm" if op == "MatMul" else op
+        maker.attributes.pop("beta", None)
+    return True
+
+
+def _take_padding(node: ir.Node, opset: int) -> None:
+    """Let a convolution put the zeros around its input that a Pad puts there."""
+    weight, pad = operand(node, 1), node.inputs[0].producer() if node.inputs[0] is not None else None
+    rank = len(weight.shape) if weight is not None and weight.shape is not None else 0
+    if (
+        pad is None
+        or pad.op_type != "Pad"
+        or pad.domain
+        or attribute(pad, "mode", "constant") != "constant"
+        or rank < 3
+    ):
+        return
+    amounts, value, axes = (constant(operand(pad, slot)) for slot in (1, 2, 3))
+    if opset < 11:
+        amounts, value = attribute(pad, "pads"), attribute(pad, "value", 0.0)
+    elif any(operand(pad, slot) is not None and found is None for slot, found in ((2, value), (3, axes))):
+        return
+    own, auto = attribute(node, "pads", [0] * (2 * rank - 4)), attribute(node, "auto_pad", "NOTSET")
+    if amounts is None or np.any(value) or auto not in ("NOTSET", "VALID"):
+        return
+    around = np.zeros((2, rank), np.int64)
+    around[:, range(rank) if axes is None else axes] = np.reshape(amounts, (2, -1))
+    if not around[:, :2].any() and (around >= 0).all():
+        node.attributes["pads"] = ir.AttrInt64s("pads", [*map(int, around[:, 2:].reshape(-1) + own)])
+        node.attributes.pop("auto_pad", None)
+        node.replace_input_with(0, pad.inputs[0])

@@ -1,0 +1,201 @@
+"""Nodes that do nothing, and pairs of nodes that one does.
+
+A rule holds for any values: it takes constants as they are, and sizes only where inference knows them. Operator forms are the
+model's own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, read_once, sizes
+
+_NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")  # the same values in the same order
+_HALVES, _INTEGERS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), (ir.DataType.INT32, ir.DataType.INT64)
+_SHORT = 64  # numbers of a shape
+_DEPTH = 8  # nodes between a shape and its reader
+_Number = int | tuple[ir.Value, int] | None  # of a shape: itself, the size of a value along an axis, or unknown
+
+
+def tidy(model: ir.Model) -> None:
+    """In every graph of a model whose shapes are inferred; what does nothing becomes an Identity."""
+    editor, opset = Editor(model), opset_of(model)
+    for node in list(model.graph.all_nodes()):
+        if node.domain or opset < 7 or not node.inputs or node.inputs[0] is None:
+            continue  # before opset 7, attributes say how operands broadcast and whether a Dropout trains
+        if node.op_type in ("Reshape", "Flatten"):
+            _reshape(node, editor)
+        elif node.op_type == "Concat":
+            _concat(node)
+        elif (before := _before(node)) is not None:
+            _join(before, node, editor, opset)
+        if (given := _given(node, editor, opset)) is not None:
+            node.resize_inputs(1)
+            node.replace_input_with(0, given)
+            node.op_type = "Identity"
+            node.attributes.clear()
+
+
+def _before(node: ir.Node) -> ir.Node | None:
+    """The node of the same operator that gives its first input."""
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    same = before is not None and (before.op_type, before.domain) == (node.op_type, node.domain)
+    return before if same else None
+
+
+def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
+    """The input that a node gives as it is, or the constant that it always gives; None: it does something."""
+    op, before, after = node.op_type, sizes(node.inputs[0]), sizes(node.outputs[0])
+    unknown = before.count(None) if before is not None and before == after else _SHORT
+    idle: object = False
+    if op in _NEUTRAL:
+        for slot in (0, 1) if op in ("Mul", "Add") else (1,):
+            array, other = constant(node.inputs[slot]), sizes(node.inputs[1 - slot]) or ()
+            fits = array is not None and array.ndim <= len(other)
+            if array is not None and fits and (array == _NEUTRAL[op]).all():
+                if all(size in (1, length) for size, length in zip(reversed(array.shape), reversed(other))):
+                    return node.inputs[1 - slot]
+    elif op in ("Gather", "Slice") and (numbers := _numbers(node.outputs[0])) and after is not None:
+        if all(isinstance(number, int) for number in numbers) and node.outputs[0].dtype == ir.DataType.INT64:
+            return editor.constant(f"{node.outputs[0].name}/sizes", np.reshape(numbers, after), np.int64)
+    elif op == "Cast":
+        idle = node.inputs[0].dtype is not None and node.inputs[0].dtype == attribute(node, "to")
+    elif op in _VIEWS:
+        idle = unknown < 2  # as many values, so that the open size is the same, too
+    elif op in ("Expand", "Slice"):
+        steps = constant(operand(node, 4))
+        idle = unknown == 0 and (operand(node, 4) is None or (steps is not None and (steps > 0).all()))
+    elif op == "Pad":
+        amounts = attribute(node, "pads") if opset < 11 else constant(operand(node, 1))
+        idle = amounts is not None and not np.any(amounts)
+    elif op == "Transpose":
+        idle = (order := _permutation(node)) is not None and order == sorted(order)
+    elif op == "Dropout":
+        training = operand(node, 2) is not None and not np.array_equal(constant(operand(node, 2)), False)
+        idle = not training and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
+    elif op in ("Concat", "Split"):
+        idle = len(node.inputs if op == "Concat" else node.outputs) == 1
+    return node.inputs[0] if idle else None
+
+
+def _permutation(node: ir.Node) -> list[int] | None:
+    form = sizes(node.inputs[0])
+    order: list[int] | None = attribute(node, "perm", None if form is None else [*range(len(form))][::-1])
+    return order
+
+
+def _numbers(value: ir.Value | None, depth: int = _DEPTH) -> list[_Number] | None:
+    """What a short list of integers holds; None: not even how many there are is known."""
+    held, form = constant(value), sizes(value)
+    if held is not None:
+        return [*map(int, held.reshape(-1))] if held.dtype.kind == "i" and held.size <= _SHORT else None
+    node = None if value is None or value.dtype not in _INTEGERS else value.producer()
+    source = node.inputs[0] if node is not None and not node.domain and node.inputs and depth else None
+    if node is not None and source is not None:
+        if node.op_type == "Shape" and (dims := sizes(source)) is not None:
+            whole = [(source, axis) if size is None else size for axis, size in enumerate(dims)]
+            return whole[attribute(node, "start", 0) : attribute(node, "end", len(whole))]
+        if node.op_type == "Concat" and form is not None and (form[0] or _SHORT) < _SHORT:
+            parts = [_numbers(item, depth - 1) for item in node.inputs if sizes(item) != (0,)]
+            return None if None in parts else [number for part in parts for number in part or ()]
+        if node.op_type in ("Cast", "Squeeze", "Unsqueeze", "Gather", "Slice"):
+            before = _numbers(source, depth - 1)
+            if before is not None and node.op_type in ("Gather", "Slice"):
+                before = _picked(before, node)
+            if before is not None:
+                return before
+    return [None] if form in ((), (1,)) else None
+
+
+def _picked(numbers: list[_Number], node: ir.Node) -> list[_Number] | None:
+    """What a Gather or Slice by constants takes from a list."""
+    held = [item for value in node.inputs[1:] if (item := constant(value)) is not None]
+    if len(held) < len(node.inputs) - 1 or not held:
+        return None
+    if node.op_type == "Slice":
+        if any(item.shape != (1,) for item in held):
+            return None
+        start, end, step = (int(item[0]) for item in (held[0], held[1], held[3] if len(held) > 3 else [1]))
+        return numbers[start:end:step] if step > 0 else None
+    inside = (held[0] >= -len(numbers)).all() and (held[0] < len(numbers)).all()
+    return [numbers[place] for place in held[0].reshape(-1)] if inside else None
+
+
+def _reshape(node: ir.Node, editor: Editor) -> None:
+    """By a constant, where at most one size is open, and of what wasn't reshaped before; Flatten becomes one."""
+    held, after = constant(operand(node, 1)), sizes(node.outputs[0]) or ()
+    target = None if held is None else held.tolist()
+    if node.op_type == "Flatten" and attribute(node, "axis", 1) == 1:
+        target = [-1, after[1]] if after[1:] and after[1] else [0, -1]  # the batch stays open
+    elif target is None and after and after.count(None) < 2 and 0 not in after:
+        target = [-1 if size is None else size for size in after]
+    elif target is None and node.op_type == "Reshape" and not attribute(node, "allowzero", 0):
+        kept = [(node.inputs[0], axis) for axis in range(_SHORT)]  # 0: as it was
+        asked = _numbers(node.inputs[1]) or [None, None]
+        target = [0 if size == same else size if isinstance(size, int) else -1 for size, same in zip(asked, kept)]
+    if target is None or target.count(-1) > 1:
+        return
+    if held is None:
+        node.op_type = "Reshape"
+        node.attributes.clear()
+        node.resize_inputs(2)
+        node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}/shape", target, np.int64))
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if before is not None and _views(before) and 0 not in target:
+        node.replace_input_with(0, before.inputs[0])
+
+
+def _views(node: ir.Node) -> bool:
+    """Whether it gives the same values in the same order; a Transpose does where it moves axes of size 1 only."""
+    form, order = sizes(node.inputs[0]), _permutation(node) if node.op_type == "Transpose" else None
+    long = [axis for axis in order or () if form is not None and form[axis] != 1]
+    return not node.domain and (node.op_type in _VIEWS or (bool(order and form) and long == sorted(long)))
+
+
+def _concat(node: ir.Node) -> None:
+    """Of parts that aren't empty, and that are no Concats along the same axis."""
+    form, axis = sizes(node.outputs[0]), attribute(node, "axis")
+    parts = list[ir.Value | None]()
+    for value in node.inputs:
+        length = sizes(value)
+        if form is not None and length is not None and len(length) == len(form) and length[axis] == 0:
+            continue
+        before = value.producer() if value is not None and read_once(value) else None
+        joins = before is not None and (before.op_type, before.domain, before.graph) == ("Concat", "", node.graph)
+        parts += before.inputs if before is not None and joins and attribute(before, "axis") == axis else [value]
+    if parts and parts != list(node.inputs):
+        node.resize_inputs(len(parts))
+        for slot, part in enumerate(parts):
+            node.replace_input_with(slot, part)
+
+
+def _join(before: ir.Node, node: ir.Node, editor: Editor, opset: int) -> None:
+    """Two Transposes as one, two Slices of different axes, two Unsqueezes, two Casts of which the first is to FP32."""
+    merged, order = list[object](), (_permutation(before), _permutation(node))
+    held = [[constant(value) for value in item.inputs[1:]] for item in (before, node)]
+    first, second, after = sizes(before.inputs[0]), sizes(node.inputs[0]), sizes(node.outputs[0])
+    if node.op_type == "Transpose" and order[0] and order[1]:
+        node.attributes["perm"] = ir.AttrInt64s("perm", [order[0][axis] for axis in order[1]])
+    elif node.op_type == "Cast" and attribute(before, "to") == ir.DataType.FLOAT and attribute(node, "to") in _HALVES:
+        pass
+    elif opset < 13 or any(item is None for part in held for item in part) or None in (first, second, after):
+        return
+    elif node.op_type == "Unsqueeze" and first is not None and second is not None and after is not None:
+        added = {int(axis) % len(after) for axis in held[1][0]}
+        places = [axis for axis in range(len(after)) if axis not in added]
+        merged = [sorted([*added, *(places[axis] for axis in held[0][0])])]
+    elif node.op_type == "Slice" and first:
+        full = [[*part, *[np.arange(part[0].size), np.ones(part[0].size)][len(part) - 2 :]] for part in held]
+        axes = [np.asarray(part[2], np.int64) % len(first) for part in full]
+        if np.intersect1d(*axes).size:
+            return
+        merged = [np.concatenate([part[slot] for part in full]) for slot in (0, 1)]
+        merged += [np.concatenate(axes), np.concatenate([part[3] for part in full])]
+    else:
+        return
+    node.replace_input_with(0, before.inputs[0])
+    for slot, content in enumerate(merged, 1):
+        node.resize_inputs(max(slot + 1, len(node.inputs)))
+        node.replace_input_with(slot, editor.constant(f"{node.outputs[0].name}/{slot}", content, np.int64))
