@@ -14,7 +14,7 @@ from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model
-from trtopt.graph.passes.fold import FoldReport, fold, same_but_order, unfolded
+from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.proto import fingerprint
 from trtopt.ort.comparison import compare
 
@@ -36,8 +36,6 @@ def held_against(
     """
 
     def compared(before: ModelProto, after: ModelProto) -> str:
-        if same_but_order(unfolded(before), after):
-            return ""
         key = model.fingerprint, fingerprint(after)
         if key not in _COMPARED:
             try:

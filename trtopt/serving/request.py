@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import FILE, FOLDER, about, option
+from trtopt.core.options import FOLDER, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 

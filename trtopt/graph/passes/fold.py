@@ -34,7 +34,7 @@ from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
 from trtopt.graph.guard import fault
 from trtopt.graph.inputs import record_batch_axes
-from trtopt.graph.lazy_weights import is_lazy, set_external
+from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.passes.absorb import absorb
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.passes.tidy import tidy
