@@ -498,8 +498,9 @@ class RandomGraph:
 
     def model(self) -> ModelProto:
         read = {name for node in self.nodes for name in node.input}
-        ends = [name for name in self.shapes if name not in read and name not in self.feed]
-        inner = [name for name in self.shapes if name in read and name not in self.feed and self.chance(0.15)]
+        made = [name for name in self.shapes if any(name in node.output for node in self.nodes)]
+        ends = [name for name in made if name not in read]
+        inner = [name for name in made if name in read and self.chance(0.15)]
         names = [*ends, *inner] or [self.last]
         batch = self.chance(0.4)  # one size left open
         infos = [

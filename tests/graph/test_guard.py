@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 from graphs import conv_relu, model, node, values
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
-from trtopt.graph.guard import fault, invalid
+from trtopt.core.errors import ModelError
+from trtopt.graph.guard import ELEMENTS, MACS, NODES, _equal, fault, guarded, invalid
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.view import to_ir
 
 
 def changed(proto: ModelProto, operator: str) -> ModelProto:
@@ -30,13 +36,41 @@ def test_other_values_are_a_fault_where_comparing_costs_little() -> None:
     assert fault(large, changed(large, "Neg")) == ""
 
 
-def test_small_differences_of_rounding_are_none() -> None:
+@pytest.mark.parametrize(("off", "noticed"), [(1e-5, False), (5e-4, False), (3e-3, True)])
+def test_small_differences_of_rounding_are_none(off: float, noticed: bool) -> None:
     proto = conv_relu(inputs={"x": [1, 3, 8, 8]})
     near = ModelProto()
     near.CopyFrom(proto)
-    weight = near.graph.initializer[0]
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1 + 1e-5), weight.name))
-    assert fault(proto, near) == ""
+    for weight in near.graph.initializer:
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1 + off), weight.name))
+    assert bool(fault(proto, near)) is noticed
+
+
+def test_what_costs_much_or_is_not_known_is_not_run() -> None:
+    """Each is just beyond one limit, and just within it the difference is seen."""
+
+    def seen(proto: ModelProto) -> bool:
+        return fault(proto, changed(proto, "Neg")) != ""
+
+    def chain(count: int) -> ModelProto:
+        names = ["x", *(f"t{index}" for index in range(count - 1)), "y"]
+        nodes = [node("Relu", before, after) for before, after in pairwise(names)]
+        return model(nodes, inputs={"x": [2]})
+
+    assert seen(chain(NODES)) and not seen(chain(NODES + 1))
+    within, beyond = (
+        model([node("Relu", "x", "y")], inputs={"x": ["n", size]}) for size in (ELEMENTS // 4, ELEMENTS // 4 + 1)
+    )
+    assert seen(within) and not seen(beyond)  # two of them, read and given
+
+    def convolution(kernel: int) -> ModelProto:
+        nodes = [node("Conv", "x w", "h", pads=[kernel // 2] * 4), node("Relu", "h", "y")]
+        return model(nodes, inputs={"x": [1, 8, 22, 22]}, weights={"w": values(8, 8, kernel, kernel)})
+
+    assert 25 * 64 * 22**2 < MACS < 49 * 64 * 22**2 and seen(convolution(5)) and not seen(convolution(7))
+    assert not seen(
+        model([node("NonZero", "x", "n"), node("Cast", "n", "f", to=1), node("Relu", "f", "y")], inputs={"x": [2, 2]})
+    )
 
 
 def test_invalid_graphs_are_named() -> None:
@@ -75,7 +109,7 @@ def test_text_is_not_made_up() -> None:
 
 
 def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:
-    """onnxslim merges two draws of one shape, and drops a Dropout in training."""
+    """Libraries merge two draws of one shape, and drop a Dropout in training."""
     draws = [node("RandomNormalLike", "x", name, name) for name in ("a", "b")]
     proto = model([*draws, node("Sub", "a b", "y", "sub")])
     made, report = fold(proto)
@@ -83,4 +117,80 @@ def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:
     assert "draws random numbers" in report.problem or not report.problem
     training = model([node("Dropout", "x r t", "y", "drop")], weights={"r": np.float32(0.5), "t": np.array(True)})  # type: ignore[dict-item]
     assert [item.op_type for item in fold(training)[0].graph.node] == ["Dropout"]
-    assert "draws random numbers" in fault(training, model([node("Identity", "x", "y")]))
+    assert fault(training, model([node("Identity", "x", "y")])) == "it draws random numbers 0 times, no longer 1"
+    for ratio, mode in ((0.0, True), (0.5, False)):  # draws nothing
+        silent = model([node("Dropout", "x r t", "y", "drop")], weights={"r": np.float32(ratio), "t": np.array(mode)})  # type: ignore[dict-item]
+        assert fault(silent, model([node("Identity", "x", "y")])) == ""
+    told = helper.make_node("Dropout", ["x", "r", "t"], ["y"], "drop")
+    open_mode = model([told], weights={"r": np.float32(0.5)})  # type: ignore[dict-item]
+    open_mode.graph.input.append(helper.make_tensor_value_info("t", 9, []))
+    assert "no longer 1" in fault(open_mode, model([node("Identity", "x", "y")]))
+
+
+def test_what_a_pass_made_is_used_only_where_it_is_the_same() -> None:
+    proto = conv_relu(inputs={"x": [1, 3, 8, 8]})
+    made = guarded(proto, PassResult(to_ir(changed(proto, "Relu")), {"c": "c"}), "it can't be", "do that")
+    assert made is not proto and [item.op_type for item in made.graph.node] == ["Conv", "Relu"]
+    assert guarded(proto, PassResult(to_ir(changed(proto, "Neg"))), "it can't be", "do that") is proto
+    with pytest.raises(ModelError, match=r"it can't be \(its output 'y' has other values .*\); do that"):
+        guarded(proto, PassResult(to_ir(changed(proto, "Neg")), {"c": "c"}), "it can't be", "do that")
+
+
+def test_declared_outputs_stay_as_they_are() -> None:
+    proto = conv_relu(inputs={"x": ["n", 3, 8, 8]}, outputs={"y": ["m", 4, 8, "w"]})
+    made = guarded(proto, PassResult(to_ir(changed(proto, "Relu")), {"c": "c"}), "", "")
+    assert made.graph.output == proto.graph.output and not made.graph.value_info
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        (np.ones((2, 3)), np.ones((2, 3)), True),
+        (np.ones((2, 3)), np.ones((3, 2)), False),
+        (np.ones(3), np.ones((1, 3)), False),
+        (np.ones(3, np.float32), np.ones(3, np.float64), False),
+        (np.array([1, 2]), np.array([1, 3]), False),
+        (np.array([1 + 1j]), np.array([1 + 5j]), False),
+        (np.array([1 + 1j]), np.array([1 + 1j]), True),
+        (np.array([]), np.array([]), True),
+        (np.array([np.nan, 1]), np.array([np.nan, 1]), True),
+        (np.array([np.nan, np.nan]), np.array([np.nan, np.nan]), True),
+        (np.array([np.nan, 1]), np.array([0, 1]), False),
+        (np.array([np.inf, 1]), np.array([np.inf, 1]), True),
+        (np.array([np.inf, 1]), np.array([-np.inf, 1]), False),
+        (np.array([1000.0, 0.0]), np.array([1000.0, 0.5]), True),  # of the largest value
+        (np.array([1000.0, 0.0]), np.array([1000.0, 1.5]), False),
+        (np.array([1e6, 1.0, np.inf]), np.array([1e6, 1.5, np.inf]), True),
+        (np.array(["a", "b"]), np.array(["a", "b"]), True),
+        (np.array(["a", "b"]), np.array(["a", "c"]), False),
+        (np.array(["a", "b"], object), np.array(["a", "c"], object), False),
+        ([np.ones(2), np.ones(3)], [np.ones(2), np.ones(3)], True),
+        ([np.ones(2), np.ones(3)], [np.ones(2), np.zeros(3)], False),
+        ([np.ones(2)], [np.ones(2), np.ones(2)], False),
+        ([np.ones(2)], np.ones((1, 2)), False),
+        ((np.ones(2),), [np.ones(2)], True),
+        (None, None, True),
+        (None, np.ones(1), False),
+        ({1: 2.0}, {1: 2.0}, True),
+        ({1: 2.0}, None, False),
+        ({1: 2.0}, np.ones(1), False),
+    ],
+)
+def test_values_are_the_same_in_type_shape_and_content(old: Any, new: Any, same: bool) -> None:
+    assert _equal(old, new) is same
+
+
+def test_a_model_without_numbers_to_feed_is_not_run() -> None:
+    nothing = model([node("Identity", "x", "y")], inputs={"x": [0]})
+    assert fault(nothing, changed(nothing, "Identity")) == ""
+    assert "has other values" in fault(*(model([node(op, "x", "y")], inputs={"x": [2]}) for op in ("Relu", "Neg")))
+
+
+def test_the_evaluator_is_not_believed_where_it_is_wrong() -> None:
+    """Of opset 9 to 13 it mixes the batch's statistics into BatchNormalization: folding would be refused for that."""
+    weights = {"w": values(4, 3, 1, 1), "s": values(4, seed=1), "b": values(4, seed=2), "m": values(4, seed=3)}
+    nodes = [node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "y")]
+    for opset in (9, 11, 13, 15):
+        proto = model(nodes, inputs={"x": [1, 3, 4, 4]}, weights={**weights, "v": np.ones(4, np.float32)}, opset=opset)
+        made, report = fold(proto)
+        assert not report.problem and [item.op_type for item in made.graph.node] == ["Conv"]
