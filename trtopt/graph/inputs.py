@@ -38,6 +38,7 @@ from trtopt.graph.work import shapes_at
 _KEY = "trtopt.batch_axes"  # of a model's metadata
 _BATCH = "the batch"  # a name that no exporter gives
 _GUESSES = (224, 64, 16)  # of other open sizes, as sizes of images or lengths that most models take
+_ORDERED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")  # keep the order of elements
 _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
@@ -69,7 +70,7 @@ def network_outputs(
     infos = [replace(info, batch_axis=_only(info.shape, names)) for info in infos]
     unknown = {info.name for info in infos if info.batch_axis is None and info.shape}
     if axes and unknown:
-        growth = _growth(proto, inputs, axes, unknown)
+        growth = _Growth(proto, inputs, axes, unknown)
         infos = [growth.placed(info, names) if info.name in unknown else info for info in infos]
     return tuple(infos)
 
@@ -106,29 +107,22 @@ def _as_inferred(declared: ValueInfoProto, inferred: ValueInfoProto, names: Coll
     return replace(info, shape=tuple(sizes))
 
 
-def _growth(
-    proto: ModelProto, inputs: Mapping[str, TensorInfo], axes: Mapping[str, int], wanted: Iterable[str]
-) -> _Growth:
-    light = skeleton(proto, LARGE)
-    for value in light.graph.input:
-        if value.name in axes:
-            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = _BATCH
-    others = any(axis != axes.get(name) for name, info in inputs.items() for axis in info.open_axes)
-    found = []
-    for guess in _GUESSES if others else _GUESSES[:1]:
-        found.append(_Growth(light, *(shapes_at(light, {_BATCH: size}, guess) for size in (2, 3))))
-        if all(name in shapes for name in wanted for shapes in (found[-1].two, found[-1].three)):
-            return found[-1]
-    return max(found, key=lambda item: len(item.two))
-
-
 class _Growth:
-    """What grows with the batch, by shapes at two samples and at three."""
+    """What grows with the batch, by shapes at two samples and at three, so that the `wanted` outputs are known."""
 
     def __init__(
-        self, light: ModelProto, two: Mapping[str, tuple[int, ...]], three: Mapping[str, tuple[int, ...]]
+        self, proto: ModelProto, inputs: Mapping[str, TensorInfo], axes: Mapping[str, int], wanted: set[str]
     ) -> None:
-        self.makers, self.two, self.three = Links(light.graph).makers, two, three
+        light = skeleton(proto, LARGE)
+        for value in light.graph.input:
+            if value.name in axes:
+                value.type.tensor_type.shape.dim[axes[value.name]].dim_param = _BATCH
+        self.makers = Links(light.graph).makers
+        others = any(axis != axes.get(name) for name, info in inputs.items() for axis in info.open_axes)
+        for guess in _GUESSES if others else _GUESSES[:1]:
+            self.two, self.three = (shapes_at(light, {_BATCH: size}, guess) for size in (2, 3))
+            if wanted <= self.two.keys() & self.three.keys():
+                break
 
     def placed(self, info: TensorInfo, names: set[int | str]) -> TensorInfo:
         """An output with the axis of its samples; sizes that the model declares as fixed, and that grow, are open.
@@ -161,22 +155,20 @@ class _Growth:
         pending, seen = [name], {name}
         while pending:
             result = pending.pop()
-            place, node = self._place(result), self.makers.get(result)
-            if place is None:
+            if (place := self._place(result)) is None:
                 return False
-            if place[1] == 1:
-                continue
-            reads = {} if node is None else {item: held for item in node.input if (held := self._place(item))}
-            if node is not None and node.op_type in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
-                source = reads.get(node.input[0])
-                outside = math.prod(self.two[result][: place[0]])
-                if source is None or math.prod(self.two[node.input[0]][: source[0]]) != outside:
+            if place[1] > 1:
+                node = self.makers[result]
+                reads = {item: held for item in node.input if (held := self._place(item))}
+                if node.op_type in _ORDERED:
+                    outside = [math.prod(self.two[item][:at]) for item, (at, _) in (*reads.items(), (result, place))]
+                    fits = len({*outside}) == 1 < len(outside)
+                else:
+                    fits = {rows for _, rows in reads.values()} == {place[1]}
+                if not fits:
                     return False
-                reads = {node.input[0]: source}
-            elif not reads or any(rows != place[1] for _, rows in reads.values()):
-                return False
-            pending += reads.keys() - seen
-            seen |= reads.keys()
+                pending += reads.keys() - seen
+                seen |= reads.keys()
         return True
 
 

@@ -554,7 +554,11 @@ class Session:
         samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
         if not samples:
             raise UsageError("there are no images to run")
-        return self.run_prepared(samples, top=int(top))
+        outputs = self.run_batches(self.stacked(samples))
+        [(name, scores), *others] = outputs.items()
+        if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
+            return outputs
+        return [self.best(row, int(top)) for row in scores]
 
     def preparation(self) -> Preprocess:
         """How an image becomes the input.
@@ -606,14 +610,6 @@ class Session:
         """What `preparation` made of images, as the input."""
         batch = np.stack(samples).astype(self._signature.inputs[0].dtype, copy=False)
         return laid_out({self.inputs[0].name: batch}, self.inputs)
-
-    def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
-        """`run_images` on what `preparation` made of each image."""
-        outputs = self.run_batches(self.stacked(samples))
-        [(name, scores), *others] = outputs.items()
-        if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
-            return outputs
-        return [self.best(row, top) for row in scores]
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
