@@ -84,7 +84,7 @@ def _damage(path: Path) -> None:
 def test_another_build_is_a_copy(model: Path, tmp_path: Path, where: str) -> None:
     heard = Heard()
     first = _build(model, tmp_path / "a.engine", where, reporter=heard)
-    assert any("no engine yet" in note for note in heard.notes)
+    assert any("has no engine of this model" in note for note in heard.notes)
     shutil.copy(model, tmp_path / "copy.onnx")
     second = _build(tmp_path / "copy.onnx", tmp_path / "b.engine", where, reporter=heard, classes=["c"] * 16)
     assert (first.cached, second.cached) == (False, True)
