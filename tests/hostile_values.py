@@ -130,7 +130,7 @@ RIGHT_TYPE: dict[Any, tuple[Any, ...]] = {
     int: (-1, 0, 7, 10**4, 2**40, -(2**40)),
     float: (-1, 7, 0.5, -0.5, 1e308, -1e-300),
     str: ("", " ", "text", "-1", "..", "9" * 300, "a\0b"),
-    list: ([],),
+    list: ([], [1] * 9999),
     dict: ({"": 1}, {}),
 }
 FREE = {get_args(kind)[1] for kind in (AnyText, AnyNumber)}

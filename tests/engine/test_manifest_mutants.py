@@ -26,6 +26,7 @@ from trtopt.autotune.selection import Candidate, Comparison, Times, stored_compa
 from trtopt.builder import construction
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
+from trtopt.core import files
 from trtopt.core.errors import BuildFailed, EngineError, EngineMismatch
 from trtopt.core.files import sha256_file
 from trtopt.core.values import BuildSpec
@@ -358,17 +359,17 @@ def test_what_is_loaded_is_what_was_hashed(
     digest = hashlib.sha256(engine.read_bytes()).hexdigest()
     content = built.content | {"plan": built.content["plan"] | {"sha256": digest}}
     manifest_path(engine).write_text(json.dumps(content))
-    whole, reads, loads = Path.read_bytes, list[Path](), list[str]()
+    whole, reads, loads = files.whole, list[Path](), list[str]()
 
-    def replaced(path: Path) -> bytes:
-        found = whole(path)
+    def replaced(path: Path, limit: int | None) -> bytes:
+        found = whole(path, limit)
         if path == engine:
             reads.append(path)
             path.write_bytes(bytes(reversed(found)))
         return found
 
     open_on_fake(monkeypatch, cuda, built, loads)
-    monkeypatch.setattr(Path, "read_bytes", replaced)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.whole", replaced)
     with Session(engine):
         assert (len(reads), loads) == (1, [digest])
     with pytest.raises(EngineMismatch, match="isn't the plan its manifest describes"):

@@ -413,8 +413,6 @@ def read_manifest(path: Path) -> Manifest:
         names = [item["name"] for item in manifest.inputs]
         if manifest.embedded is not None and (takes := manifest.embedded["input"]) not in names:
             raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
-        if odd := [name for profile in manifest.profiles for name in profile if name not in names]:
-            raise Damaged(f"profiles has {odd[0]!r}; inputs has {', '.join(names) or 'none'}")
     except Damaged as error:
         raise EngineError(
             f"{path} is damaged or incomplete: {error}; {again}, or delete it to use the plan alone"
