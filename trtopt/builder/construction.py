@@ -190,13 +190,7 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
     if not findings:
         return []
     first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
-    what = f"{first.message}; {first.hint}"
-    if lowered.typed:
-        what = (
-            "reads a constant beyond FP16's ±65504, which is held at that limit; the sum of two such is infinite, and "
-            f"infinity − infinity is NaN; {first.hint}"
-        )
-    return [f"{first.node} ({first.op}){others}: {what}"]
+    return [f"{first.node} ({first.op}){others}: {first.message}; {first.hint}"]
 
 
 class _Build:

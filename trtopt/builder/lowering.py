@@ -260,10 +260,8 @@ def _points(
         ]
         fp8 = fp8_points(model, [*other_layers, *unquantized], spec.base, capabilities)
     kept_layers = [replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept]
-    kept_layers = [
-        replace(item, precision=Precision.FP8) if item.node in fp8.quantized else item for item in kept_layers
-    ]
-    return replace(points, kept=tuple(kept_layers)), fp8
+    kept = (replace(item, precision=Precision.FP8) if item.node in fp8.quantized else item for item in kept_layers)
+    return replace(points, kept=tuple(kept)), fp8
 
 
 def _asked(

@@ -121,7 +121,7 @@ class CheckReport:
         text = f"{self.model}: {', '.join(numbers)}; parser asked: {self.parser or 'none'}"
         if self.fixed:
             text += f"; wrote {self.fixed}, " + ("outputs unchanged" if self.verified else "not verified")
-        lines = [text, *([f"  folded: {self.folding}"] if self.folding else [])]
+        lines = [text, *([f"  folded, as a build does: {self.folding}"] if self.folding else [])]
         if self.shapes.option:
             lines.append(f"build needs the range of what is left open: {self.shapes.option}")
         if self.shapes.guesses:
@@ -256,18 +256,10 @@ def check(request: CheckRequest) -> CheckReport:
 
 
 def _folding(report: FoldReport) -> Iterator[Finding]:
-    removed = report.removed
-    if pads := removed.get("Pad"):
-        yield Finding("info", "pad-chain", "", "Pad", f"{pads} Pad nodes fold into the convolutions after them")
-    if norms := removed.get("BatchNormalization"):
-        yield Finding("info", "batchnorm-folds", "", "BatchNormalization", f"{norms} fold into the layers before them")
     if report.problem:
         ours = "Error: " in report.problem  # an exception's name: nothing that its maker could mend
         hint = "it is built as it is" + "; please report the model" * ours
         yield Finding("warning", "folding-incomplete", "", "", report.warning, hint)
-    if report.changed:
-        hint = "building does this by itself; `fix=OUT` writes the result"
-        yield Finding("info", "foldable", "", "", str(report), hint)
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:

@@ -106,11 +106,11 @@ _WARNINGS = {
         "`precision_override=['{node}=fp32']`, or `bf16=True`",
     ),
     "fp16-mask-constant": (
-        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
         "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
     ),
     "fp16-weight-overflow": (
-        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
         "`precision_override=['{node}=fp32']`",
     ),
     "custom-operator": (
