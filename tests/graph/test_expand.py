@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs import model, node, values
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Issue
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.expand import expand, expandable, written_out
+from trtopt.graph.proto import all_nodes
 from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
@@ -96,3 +97,43 @@ def test_a_refused_sum_by_scatter_becomes_a_product(op: str, axis: int) -> None:
 def test_a_scatter_to_places_of_each_entry_stays() -> None:
     proto = load_model(scattered("ScatterElements", same=False)).proto
     assert written_out(proto, [Issue("scatter", "ScatterElements", "no reduction")]) is None
+
+
+def attention(*, masked: bool, within: bool = False) -> ModelProto:
+    """A step of a decoder that gives its cache on; `within` an If."""
+    shapes: dict[str, list[int | str]] = {
+        **dict.fromkeys("qkv", [1, 2, 1, 8]),
+        **dict.fromkeys(("pk", "pv"), [1, 2, 4, 8]),
+    }
+    mask = "mask" if masked else ""
+    step = helper.make_node("Attention", ["q", "k", "v", mask, "pk", "pv"], ["y", "nk", "nv"], "a")
+    outputs = {"y": [1, 2, 1, 8], "nk": [1, 2, 5, 8], "nv": [1, 2, 5, 8]}
+    inputs = {**shapes, **({"mask": [1, 5]} if masked else {})}
+    if not within:
+        return model([step], inputs=inputs, outputs=outputs, opset=23)
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+    other = [node("Identity", "q", "y"), *(node("Concat", f"p{n} {n}", f"n{n}", axis=2) for n in "kv")]
+    bodies = {"then_branch": [step], "else_branch": other}
+    graphs = {name: helper.make_graph(nodes, name, [], infos) for name, nodes in bodies.items()}
+    ends = [node("ReduceMax", "q", "most", keepdims=0), node("Greater", "most zero", "on")]
+    branch = helper.make_node("If", ["on"], ["Y", "NK", "NV"], "if", **graphs)
+    results = {name.upper(): shape for name, shape in outputs.items()}
+    return model([*ends, branch], inputs=inputs, outputs=results, opset=23, weights={"zero": np.zeros((), np.float32)})
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_that_gives_its_cache_on_is_written_out(masked: bool, within: bool) -> None:
+    proto = attention(masked=masked, within=within)
+    made = written_out(proto, [Issue("a", "Attention", "only supports Attention nodes with one output")])
+    assert made is not None and "Attention" not in {item.op_type for item in all_nodes(made.graph)}
+    feed = {
+        item.name: values(*(dim.dim_value for dim in item.type.tensor_type.shape.dim)) for item in proto.graph.input
+    }
+    assert difference(OnnxSession(proto)(feed), OnnxSession(load_model(made).proto)(feed)).relative < 1e-5
+
+
+def test_a_definition_is_taken_at_a_newer_opset_too() -> None:
+    proto = gelu()
+    proto.opset_import[0].version = 22
+    assert "Gelu" not in {item.op_type for item in expand(proto, ("Gelu",)).graph.node}

@@ -20,17 +20,23 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
     LARGE,
+    STANDARD,
+    Links,
+    all_graphs,
     all_nodes,
     all_tensors,
+    attribute,
     dtype_name,
     forget_output_shapes,
     infer_shapes,
+    name_nodes,
     node_label,
     node_reads,
     refill,
     skeleton,
     subgraphs,
     tensor_size,
+    to_array,
 )
 
 OLDEST_IR = 3
@@ -42,6 +48,7 @@ _TEXTS = [
     TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
 _NAMES = ("name", "input", "output", "op_type", "domain", "dim_param")
+_INTEGERS = [getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
 _INFERRED_WRONGLY = ("STFT", "MeanVarianceNormalization")
@@ -66,7 +73,53 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
     _check_graph(proto.graph, frozenset(), what)
-    return _check_onnx(skeleton(proto, LARGE), what)
+    try:
+        inferred = _check_onnx(skeleton(proto, LARGE), what)
+    except InvalidModel:  # sizes that were edited in the file leave what it says of results behind; the nodes decide
+        light = undeclared(skeleton(proto, LARGE))
+        try:
+            inferred = _check_onnx(light, what)
+        except InvalidModel:
+            light = None
+        if light is None:
+            raise
+        refill(undeclared(proto).graph.output, light.graph.output)
+    _check_constants(inferred, proto, what)
+    return inferred
+
+
+def undeclared(proto: ModelProto) -> ModelProto:
+    """In place: without the sizes that a file says its results have."""
+    for graph in all_graphs(proto.graph):
+        del graph.value_info[:]
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return proto
+
+
+def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None:
+    """Constants are such as a node can compute with: ONNX's inference doesn't look at them, and TensorRT computes something else."""
+    links = Links(proto.graph)
+    values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+    shapes |= {name: list(tensor.dims) for name, tensor in links.constants.items()}
+    for node in proto.graph.node:
+        held, problem = links.constants.get(node.input[1]) if len(node.input) > 1 else None, ""
+        if held is None or node.domain not in STANDARD:
+            continue
+        if node.op_type in ("Conv", "ConvTranspose") and len(held.dims) < 3:
+            problem = f"has weights of {len(held.dims)} dimensions ({node.input[1]}); at least 3 are needed"
+        elif node.op_type in ("Div", "Mod") and held.data_type in _INTEGERS and not to_array(held).all():
+            problem = f"divides integers by {node.input[1]}, in which there is a 0"
+        elif node.op_type == "Gather" and (form := shapes.get(node.input[0])) and math.prod(held.dims):
+            axis, indices = attribute(node, "axis", 0), to_array(held)
+            size = form[axis] if -len(form) <= axis < len(form) else 0
+            if size and not -size <= indices.min() <= indices.max() < size:
+                farthest = indices.min() if indices.min() < -size else indices.max()
+                problem = f"takes entry {farthest} of {size} ({node.input[0]}, axis {axis})"
+        if problem:
+            raise InvalidModel(f"{what}: {node_label(node)} {problem}: export it again")
 
 
 def check_versions(proto: ModelProto, what: str) -> None:
@@ -256,13 +309,14 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
                 f"{what}: the input {value.name!r} has no shape, not even a number of dimensions, which TensorRT needs: export "
                 "the model with one (sizes may be open)"
             )
+    name_nodes(light)  # so that a message can say which
     try:
         _complete_outputs(light)
         onnx.checker.check_model(light)
         forget_output_shapes(light)
         inferred = _inferred(light)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
-        raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}") from error
+        raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}: export it again") from error
     except MemoryError as error:
         raise InvalidModel(f"{what}: too little memory to infer its shapes: export a smaller one") from error
     for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
@@ -279,12 +333,13 @@ def _complete_outputs(light: ModelProto) -> None:
     """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't."""
     if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
         return
-    inferred = _inferred(light)
     given = {value.name: value for value in light.graph.input}
     given |= {it.name: helper.make_tensor_value_info(it.name, it.data_type, it.dims) for it in light.graph.initializer}
-    for value, typed in zip(light.graph.output, inferred.graph.output):
+    for value in light.graph.output:  # inference forgets what it knows of a weight that is an output, too
+        value.CopyFrom(given.get(value.name, value))
+    for value, typed in zip(light.graph.output, _inferred(light).graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            value.CopyFrom(given.get(value.name, typed))  # inference says nothing of an output that no node gives
+            value.CopyFrom(typed)
             value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
 
 

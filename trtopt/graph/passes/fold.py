@@ -41,7 +41,6 @@ from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
     LARGE,
     STANDARD,
-    all_graphs,
     all_nodes,
     all_tensors,
     attribute as message_attribute,
@@ -55,6 +54,7 @@ from trtopt.graph.proto import (
     whole_copy,
 )
 from trtopt.graph.unrolled import unrolled
+from trtopt.graph.validity import undeclared
 from trtopt.graph.view import (
     attribute,
     constant,
@@ -168,7 +168,7 @@ def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
     for apart in (LARGE, APART) if heavy else ():
         if (light := _lightly(proto, most, apart, proto)) is not None:
             return light
-    current = _undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
+    current = undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
     marks = ["" if heavy else fingerprint(_restored(whole_copy(current), proto))]
     for _ in range(ROUNDS):
         with rewriting, quiet():
@@ -192,7 +192,7 @@ def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> 
 
     None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
     """
-    light, large = _undeclared(skeleton(proto, apart, external=_NOWHERE)), list[tuple[str | int, ...]]()
+    light, large = undeclared(skeleton(proto, apart, external=_NOWHERE)), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             set_external(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
@@ -218,15 +218,6 @@ def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> 
         return None
     put_back(light, proto)
     return light
-
-
-def _undeclared(proto: ModelProto) -> ModelProto:
-    """Without the sizes that the file says its results have, which may be wrong: those of the inputs decide them."""
-    for graph in all_graphs(proto.graph):
-        del graph.value_info[:]
-    for value in proto.graph.output:
-        value.type.tensor_type.ClearField("shape") if value.type.HasField("tensor_type") else None
-    return proto
 
 
 def _content(proto: ModelProto) -> bytes:
