@@ -33,7 +33,6 @@ from trtopt.diagnosis import charts, page
 from trtopt.diagnosis.contents import rounding
 from trtopt.diagnosis.measured import keep
 from trtopt.diagnosis.profiling import EngineProfile
-from trtopt.diagnosis.roofline import peaks_of
 from trtopt.engine.manifest import Manifest
 from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.timing import Spread
@@ -454,60 +453,6 @@ def test_a_manifest_alone_is_told_by_its_engines_name(engine: Path, tmp_path: Pa
     assert written.contents["engine"] == "m.engine" and written.contents["times"] is not None
     assert not [item for item in written.contents["warnings"] if "taken for" in item["text"]]
     assert all("m.engine.json" not in item["command"] for item in written.unknown)
-
-
-def test_layers_under_the_gpus_roofs(tmp_path: Path) -> None:
-    value = onnx.helper.make_tensor_value_info
-    weights = [onnx.numpy_helper.from_array(np.ones((64, 32, 3, 3), np.float32), "w")]
-    nodes = [
-        onnx.helper.make_node("Conv", ["x", "w"], ["h"], "conv1", pads=[1, 1, 1, 1]),
-        onnx.helper.make_node("Relu", ["h"], ["y"], "relu1"),
-    ]
-    ends = [value("x", 1, ["batch", 32, 10, 10])], [value("y", 1, ["batch", 64, 10, 10])]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(nodes, "g", *ends, weights), opset_imports=[onnx.helper.make_opsetid("", 17)]
-    )
-    model.ir_version = 8
-    onnx.save(model, tmp_path / "kept.onnx")
-    layers = [{"name": "conv1 + relu1", "kind": "convolution", "precision": "int8", "nodes": ["conv1", "relu1"]}]
-    ranges = [{"x": "1x32x10x10,4x32x10x10,8x32x10x10"}]
-    engine = made(tmp_path / "m.engine", layers, graph_file="kept.onnx", profiles=ranges)
-
-    def roofline(batch: int, gpu: str) -> Any:
-        found = profiled() | {"gpu": gpu}
-        found["batches"] = [{**found["batches"][0], "batch": batch, "layers": [{**found["batches"][0]["layers"][0]}]}]
-        found["batches"][0]["layers"][0] |= {"name": "conv1 + relu1", "ms": 0.01}
-        return trtopt.report(engine, tmp_path / "r.html", results=[found]).contents["roofline"]
-
-    weight, sample = 64 * 32 * 9, 100 * (32 + 64)  # elements: what lies between convolution and Relu isn't moved
-    for batch in (8, 1):
-        [row] = roofline(batch, "NVIDIA H200 (sm90, 140 GiB)")["layers"]
-        assert row["operations"] == 2 * batch * 100 * 64 * 32 * 9 and row["bytes"] == weight + batch * sample
-        assert row["bound"] == "memory"
-        assert row["share_of_roof"] == pytest.approx(row["bytes"] / 4800e9 / 1e-5, rel=1e-3)
-    assert "1979" not in "".join(parsed(tmp_path / "r.html").text)  # the peak isn't a figure of the table
-    unknown = roofline(8, "NVIDIA Tomorrow (sm990, 1 GiB)")
-    assert unknown["peaks"] is None and unknown["layers"][0]["share_of_roof"] is None
-    assert "peaks aren't in trtopt's table" in "".join(parsed(tmp_path / "r.html").text)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "name"),
-    [
-        ("NVIDIA H200 (sm90, 140 GiB)", "H200"),
-        ("NVIDIA H200 NVL (sm90, 140 GiB)", "H200 NVL"),
-        ("NVIDIA A100-SXM4-80GB (sm80, 79 GiB)", "A100 SXM4 80GB"),
-        ("NVIDIA L40S (sm89, 44 GiB)", "L40S"),
-        ("Tesla T4 (sm75, 14 GiB)", "T4"),
-        ("NVIDIA T400 (sm75, 4 GiB)", None),
-        ("NVIDIA A100X (sm80, 79 GiB)", None),
-        ("", None),
-    ],
-)
-def test_a_gpus_peaks_are_found_by_its_name(gpu: str, name: str | None) -> None:
-    found = peaks_of(gpu)
-    assert (found.name if found else None) == name
-    assert found is None or 1 < found.operations["int8"] / found.operations["fp16"] <= 2.03
 
 
 def test_two_builds(engine: Path, tmp_path: Path) -> None:

@@ -168,37 +168,6 @@ def _number(axes: Any, points: Sequence[Any], labelled_points: Sequence[Any]) ->
                 text.remove()
 
 
-def roofline(
-    axes: Any,
-    points: Sequence[tuple[int, float, float, str]],
-    peaks: Mapping[str, float],
-    memory: float,
-) -> None:
-    """(number of the layer, operations a byte, operations a second, precision) under what the GPU can do at most.
-
-    Args:
-        peaks: operations a second by precision; empty: not known.   memory: bytes a second.
-    """
-    for precision in dict.fromkeys(point[3] for point in points):
-        group = [point for point in points if point[3] == precision]
-        places = [point[1] for point in group], [point[2] / 1e12 for point in group]
-        axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
-    low, high = min(point[1] for point in points) / 2, max(point[1] for point in points) * 2
-    for precision, peak in peaks.items():
-        edge = peak / memory
-        corners = sorted({low, min(max(low, edge), high), high})
-        speeds = [min(peak, memory * corner) / 1e12 for corner in corners]
-        axes.plot(corners, speeds, color=colour(precision), linewidth=1.2)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_formatter(lambda value, _: "")
-    axes.set_xlabel("operations a byte")
-    axes.set_ylabel("10¹² operations a second")
-    axes.legend(loc="best")
-
-
 def histogram(axes: Any, edges: Sequence[float], counts: Sequence[int], threshold: float) -> None:
     """Magnitudes of a tensor, and the largest that is represented."""
     axes.figure.set_size_inches(3.2, 1.9)

@@ -21,7 +21,6 @@ from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.values import x
 from trtopt.core.version import __version__
-from trtopt.diagnosis import roofline
 from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
 from trtopt.engine.difference import CONVERTING, built_for, differing, facts, precisions
 from trtopt.engine.manifest import HEAVY, Manifest, embedded_by
@@ -42,12 +41,10 @@ class Graph:
     Attributes:
         ops: node → operator.   macs: node → multiply-accumulates, at the shapes that the first profile is tuned for, and the
             batch that was timed.
-        tensors: what nodes read and write.
     """
 
     ops: Mapping[str, str]
     macs: Mapping[str, int]
-    tensors: roofline.Tensors | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,6 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
         "kept": [] if manifest is None else [plain(dict(item)) for item in manifest.kept],
         "times": _times(subject),
         "sensitivity": _sensitivity(measurements),
-        "roofline": _roofline(subject, layers),
         "fusion": _fusion(subject, layers),
         "conversions": _conversions(layers),
         "quantized": _quantized(manifest),
@@ -312,34 +308,6 @@ def _conversions(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "ms": sum(times) if times and None not in times else None,
         "switches": max(0, len(runs) - 1),
         "islands": [run for run in inner if len(run["layers"]) <= _ISLAND],
-    }
-
-
-def _roofline(subject: Subject, layers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Layers with products under the GPU's roofs; operations and bytes are estimated, by the shapes alone."""
-    graph, profile = subject.graph, subject.measured.profile
-    if graph is None or graph.tensors is None or profile is None or not _timed(subject):
-        return None
-    inside: dict[int, list[str]] = {}
-    for node, home in _homes(layers).items():
-        inside.setdefault(home["number"], []).append(node)
-    peaks, rows = roofline.peaks_of(profile["gpu"]), []
-    for layer in layers:
-        nodes, precision = inside.get(layer["number"], []), layer["precision"]
-        work = sum(graph.macs.get(node, 0) for node in nodes)
-        if layer["kind"] not in HEAVY or not layer["ms"] or not work or precision is None:
-            continue
-        elements = graph.tensors.moved(nodes)
-        if elements:
-            operations, nbytes = 2 * work * graph.tensors.scale, elements * roofline.WIDTHS[precision]
-            rows.append({"layer": layer["number"], **roofline.place(operations, nbytes, layer["ms"], precision, peaks)})
-    if not rows:
-        return None
-    return {
-        "gpu": profile["gpu"],
-        "batch": max(item["batch"] for item in profile["batches"]),
-        "peaks": None if peaks is None else plain(peaks),
-        "layers": rows,
     }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from trtopt.core.files import existing_file, json_bytes, whole, writing_together
 from trtopt.core.options import flag_of, options, spoken, taking
 from trtopt.core.terminal import visible
 from trtopt.core.values import ShapeRange
-from trtopt.diagnosis import charts, roofline
+from trtopt.diagnosis import charts
 from trtopt.diagnosis.contents import FORMAT, Graph, Subject, contents
 from trtopt.diagnosis.measured import Measured, measurements
 from trtopt.diagnosis.request import ReportRequest
@@ -32,7 +31,7 @@ from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import REASONS, Manifest, kept_graph
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import all_nodes
-from trtopt.graph.work import macs, shapes_at, sizes_in
+from trtopt.graph.work import macs, sizes_in
 
 ROWS = 2000  # of a table or a chart on the page; the twin has all
 LINES, BARS = 12, 40  # of each part of the verdict, and of a chart with names
@@ -169,33 +168,14 @@ def _source(manifest: Manifest | None) -> Path | None:
 
 
 def _graph(path: Path, manifest: Manifest | None, batch: int | None) -> Graph:
-    """Operators, work and tensors, at the shapes that the first profile is tuned for; `batch`: of them instead."""
+    """Operators and work, at the shapes that the first profile is tuned for; `batch`: of them instead."""
     proto = load_model(path, lazy=True).proto
     profile = manifest.profiles[0] if manifest is not None and manifest.profiles else {}
     shapes = {name: ShapeRange.parse(text).opt for name, text in profile.items()}
     if batch is not None:
         shapes = {name: (batch, *shape[1:]) for name, shape in shapes.items()}
     sizes = sizes_in(proto, shapes)
-    nodes = list(all_nodes(proto.graph))
-    elements = {name: math.prod(shape) for name, shape in shapes_at(proto, sizes, 1).items()}
-    tensors = roofline.Tensors(
-        {node.name: [name for name in node.input if name] for node in nodes},
-        {node.name: [name for name in node.output if name] for node in nodes},
-        elements,
-        _constants(proto),
-        {value.name for value in proto.graph.output},
-        0.5 if batch == 1 and sizes else 1.0,  # a single sample is counted as two (`sizes_in`)
-    )
-    return Graph({node.name: node.op_type for node in nodes}, macs(proto, sizes), tensors)
-
-
-def _constants(proto: Any) -> set[str]:
-    """The weights, and what is computed of them alone: the other side of their Q/DQ."""
-    constants = {item.name for item in proto.graph.initializer}
-    for node in proto.graph.node:  # in the order of their computation
-        if all(name in constants for name in node.input if name):
-            constants.update(node.output)
-    return constants
+    return Graph({node.name: node.op_type for node in all_nodes(proto.graph)}, macs(proto, sizes))
 
 
 # The page ----------------------------------------------------------------------------------------------------------------
@@ -322,10 +302,6 @@ def _drawings(document: Mapping[str, Any]) -> dict[str, str]:
     if points:
         points = sorted(points, key=lambda point: point[2])[:ROWS]  # most damage first
         drawings["damage"] = charts.drawn("damage", "Milliseconds and decibels of each layer", charts.damage, points)
-    if document["roofline"] is not None:
-        drawings["roofline"] = charts.drawn(
-            "roofline", "Operations a second against operations a byte", charts.roofline, *_roofs(document)
-        )
     if document["calibration"] is not None:
         tensors = [item for item in document["calibration"]["tensors"] if item["counts"]][:WORST]
         for number, item in enumerate(tensors):
@@ -344,19 +320,6 @@ def _drawings(document: Mapping[str, Any]) -> dict[str, str]:
         if bars:
             drawings["latency"] = charts.drawn("latency", "Latencies: p50, p90 and p99", charts.latencies, bars[:BARS])
     return drawings
-
-
-def _roofs(document: Mapping[str, Any]) -> tuple[list[tuple[int, float, float, str]], dict[str, float], float]:
-    """Each layer's number, operations a byte, operations a second and precision; peaks by precision, and the memory's."""
-    layers = {layer["number"]: layer for layer in document["layers"]}
-    points = []
-    for row in document["roofline"]["layers"][:ROWS]:
-        layer = layers[row["layer"]]
-        intensity, speed = row["operations"] / row["bytes"], row["operations"] / (layer["ms"] / 1e3)
-        points.append((row["layer"], intensity, speed, layer["precision"]))
-    peaks = document["roofline"]["peaks"] or {"operations": {}, "memory": 0.0}
-    precisions = {point[3] for point in points}
-    return points, {name: value for name, value in peaks["operations"].items() if name in precisions}, peaks["memory"]
 
 
 def _label(row: Mapping[str, Any]) -> str:
