@@ -142,6 +142,9 @@ def test_a_limit_of_ones_own(tmp_path: Path) -> None:
     assert _kept(maker.build(fp16=True, data=maker.data)).keys() == {"shift", "relu", "back"}  # 23.8 dB
     loose = maker.build(fp16=True, data=maker.data, min_snr=20.0)
     assert not loose.cached and _kept(loose) == {}
+    out_of_reach = r"less than the 90 asked for.*Nothing was written; FP32 .*: drop `fp16=True`, or ask for less"
+    with pytest.raises(AccuracyLost, match=out_of_reach):  # as inputs and outputs are FP16
+        maker.build(fp16=True, data=maker.data, min_snr=90.0, fp32_io=False)
 
 
 @pytest.mark.parametrize("options", [{"fp16": True, "calib": "t.json"}, {"data": "d.npz"}])

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from graphs import decibels, model, node, photos, values
 from onnx import numpy_helper, save
-from world import World, has
+from world import Heard, World, has
 
 import trtopt
 from trtopt.calibration.table import Table
@@ -315,3 +315,10 @@ def test_an_activation_gets_the_scale_that_does_least_to_the_outputs() -> None:
         for table in (plain, found.table)
     ]
     assert noise[1] > noise[0] + 3
+
+
+def test_few_samples_are_told_where_they_are_measured(crops: Any) -> None:
+    net, told = _net(), Heard()
+    table = trtopt.calibrate(net, data={"x": crops[:6]}, reporter=told).table
+    trtopt.calibrate(net, data={"x": crops[:6]}, calib=table, repair=True, reporter=told)
+    assert len([text for text in told.warnings if "calibrated on only 6 samples" in text]) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import conv_relu, model, node, rapidocr, typing, values
+from graphs import conv_relu, model, node, rapidocr, typed, typing, values
 from half_models import half, overflowing
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
@@ -388,6 +388,21 @@ def test_fix_without_onnxruntime_says_that_it_was_not_verified(tmp_path: Path, m
     assert report.verified is False and (tmp_path / "clean.onnx").exists()
     found = next(item for item in report.findings if item.code == "fix-not-verified")
     assert "pip install 'onnxruntime" in found.message and "not verified" in report.summary
+
+
+def test_what_onnxruntime_cannot_load_is_told_whole_and_asks_for_no_shapes(tmp_path: Path) -> None:
+    proto = conv_relu()
+    proto.graph.node.append(helper.make_node("Own", ["y"], ["z"], domain="far.away"))
+    proto.graph.output[0].name = "z"
+    proto.opset_import.append(helper.make_opsetid("far.away", 1))
+    found = next(item for item in check(proto, fix=tmp_path / "clean.onnx").findings if item.code == "fix-not-verified")
+    assert "is not a registered function" in found.message and found.message[-5:] != "funct"
+    assert "ONNX Runtime lacks an operator" in found.hint and "shapes" not in found.hint
+
+
+def test_fix_compares_bf16_models_too(tmp_path: Path) -> None:
+    proto = typed(conv_relu(), Precision.BF16)
+    assert check(proto, fix=tmp_path / "clean.onnx").verified
 
 
 def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
