@@ -27,7 +27,7 @@ from trtopt.cli import app
 from trtopt.core.errors import DataError, InvalidModel, ModelError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data import open_data
-from trtopt.evaluation.verify import Agreement, verify
+from trtopt.evaluation.verify import Agreement, verify, verify_all
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind
@@ -268,6 +268,114 @@ def test_few_db_behind_a_choice_are_said_to_say_little() -> None:
     assert found.choices == found.describe()["choices"] == {"taken": "ArgMax choice"}
     assert str(found).count("it follows a choice (ArgMax choice): where two values are nearly equal") == 1
     assert "choices" not in verify(old, old, data={"x": values(40, 8, seed=1)}).describe()
+
+
+def test_the_nodes_of_a_graph_are_judged_each_and_take_no_labels(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[nodes,4] x, int64[2,edges] e) => (float[nodes,7] classes)
+        <float[4,7] w, int64 zero = {0}> {
+        start = Gather <axis = 0> (e, zero)
+        near = Gather <axis = 0> (x, start)
+        mean = ReduceMean <axes = [0]> (near)
+        both = Add (x, mean)
+        classes = MatMul (both, w)
+    }"""
+    old, new = (onnx.parser.parse_model(text) for _ in range(2))
+    for proto, weights in ((old, values(4, 7)), (new, values(4, 7) + 0.3 * values(4, 7, seed=1))):
+        proto.graph.initializer.append(numpy_helper.from_array(weights.astype(np.float32), "w"))
+    same, folder = [], tmp_path / "graphs"
+    folder.mkdir()
+    for number in range(5):
+        x, e = values(6 + number, 4, seed=number), np.zeros((2, 3), np.int64)
+        np.savez(folder / f"{number}.npz", x=x[None], e=e[None])
+        before, after = (OnnxRunner(proto, optimize=False)({"x": x, "e": e})["classes"] for proto in (old, new))
+        same += list(before.argmax(1) == after.argmax(1))
+    found = verify(old, new, data=folder)
+    (output,) = found.outputs
+    assert (output.agreement, output.parts) == (np.mean(same), len(same)) and 0 < np.mean(same) < 1
+    assert f"same class for {np.mean(same):.1%} of 40 rows" in str(found)
+    with pytest.raises(UsageError, match="classes is classes, several of each sample: drop `labels=`, or measure by a"):
+        verify(old, new, data=folder, labels=[0] * 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flipped", "left"),
+    [
+        ("attention_mask", np.int64, False, False),
+        ("attention_mask", np.int64, False, True),
+        ("input_mask", np.int32, False, False),
+        ("src_key_padding_mask", np.bool_, True, False),  # PyTorch's have True where there is nothing
+        ("mask", np.bool_, True, False),
+    ],
+)
+def test_padding_is_found_by_the_mask(name: str, dtype: Any, flipped: bool, left: bool) -> None:
+    lengths = np.array([2, 8, 5, 1, 6])[:, None]
+    real = np.arange(8)[::-1] < lengths if left else np.arange(8) < lengths
+    old, scores = values(5, 8, 11), values(5, 8, 11, seed=1)
+    new = np.where(real[..., None], old + 0.5 * scores, -old)
+    batch = {"ids": values(5, 8), name: (real != flipped).astype(dtype)}
+    runs = (lambda fed, array=array: {"y": array, "pooled": array[:, 0]} for array in (old, new))
+    found = verify_all(next(runs), {"it": next(runs)}, [batch], kinds={"y": Kind.TOKENS})["it"]
+    states, pooled = found.outputs
+    assert states.agreement == (old[real].argmax(1) == new[real].argmax(1)).mean()
+    assert states.unpadded == real.mean() and pooled.unpadded is None
+    assert f"of the {100 * real.mean():.3g}% that aren't padding" in str(found)
+
+
+@pytest.mark.parametrize("name", ["mask", "token_type_ids"])
+def test_what_says_of_no_padding_leaves_nothing_out(name: str) -> None:
+    """A mask that changes twice in a row hides places to be guessed; types of tokens are no mask."""
+    rows = np.array([[0, 1, 1, 0, 1, 0, 0, 1]] * 3 if name == "mask" else [[0, 0, 0, 1, 1, 1, 1, 1]] * 3)
+    old = values(3, 8, 5)
+    found = verify_all(lambda _: {"y": old}, {"it": lambda _: {"y": -old}}, [{name: rows}], kinds={"y": Kind.TOKENS})[
+        "it"
+    ]
+    assert found.outputs[0].unpadded is None and found.outputs[0].parts == 24
+    for mask in (np.full((3, 8), 2), np.zeros((3, 8)), np.zeros((3, 9), np.int64)):  # of other values, type, length
+        found = verify_all(lambda _: {"y": old}, {"it": lambda _: {"y": -old}}, [{"mask": mask}])["it"]
+        assert found.outputs[0].unpadded is None
+
+
+def test_a_function_of_ones_own_judges_the_candidate(digits: Digits, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("m.onnx", "coarse.onnx")]
+    onnx.save(digits.model(), files[0])
+    onnx.save(digits.model(weights=np.round(digits.weights * 2) / 2), files[1])
+    np.savez(tmp_path / "x.npz", x=digits.images)
+    (tmp_path / "labels.txt").write_text("\n".join(map(str, digits.labels)))
+    (tmp_path / "score_of_verify.py").write_text(
+        "def right(outputs, labels):\n    return (outputs['logits'].argmax(1) == labels).mean()\n"
+        "def same(outputs, reference):\n    return (outputs['logits'].argmax(1) == reference['logits'].argmax(1)).mean()\n"
+    )
+
+    def said(function: str, *more: str) -> Result:
+        typed = ["verify", *files, "--data", str(tmp_path / "x.npz"), "--threads", "1", *more]
+        return CliRunner().invoke(app, [*typed, "--metric", f"{tmp_path}/score_of_verify.py:{function}"])
+
+    top1 = verify(*files, data=digits.images, labels=digits.labels).candidate_accuracy
+    assert top1 is not None
+    measured = said("right", "--labels", str(tmp_path / "labels.txt"), "--json")
+    metric = json.loads(measured.stdout)["metric"]
+    assert (metric["reference"], metric["candidate"], metric["least"]) == (digits.score, top1.top1, None)
+    assert measured.exit_code == 0
+    kept = said("same", "--min", "0.5", "--min-snr", "3")
+    assert kept.exit_code == 0
+    assert kept.stdout.splitlines()[-1].startswith("within the limits: at least 95.0% of the classes the same, 3 dB; ")
+    missed = said("same", "--min", "1")
+    assert missed.exit_code == 1 and "score_of_verify.py:same: 1 → 0.9" in missed.stdout
+    assert "outside the limit: " in missed.stdout and "at least 1 is asked for\n" in missed.stdout
+    assert "within the limits" not in missed.stdout
+    assert "takes labels as well: add `labels='FILE'`" in str(said("right").exception)
+    both = verify(*files, data=digits.images, metric=lambda outputs: 0.1, min=0.2)
+    assert both.missed[0].endswith("at least 0.2 is asked for; the reference itself gives 0.1")
+
+
+def test_names_of_classes_say_what_is_classes(digits: Digits) -> None:
+    found = verify(
+        digits.model(), digits.model(), digits.batches(), classes=[f"digit {n}" for n in range(10)], threads=1
+    )
+    assert found.outputs[0].kind is Kind.CLASSES
+    runner = OnnxRunner(digits.model(), optimize=True, threads=1)
+    with pytest.raises(UsageError, match=r"say of a function `output_kind=\['NAME=classes'\]`"):
+        verify(runner, digits.model(), digits.batches(), classes=["a", "b"])
 
 
 def test_top1_ties_go_to_the_first_class_on_both_sides() -> None:

@@ -389,6 +389,99 @@ def test_a_name_decides_what_the_graph_leaves_open(
     assert guess(loaded.proto, loaded.outputs) == {output: Kind(expected)}
 
 
+_SEGMENTATION = """<ir_version: 8, opset_import: ["" : 18]> g (float[n,1,%s] x) => (float[n,%d,%s] %s) <
+    float[4,1,3,3] w, float[%d,8,1,1] v, float[4] s = {1., 1., 4., 4.}> {
+    a = Conv <pads = [1, 1, 1, 1]> (x, w)
+    small = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (a)
+    large = Resize (small, , s)
+    both = Concat <axis = 1> (a, large)
+    %s = Conv (both, v)
+}"""
+
+
+@pytest.mark.parametrize("size", ["height,width", "64,64", "64,width"])
+@pytest.mark.parametrize(
+    ("channels", "name", "expected"),
+    [
+        (5, "y", "mask"),
+        (3, "y", "other"),  # colours
+        (1, "y", "other"),  # a depth
+        (3, "logits", "mask"),
+        (3, "seg_out", "mask"),
+        (1, "logits", "mask"),
+    ],
+)
+def test_segmentation_may_have_open_sizes_and_any_number_of_classes(
+    size: str, channels: int, name: str, expected: str
+) -> None:
+    """What comes out is 4·(height//4) high, which isn't called height."""
+    given = size.replace("height", "out_h").replace("width", "out_w")
+    proto = onnx.parser.parse_model(_SEGMENTATION % (size, channels, given, name, channels, name))
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(values(*shape), key)
+        for key, shape in (("w", (4, 1, 3, 3)), ("v", (channels, 8, 1, 1)))
+    )
+    for form in (proto, fold(proto)[0]):
+        assert guess(form, load_model(form).outputs) == {name: Kind(expected)}
+
+
+def test_logits_of_several_maps_are_a_detectors() -> None:
+    nodes = [node("Conv", "x c8", "logits_small", strides=[2, 2]), node("Conv", "x c21", "y")]
+    shapes = {"logits_small": ["n", 8, "a", "b"], "y": ["n", 21, "c", "d"]}
+    weights = {name: WEIGHTS[name] for name in ("c8", "c21")}
+    two = model(nodes, inputs={"x": ["n", 16, "h", "w"]}, outputs=shapes, weights=weights)
+    assert guess(two, load_model(two).outputs)["logits_small"] == Kind.OTHER
+    one = model(
+        nodes[:1], inputs={"x": ["n", 16, "h", "w"]}, outputs={"logits_small": shapes["logits_small"]}, weights=weights
+    )
+    assert guess(one, load_model(one).outputs) == {"logits_small": Kind.MASK}
+
+
+_FOUND = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,32] x) => (int64[n,k] y)
+    <int64[1] ten = {10}, int64[1] all = {100}, int64[1] one = {1}, int64 offset = {5}, int64[100] ids, float[32,100] w> {
+    scores = MatMul (x, w)
+    %s
+}"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ("best, y = TopK (scores, ten)", "ranking"),
+        (
+            "best, i = TopK (scores, ten) \n j = Cast <to = 6> (i) \n m = Cast <to = 7> (j) \n y = Gather (ids, m)",
+            "ranking",
+        ),
+        ("best, i = TopK (scores, ten) \n y = Add (i, offset)", "ranking"),
+        ("best, y = TopK (scores, all)", "tokens"),  # sorted: the order is what counts
+        ("best, y = TopK (scores, one)", "tokens"),
+        ("t = Transpose <perm = [1, 0]> (scores) \n best, y = TopK <axis = 0> (t, ten)", "tokens"),
+        ("best, i = TopK (scores, ten) \n a = ArgMax (x) \n y = GatherElements <axis = 1> (a, i)", "tokens"),
+        ("y = ArgMax (scores)", "tokens"),
+    ],
+)
+def test_the_best_of_more_are_a_ranking(ends: str, expected: str) -> None:
+    proto = onnx.parser.parse_model(_FOUND % ends.replace("\\n", "\n"))
+    arrays = {"ids": np.arange(100)[::-1].copy(), "w": values(32, 100)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    for form in (proto, fold(proto)[0], typed(fold(proto)[0], Precision.FP16)):
+        assert _kind(form) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("top_neighbors", ("n", 10), "ranking"),
+        ("retrieved", ("n", 4, 10), "ranking"),
+        ("rank", ("n", 1), "tokens"),
+        ("neighbors", ("n",), "tokens"),
+        ("token_ids", ("n", 10), "tokens"),
+    ],
+)
+def test_integers_may_be_called_a_ranking(name: str, shape: tuple[int | str, ...], expected: str) -> None:
+    assert by_shape([TensorInfo(name, "int32", shape)]) == {name: Kind(expected)}
+
+
 @pytest.mark.parametrize(("shape", "expected"), [(["n", 32], "other"), (["n", 24, 32], "other")])
 def test_what_has_the_shape_of_an_input_is_no_scores(shape: list[int | str], expected: str) -> None:
     weights = {"down": np.ones((32, 8), np.float32), "up": np.ones((8, 32), np.float32)}
@@ -461,7 +554,10 @@ def test_kinds_are_read_from_text_and_mappings() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["logits"], ("'logits' can't be read", "NAME=KIND", "classes, embedding, boxes, mask, tokens, ranking, other")),
+        (
+            ["logits"],
+            ("'logits' can't be read", "NAME=KIND", "classes, embedding, boxes, mask, tokens, ranking, other"),
+        ),
         (["=classes"], ("can't be read",)),
         (["logits=embeding"], ("'embeding' isn't a kind", "allowed: classes, embedding", "mean logits=embedding?")),
         (["logits="], ("'' isn't a kind",)),

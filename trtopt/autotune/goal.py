@@ -69,7 +69,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
     if (request.metric is None) != (request.min is None):
         raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
     if request.metric is not None:
-        metric = metric_of(request.metric)
+        metric = metric_of(request.metric, labels)
     if labels is not None and drop is None and (metric is None or not takes_labels(metric)):
         by = "`metric=`" if metric is None else "a `metric=` that takes them"
         raise UsageError(f"`labels=` are for `max_drop=` and {by}: add one of them, or drop the labels")

@@ -33,14 +33,20 @@ def called(metric: Any) -> str:
     return metric if isinstance(metric, str) else getattr(metric, "__qualname__", str(metric or ""))
 
 
-def metric_of(text: Any) -> Metric:
-    """The function that "module:function" names, or "path/to/FILE.py:function"; the current folder's modules count, too.
+def metric_of(given: Any, labels: Sequence[int] | None) -> Metric:
+    """A function, or the one that "module:function" names, or "path/to/FILE.py:function".
 
     Raises:
-        UsageError: it can't be imported, or isn't a function.
+        UsageError: it can't be imported, isn't a function, or takes labels and there are none.
     """
-    if callable(text):
-        return text  # type: ignore[no-any-return]
+    function: Metric = given if callable(given) else _imported(given)
+    if labels is None and takes_labels(function):
+        raise UsageError(f"`metric='{called(given)}'` takes labels as well: add `labels='FILE'`")
+    return function
+
+
+def _imported(text: str) -> Metric:
+    """The current folder's modules count, too."""
     module, _, name = text.rpartition(":")
     with importing:
         path = list(sys.path)
@@ -107,13 +113,11 @@ def scored(metric: Metric, name: str, outputs: Outputs, reference: Outputs, labe
     """What the function called `name` gives for these outputs.
 
     Raises:
-        UsageError: it failed, or takes labels and there are none.
+        UsageError: it failed.
     """
     arguments: list[Any] = [outputs]
     keywords = {REFERENCE: reference} if REFERENCE in _arguments(metric) else {}
     if takes_labels(metric):
-        if labels is None:
-            raise UsageError(f"`metric='{name}'` takes labels as well: add `labels='FILE'`")
         arguments.append(np.array(labels))
     try:
         return float(metric(*arguments, **keywords))

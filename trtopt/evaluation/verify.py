@@ -247,8 +247,8 @@ def verify(request: VerifyRequest) -> Agreement:
         request = replace(request, reference=request.candidate, candidate=request.reference)
     reference: Any = request.reference
     graph: Any = request.candidate
-    metric = None if request.metric is None else metric_of(request.metric)
     labels = None if request.labels is None else labels_of(request.labels)
+    metric = None if request.metric is None else metric_of(request.metric, labels)
     engine = engine_file(graph)
     on_gpu = engine is not None and bool(probe())
     if engine is not None and (not on_gpu or request.per_layer):
