@@ -674,6 +674,9 @@ CONVOLUTION = "c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c)"
 HEADS = (
     f"{CONVOLUTION} p = Reshape(r, s) boxes, b = Split<axis=2>(p, t) u = Transpose<perm=[0,2,1]>(b) scores = Sigmoid(u)"
 )
+SIZED = """c = Conv<pads=[1,1,1,1]>(x, w) k = Cast<to=7>(size) f = Concat<axis=0>(n, k)
+    y = Resize<mode="linear">(c, , , f)"""
+WAVE = f"=> (float[1,12,16,16] y) {{{CONVOLUTION} y = com.acme.Wave(r)}}"
 LENGTHS = {"s": np.array([0, -1, 12]), "t": np.array([4, 8]), "n": np.array([10]), "w": values(12, 3, 3, 3)}
 
 
@@ -685,13 +688,12 @@ LENGTHS = {"s": np.array([0, -1, 12]), "t": np.array([4, 8]), "n": np.array([10]
             f"=> (int32[1, 1] y) {{{HEADS} y = TRT.EfficientNMS_TRT(boxes, scores)}}",
             ', "TRT": 1', LENGTHS, "boxes,scores", "has EfficientNMS_TRT as a plugin",
         ),
-        (f"=> (float[1,12,16,16] y) {{{CONVOLUTION} y = com.acme.Wave(r)}}", ', "com.acme": 1', LENGTHS, "r", "loads no plugins"),
+        (WAVE, ', "com.acme": 1', LENGTHS, "r", "loads no plugins"),
         (f"=> (float[1,12,16,16] y) {{{CONVOLUTION} y = Dropout(r, a, b)}}", "",
          {**LENGTHS, "a": np.array(0.5, np.float32), "b": np.array(True)}, "", "export the model after .eval()"),
         ("=> (float[1,5000] y, int64[1,5000] i) {c = Conv(x, w) f = Flatten(c) y, i = TopK(f, k)}", "",
          {"w": values(40, 3, 3, 3), "k": np.array([5000])}, "f", "at most 3840"),
-        ("=> (float[1,12,?,?] y) {c = Conv<pads=[1,1,1,1]>(x, w) k = Cast<to=7>(size) f = Concat<axis=0>(n, k) "
-         'y = Resize<mode="linear">(c, , , f)}', "", {**LENGTHS, "n": np.array([1, 12])}, "", "--set size=480,640 --fix"),
+        (f"=> (float[1,12,?,?] y) {{{SIZED}}}", "", {**LENGTHS, "n": np.array([1, 12])}, "", "--set size=480,640 --fix"),
     ],
     ids=["nms", "plugin", "custom", "dropout", "topk", "sizes by floats"],
 )  # fmt: skip

@@ -233,7 +233,9 @@ def suggested_shapes(
                 ranges[key] = default_range(info, axis, alone)
                 unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
                 labels[key] = str(key) if named_size(info.shape[axis]) else unnamed
-    ranges = {key: tuple(min(size, ends.get(key, size)) for size in sizes) for key, sizes in ranges.items()}
+    for key, end in ends.items():
+        low, best, high = ranges[key]
+        ranges[key] = min(low, end), min(best, end), min(high, end)
     sums = {key for key in ranges if summed(key, ranges) is not None}
     fixed = sums | {places[place] for place in seen or () if place in places}
     if lost is not None:
@@ -330,8 +332,7 @@ def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, i
     if axis == info.batch_axis:
         return DEFAULT_BATCH if alone else (1, 1, 8)
     if len(info.shape) == 4:
-        channels = 3 if info.shape[3] in (1, 3, 4) else 1
-        return (3, 3, 3) if axis == channels else (320, 640, 960)
+        return (3, 3, 3) if axis == (3 if info.channels_last else 1) else (320, 640, 960)
     return (8, 128, 512)
 
 

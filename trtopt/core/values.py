@@ -399,6 +399,11 @@ class TensorInfo:
         """Places of the sizes that the model leaves open."""
         return tuple(axis for axis, size in enumerate(self.shape) if isinstance(size, str) or size < 0)
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether an image's channels lie behind its sides."""
+        return len(self.shape) == 4 and self.shape[3] in (1, 3, 4) and self.shape[1] not in (1, 3, 4)
+
     def dimension(self, axis: int) -> tuple[str, int] | str:
         """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
         size = self.shape[axis]

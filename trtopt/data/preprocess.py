@@ -189,8 +189,8 @@ class Preprocess:
 
     def _axes(self, info: TensorInfo) -> tuple[int, int, int]:
         """Where an input has its channels, height and width."""
-        last = len(info.shape) == 4 and info.shape[3] in (1, 3, 4) and info.shape[1] not in (1, 3, 4)
-        return (3, 1, 2) if (self.layout or ("nhwc" if last else "nchw")) == "nhwc" else (1, 2, 3)
+        last = info.channels_last if self.layout is None else self.layout == "nhwc"
+        return (3, 1, 2) if last else (1, 2, 3)
 
     def at_opt(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Preprocess:
         """This preprocessing with the opt size of the first profile, where neither it nor the image input has a size."""

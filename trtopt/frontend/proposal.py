@@ -207,7 +207,7 @@ def _named(info: TensorInfo) -> TensorInfo:
     tokens = info.dtype.startswith(("int", "uint")) and len(info.shape) == 2
     usual = {0: "batch"}
     if len(info.shape) == 4:
-        usual |= {1: "height", 2: "width"} if _channels_last(info) else {2: "height", 3: "width"}
+        usual |= {1: "height", 2: "width"} if info.channels_last else {2: "height", 3: "width"}
     if tokens:
         usual[1] = "sequence"
     shape = tuple(
@@ -225,17 +225,13 @@ def _image(inputs: Sequence[TensorInfo]) -> TensorInfo | None:
     """The input, if it is the only one and takes an image."""
     if len(inputs) != 1 or len(inputs[0].shape) != 4:
         return None
-    channels = inputs[0].shape[3 if _channels_last(inputs[0]) else 1]
+    channels = inputs[0].shape[3 if inputs[0].channels_last else 1]
     return inputs[0] if channels in (1, 3) or isinstance(channels, str) else None
-
-
-def _channels_last(info: TensorInfo) -> bool:
-    return info.shape[3] in (1, 3) and info.shape[1] not in (1, 3)
 
 
 def _layout(image: TensorInfo) -> dict[str, Any]:
     """Keys of a preprocessing that the input's shape decides."""
-    last = _channels_last(image)
+    last = image.channels_last
     height, width = image.shape[1:3] if last else image.shape[2:4]
     keys: dict[str, Any] = {"layout": "nhwc"} if last else {}
     if image.shape[3 if last else 1] == 1:

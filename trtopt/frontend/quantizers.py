@@ -33,7 +33,8 @@ def as_qdq(torch: Any, module: Any, text: str, run: Callable[[], object]) -> Ite
         ModelError: it holds one that no Q/DQ pair of TensorRT's is equal to.
     """
     originals = {name: getattr(torch, name) for name in _FUNCTIONS}
-    patched, pairs, calls = [], list[Callable[[Any], Any]](), iter(())  # type: ignore[var-annotated]
+    patched, pairs = [], list[Callable[[Any], Any]]()
+    calls = iter(pairs)
 
     def recorded(name: str) -> Callable[..., Any]:
         def function(input: Any, scale: Any, zero_point: Any, *rest: int) -> Any:

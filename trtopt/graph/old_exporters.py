@@ -77,35 +77,25 @@ def _mended(proto: ModelProto, what: str) -> bool:
 
 def _positive_scales(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
     """Write 1 for scales of 0 where all that is quantized is 0: of zeros any scale makes zeros."""
-    links, dead = Links(proto.graph), dict[str, list[NDArray[np.bool_]]]()
+    links, dead = Links(proto.graph), dict[str, NDArray[np.bool_]]()
     for node in nodes:
-        scale = links.constants.get(node.input[1])
-        if scale is None or len(scale.dims) > 1 or (values := to_array(scale)).all():
+        scale, zero = (links.constants.get(name) for name in (*node.input, "")[1:3])
+        if scale is None or len(scale.dims) > 1 or to_array(scale).all():
             continue
-        source, zero = node.input[0], links.constants.get(node.input[2]) if len(node.input) > 2 else None
-        if source in links.makers and links.makers[source].op_type == "QuantizeLinear":
-            source = links.makers[source].input[0]
-        held, shape = links.constants.get(source), [1]
-        zeros = np.zeros_like(values, np.bool_)
-        if held is not None and (values.ndim == 0 or len(values) in (1, *held.dims)):
-            content = to_array(held).astype(np.float32)
-            axis = attribute(node, "axis", 1) % max(content.ndim, 1)
-            if values.size > 1:
-                shape = [-1 if place == axis else 1 for place in range(content.ndim)]
-            if source == node.input[0] and zero is not None and node.op_type == "DequantizeLinear":
-                content = content - to_array(zero).astype(np.float32).reshape(shape)
-            others = tuple(place for place in range(content.ndim) if values.size < 2 or place != axis)
-            zeros = (values == 0) & ~content.any(axis=others)
-        dead.setdefault(node.input[1], []).append(zeros)
-    changed = False
-    for name, found in dead.items():
-        if (where := np.logical_and.reduce(found)).any():
-            values = np.where(where, 1, to_array(links.constants[name]))
-            links.constants[name].CopyFrom(
-                numpy_helper.from_array(values.astype(to_array(links.constants[name]).dtype), name)
-            )
-            changed = True
-    return changed
+        maker = links.makers.get(node.input[0], node)
+        held = links.constants.get(maker.input[0] if maker.op_type == "QuantizeLinear" else node.input[0])
+        zeros = to_array(scale) == 0
+        if held is None or (zero is not None and to_array(zero).any()):
+            zeros[...] = False
+        elif zeros.size == 1:
+            zeros &= not to_array(held).any()
+        else:
+            zeros &= ~np.moveaxis(to_array(held), attribute(node, "axis", 1), 0).reshape(len(zeros), -1).any(1)
+        dead[node.input[1]] = dead.get(node.input[1], True) & zeros
+    for name, where in dead.items():
+        values = to_array(links.constants[name])
+        links.constants[name].CopyFrom(numpy_helper.from_array(np.where(where, values.dtype.type(1), values), name))
+    return any(where.any() for where in dead.values())
 
 
 def _to_seven(proto: ModelProto, opset: int, what: str) -> None:

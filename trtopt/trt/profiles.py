@@ -137,7 +137,7 @@ def _disagreements(inputs: Sequence[TensorInfo], profile: Mapping[str, ShapeRang
                 )
     ranges = {size: sizes for size, (_, sizes) in first.items()}
     for size, (name, sizes) in first.items():
-        if (total := summed(size, ranges)) not in (None, sizes):
-            given, needed = ("/".join(map(str, item)) for item in (sizes, total or ()))
+        if (total := summed(size, ranges)) is not None and total != sizes:
+            given, needed = ("/".join(map(str, item)) for item in (sizes, total))
             problems.append(f"dimension {size!r} is {given} for {name}, where these add up to {needed}")
     return problems
