@@ -17,7 +17,7 @@ from world import Heard
 
 from trtopt import calibrate
 from trtopt.builder.construction import build
-from trtopt.builder.lowering import Lowered, judge, lower
+from trtopt.builder.lowering import Lowered, in_fp32_types, judge, lower
 from trtopt.calibration.table import Table
 from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
@@ -428,4 +428,21 @@ def test_an_engine_that_is_hardly_int8_says_so(tmp_path: Path) -> None:
     made = build(proto, tmp_path / "m.engine", int8=True, calib=table, **common)
     assert set(made.coverage) == {"int8", "fp16"} and 0 < made.coverage["int8"] < 0.1
     (warned,) = [text for text in heard.warnings if "of the arithmetic" in text]
-    assert warned.startswith("INT8 does 3.0% of the arithmetic: lstm: LSTM is never quantized; build it with `fp16=True`")
+    assert warned.startswith(
+        "INT8 does 3.0% of the arithmetic: lstm: LSTM is never quantized; build it with `fp16=True`"
+    )
+
+
+@pytest.mark.parametrize(("typed", "kind"), [(True, TensorProto.FLOAT16), (False, TensorProto.FLOAT)])
+def test_scales_have_the_types_that_the_graph_has(typed: bool, kind: int, block: onnx.ModelProto, table: Table) -> None:
+    made = _lower(block, table, typed=typed)
+    types = {item.name: item.data_type for item in made.proto.graph.initializer}
+    scales = {item.input[1] for item in made.proto.graph.node if item.op_type == "DequantizeLinear"}
+    assert {types[name] for name in scales} == {kind}
+
+
+def test_islands_are_those_of_a_model_that_is_typed_already(block: onnx.ModelProto) -> None:
+    own = [Override("add", Precision.FP32)]
+    whole, one = half(block, overrides=own), half(block, overrides=[*own, Override("Conv", Precision.FP32)])
+    assert "add" in in_fp32_types(whole)[1]
+    assert in_fp32_types(one)[1] == {}  # whose convolutions are FP32: what is FP32 in it is no exception
