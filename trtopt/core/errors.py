@@ -183,7 +183,7 @@ class WorkerDied(TrtoptError):
     """A process of a job list ended in the middle of a task."""
 
 
-_ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "onnxslim", "google")  # the extra `onnx`; google: its protobuf
+_ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "google")  # the extra `onnx`; google: its protobuf
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

@@ -43,6 +43,9 @@ _SIZES_BY_VALUES = {  # operators whose results are as large as values say: what
     "NonMaxSuppression": "export what comes before NMS, and do it on the engine's outputs (docs/export.md); TensorRT itself, "
     "on a GPU (`backend='tensorrt'`), has the operator",
 }
+_LIST = (
+    "a list whose length or places aren't known before: export the model with one tensor there (torch.stack, torch.cat)"
+)
 OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
 
@@ -106,7 +109,8 @@ class _Limits:
         results = [(f"gives {name!r} in", name) for name in node.output if name not in self.declared]
         for text, name in (*constants, *results):
             if (kind := self.kinds.get(name, UNKNOWN)) not in self.types:
-                yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {OUTSIDE}")
+                way_out = _LIST if kind == "sequence" else OUTSIDE
+                yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {way_out}")
 
     def quantized(self, node: NodeProto) -> Iterator[Issue]:
         """Quantized types where TensorRT doesn't take them, and zero points that aren't constant."""
