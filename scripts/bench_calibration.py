@@ -137,8 +137,7 @@ def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
     from trtopt.core import native
     from trtopt.core.values import METHODS
 
-    onnx_tools = ("onnxscript.optimizer", "onnxscript.rewriter", "onnxslim.third_party.symbolic_shape_infer")
-    for name in ("cv2", "onnxruntime", *onnx_tools):
+    for name in ("cv2", "onnxruntime", "onnxscript.optimizer"):
         importlib.import_module(name)
     given: dict[str, Any] = {"data": folder / "samples.npz"}
     if source == "images":

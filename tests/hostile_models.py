@@ -946,8 +946,7 @@ CPU, SECONDS = 30, 180  # of work; in all, as a busy machine gives little
 def _preload() -> None:
     """What every fork would import."""
     for name in (
-        "onnxscript.rewriter",
-        "onnxslim.third_party.symbolic_shape_infer",
+        "onnxscript.optimizer",
         "onnxruntime",
         "trtopt.builder.construction",
     ):

@@ -48,7 +48,6 @@ HEAVY = {
     "onnxruntime",
     "cv2",
     "onnxscript",
-    "onnxslim",
     "ray",
     "matplotlib",
     "jinja2",
@@ -147,7 +146,7 @@ def test_no_module_shadows_a_public_function() -> None:
 
 BARE = """
 import importlib, sys
-for name in ("onnx", "onnx_ir", "onnxscript", "onnxslim", "google"):
+for name in ("onnx", "onnx_ir", "onnxscript", "google"):
     class Absent:
         def find_spec(self, name, path=None, target=None, top=name):
             if name.partition(".")[0] == top:

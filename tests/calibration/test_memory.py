@@ -19,7 +19,7 @@ WIDE = 4096
 RUN = """
 import json, resource, sys
 from trtopt.calibration.calibrator import calibrate
-import cv2, onnxruntime, onnxscript.optimizer, onnxscript.rewriter, onnxslim
+import cv2, onnxruntime, onnxscript.optimizer, onnxscript.rewriter
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()
 result = calibrate(sys.argv[1], images=json.loads(sys.argv[2]), preprocess={"size": [8, 8], "channels": "gray"},

@@ -17,19 +17,19 @@ from trtopt.core.library_output import quiet
 
 
 def test_prints_warnings_and_records_are_muted_and_all_is_put_back(capsys: pytest.CaptureFixture[str]) -> None:
-    logger, stream, filters = logging.getLogger("onnxslim"), sys.stdout, list(warnings.filters)
+    logger, stream, filters = logging.getLogger("onnxscript"), sys.stdout, list(warnings.filters)
     state = (logger.level, list(logger.handlers), logger.propagate)
     with quiet():
         print("inside")
         print("inside", file=sys.stderr)
         sys.stdout.writelines(["inside\n"])
         logger.error("inside")
-        logging.getLogger("onnxslim.core").error("inside")
+        logging.getLogger("onnxscript.core").error("inside")
         warnings.warn("inside", stacklevel=1)
         with quiet():
             print("deeper")
         print("inside still")
-        logger.setLevel(logging.DEBUG)  # as onnxslim does
+        logger.setLevel(logging.DEBUG)  # as libraries do
     assert (logger.level, list(logger.handlers), logger.propagate) == state
     assert sys.stdout is stream
     assert warnings.filters == filters

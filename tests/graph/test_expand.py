@@ -102,8 +102,7 @@ def test_a_scatter_to_places_of_each_entry_stays() -> None:
 def attention(*, masked: bool, within: bool = False) -> ModelProto:
     """A step of a decoder that gives its cache on; `within` an If."""
     shapes: dict[str, list[int | str]] = {
-        **dict.fromkeys("qkv", [1, 2, 1, 8]),
-        **dict.fromkeys(("pk", "pv"), [1, 2, 4, 8]),
+        name: [1, 2, 4 if "p" in name else 1, 8] for name in ("q", "k", "v", "pk", "pv")
     }
     mask = "mask" if masked else ""
     step = helper.make_node("Attention", ["q", "k", "v", mask, "pk", "pv"], ["y", "nk", "nv"], "a")

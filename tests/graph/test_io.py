@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -398,3 +398,70 @@ def test_an_lstm_with_a_projection_is_refused_for_it() -> None:
     with pytest.raises(InvalidModel, match=r"LSTM lstm has 16 hidden values and recurrent weights for 4.*proj_size"):
         load_model(lstm(4))
     load_model(lstm(16))
+
+
+def test_sizes_that_were_edited_leave_nothing_behind(tmp_path: Path) -> None:
+    """onnx#3483: what the file says of results is of the sizes before."""
+    proto = onnx.shape_inference.infer_shapes(conv_relu(inputs={"x": [1, 3, 32, 32]}, outputs={"y": [1, 4, 32, 32]}))
+    for dim in proto.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_value = 64
+    assert proto.graph.value_info
+    loaded = load_model(proto)
+    assert loaded.outputs[0].shape == (1, 4, 64, 64) and not loaded.proto.graph.value_info
+    assert [dim.dim_value for dim in loaded.proto.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 64, 64]
+
+
+def test_a_contradiction_names_its_node() -> None:
+    proto = model([node("MatMul", "x w", "y")], inputs={"x": [2, 3]}, weights={"w": np.ones((4, 5), np.float32)})
+    proto.graph.node[0].name = ""
+    with pytest.raises(InvalidModel, match=r"MatMul_y.*: export it again"):
+        load_model(proto)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights", "told"),
+    [
+        (
+            [node("Gather", "w i", "g"), node("Add", "x g", "y")],
+            {"w": np.ones((4, 4)), "i": np.array(10**9)},
+            "entry 1000000000 of 4",
+        ),
+        ([node("Gather", "x i", "y", axis=1)], {"i": np.array([-1, -5])}, "entry -5 of 4"),
+        (
+            [node("Cast", "x", "c", to=7), node("Div", "c d", "q"), node("Cast", "q", "y", to=1)],
+            {"d": np.array([2, 0])},
+            "in which there is a 0",
+        ),
+        (
+            [node("Cast", "x", "c", to=7), node("Mod", "c d", "q"), node("Cast", "q", "y", to=1)],
+            {"d": np.array(0)},
+            "in which there is a 0",
+        ),
+    ],
+)
+def test_constants_that_can_not_be_are_named(nodes: list[Any], weights: dict[str, Any], told: str) -> None:
+    held = {name: item if item.dtype == np.int64 else item.astype(np.float32) for name, item in weights.items()}
+    with pytest.raises(InvalidModel, match=told):
+        load_model(model(nodes, inputs={"x": [2, 4] if "d" not in held else [2, 2]}, weights=held))
+
+
+def test_constants_at_their_limits_are_taken() -> None:
+    weights = {"i": np.array([-4, 3]), "e": np.zeros(0, np.int64), "d": np.zeros(4, np.float32)}
+    nodes = [node("Gather", "x i", "g", axis=1), node("Gather", "x e", "h", axis=1), node("Div", "x d", "y")]
+    load_model(model(nodes, inputs={"x": [2, 4]}, weights=weights))
+
+
+def test_an_output_that_is_a_weight_has_its_shape() -> None:
+    proto = model(
+        [node("Add", "x w", "y")],
+        inputs={"x": [2, 3]},
+        outputs={"y": None, "w": None},
+        weights={"w": np.ones((2, 3), np.float32)},
+    )  # type: ignore[dict-item]
+    assert [value.shape for value in load_model(proto).outputs] == [(2, 3), (2, 3)]
+
+
+def test_weights_of_one_dimension_are_named() -> None:
+    proto = conv_relu()
+    proto.graph.node[0].input[1] = "b"
+    refused(proto, "c")

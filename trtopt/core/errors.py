@@ -179,7 +179,7 @@ _NEEDED = {
     **dict.fromkeys(("export", "init", "pipeline"), ("torch", "ort")),
     **dict.fromkeys(("build", "calibrate", "check", "sensitivity", "tune", "verify"), ("ort",)),
 }  # command → all extras that it needs, but a TensorRT
-_ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "onnxslim", "google")  # the extra `onnx`; google: its protobuf
+_ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "google")  # the extra `onnx`; google: its protobuf
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

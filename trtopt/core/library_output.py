@@ -19,7 +19,7 @@ from typing import Any
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
 _AFTERWARDS = ("torch", "torchvision")  # they set their loggers up when they are imported, which isn't to be undone
-_LIBRARIES = ("onnxslim", "onnxscript", "onnx_ir", *_AFTERWARDS)
+_LIBRARIES = ("onnxscript", "onnx_ir", *_AFTERWARDS)
 
 
 def wanted() -> bool:
@@ -77,8 +77,8 @@ def _kept(name: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-# Held while onnxscript (PyTorch's exporter runs it, too) and onnxslim rewrite a graph: their rules are objects of the whole
-# process, which keep what they matched, and another thread's nodes would be taken for it.
+# Held while onnxscript works on a graph (PyTorch's exporter runs it, too): its rules are objects of the whole process, which
+# keep what they matched, and another thread's nodes would be taken for it.
 rewriting = threading.RLock()
 # Held while the user's own modules are imported and used: what is importable, PyTorch's random numbers, threads and exporter,
 # and who may connect to the network are the whole process's.
@@ -217,7 +217,7 @@ def _loggers() -> list[logging.Logger]:
 
 def _restore(logger: logging.Logger, level: int, handlers: list[logging.Handler], propagate: bool) -> None:
     if logger.level != level:
-        logger.setLevel(level)  # onnxslim sets its own
+        logger.setLevel(level)
     logger.handlers, logger.propagate = handlers, propagate
 
 

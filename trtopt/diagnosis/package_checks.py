@@ -18,7 +18,7 @@ check = registering(CHECKS)
 
 # Whose requirements matter here; others' are their users' own.
 _OWNERS = (
-    *("trtopt", "onnx", "onnx-ir", "onnxscript", "onnxslim", "ml-dtypes", "torch", "torchvision", "cuda-bindings"),
+    *("trtopt", "onnx", "onnx-ir", "onnxscript", "ml-dtypes", "torch", "torchvision", "cuda-bindings"),
     *("onnxruntime", "onnxruntime-gpu", "opencv-python", "opencv-python-headless", "opencv-contrib-python"),
     *("opencv-contrib-python-headless", "tensorrt", "tensorrt-libs", "tensorrt-bindings", "tensorrt-rtx", "ray"),
     *(f"tensorrt-{kind}cu{cuda}{part}" for kind in ("", "rtx-") for cuda in (11, 12, 13)

@@ -31,7 +31,7 @@ from trtopt.trt.plans import check_maker, plan_origin
 _WIDTHS = {"bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
 _WIDTHS |= {"float8_e4m3fn": 1, "int16": 2, "float64": 8}
 _LIBRARIES = (
-    *("numpy", "onnx", "onnxslim", "onnxruntime", "onnxruntime-gpu", "opencv-python-headless"),
+    *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "opencv-python-headless"),
     *("torch", "torchvision", "cuda-bindings"),
 )
 

@@ -68,6 +68,9 @@ _PLUGINS = {  # plugins of TensorRT's own → the first release without; RTX has
         ("EfficientNMS_TRT", "ROIAlign_TRT", "PyramidROIAlign_TRT", "MultiscaleDeformableAttnPlugin_TRT"), ""
     ),
 }
+_LIST = (
+    "a list whose length or places aren't known before: export the model with one tensor there (torch.stack, torch.cat)"
+)
 OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
 
@@ -152,7 +155,8 @@ class _Limits:
         results = [(f"gives {name!r} in", name) for name in node.output if name not in self.declared]
         for text, name in (*constants, *results):
             if (kind := self.kinds.get(name, UNKNOWN)) not in self.types:
-                yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {OUTSIDE}")
+                way_out = _LIST if kind == "sequence" else OUTSIDE
+                yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {way_out}")
 
     def quantized(self, node: NodeProto) -> Iterator[Issue]:
         """Quantized types where TensorRT doesn't take them, and zero points that aren't constant."""

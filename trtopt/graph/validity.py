@@ -73,16 +73,15 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
     _check_graph(proto.graph, frozenset(), what)
+    light = skeleton(proto, LARGE)
     try:
-        inferred = _check_onnx(skeleton(proto, LARGE), what)
-    except InvalidModel:  # sizes that were edited in the file leave what it says of results behind; the nodes decide
+        inferred = _check_onnx(light, what)
+    except InvalidModel as error:  # sizes that were edited leave what the file says of results behind: the nodes decide
         light = undeclared(skeleton(proto, LARGE))
         try:
             inferred = _check_onnx(light, what)
         except InvalidModel:
-            light = None
-        if light is None:
-            raise
+            raise error from None
         refill(undeclared(proto).graph.output, light.graph.output)
     _check_constants(inferred, proto, what)
     return inferred
@@ -99,7 +98,7 @@ def undeclared(proto: ModelProto) -> ModelProto:
 
 
 def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None:
-    """Constants are such as a node can compute with: ONNX's inference doesn't look at them, and TensorRT computes something else."""
+    """Constants are such as a node can compute with: ONNX's inference doesn't look, and TensorRT gives something."""
     links = Links(proto.graph)
     values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}

@@ -111,6 +111,6 @@ def _definition(node: NodeProto, types: Sequence[bytes], opset: int) -> Function
         body = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
     else:
         body = schema.get_function_with_opset_version(max(it for it in schema.function_opset_versions if it <= opset))
-    function = FunctionProto.FromString(body)
+    function: FunctionProto = FunctionProto.FromString(body)
     refill(function.opset_import, [helper.make_opsetid("", opset)])
     return function

@@ -19,7 +19,18 @@ from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet, rewriting
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
-from trtopt.graph.proto import LARGE, STANDARD, name_nodes, opset_version, put_back, schema_of, skeleton
+from trtopt.graph.proto import (
+    LARGE,
+    STANDARD,
+    all_nodes,
+    attribute as message_attribute,
+    name_nodes,
+    opset_version,
+    put_back,
+    refill,
+    schema_of,
+    skeleton,
+)
 from trtopt.graph.view import (
     Editor,
     Slots,
@@ -136,6 +147,11 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
     if version >= min(minimum, _ONNXSCRIPT):
         return proto
     light = skeleton(proto, LARGE, external="weights")
+    for node in all_nodes(
+        light.graph
+    ):  # the converter leaves the value of a Pad that doesn't use it, which later ones haven't
+        if node.op_type == "Pad" and message_attribute(node, "mode", b"constant") != b"constant":
+            refill(node.attribute, [item for item in node.attribute if item.name != "value"])
     try:
         converted: ModelProto = onnx.version_converter.convert_version(light, min(minimum, _ONNXSCRIPT))
     except Exception as error:  # the converter's errors have no common base

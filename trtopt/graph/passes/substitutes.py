@@ -12,6 +12,8 @@ fault) at a decoder's step that puts keys and values where `places == position` 
 
 **A Loop without a condition** gets one that is true: TensorRT-RTX 1.7.1's parser doesn't know it otherwise.
 
+**Lists** (Python's, of a length that is known) are made at once: folding then takes what is read from them.
+
 **A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
 
 **A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
@@ -32,14 +34,17 @@ from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, is_constant, operand, opset_of, sizes
 
 LEARNED = "ai.onnx.ml"
+LIST = 1024  # tensors of a list
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
 # Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
-_OLDEST = {"ImageScaler": 7, "Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7}
+_OLDEST = {"ImageScaler": 7, "Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7} | dict.fromkeys(
+    ("SequenceInsert", "SequenceErase", "SequenceLength"), 11
+)
 _FLOAT = ir.DataType.FLOAT
 
 
 def substitute(model: ir.Model) -> None:
-    """Write what can be written otherwise, in every graph whose shapes are inferred; where it can't, the node stays as it is."""
+    """Write what can be written otherwise, in every graph whose shapes are inferred; what can't stays."""
     if not any((node.domain, node.op_type) in _RULES for node in model.graph.all_nodes()):
         return
     if not opset_of(model):
@@ -121,6 +126,23 @@ def _loop(line: _Line, node: ir.Node) -> _Results:
     if len(node.inputs) > 1 and node.inputs[1] is None:
         node.replace_input_with(1, line.number(True, np.bool_))
     return None
+
+
+def _list(line: _Line, node: ir.Node) -> _Results:
+    """A list to which a program has added, or from which it has taken, at places that are known, is made at once."""
+    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if maker is None or maker.op_type not in ("SequenceEmpty", "SequenceConstruct") or len(maker.inputs) > LIST:
+        return None
+    values, added = list(maker.inputs), node.inputs[1:2] if node.op_type == "SequenceInsert" else []
+    if node.op_type == "SequenceLength":
+        return [line.number(len(values), np.int64)]
+    place = operand(node, 1 + len(added))
+    held = np.array(len(values) - 1 + len(added)) if place is None else constant(place)
+    if held is None or not -len(values) <= int(held) < len(values) + len(added):
+        return None
+    index = int(held) % len(values) if int(held) < 0 else int(held)
+    values[index : index + 1 - len(added)] = added
+    return [line("SequenceConstruct", *values)] if values else None
 
 
 def _scaler(line: _Line, node: ir.Node) -> _Results:
@@ -372,4 +394,7 @@ _RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
     ("", "GreaterOrEqual"): _or_equal,
     ("", "ImageScaler"): _image_scaler,
     ("", "Loop"): _loop,
+    ("", "SequenceInsert"): _list,
+    ("", "SequenceErase"): _list,
+    ("", "SequenceLength"): _list,
 }

@@ -6,6 +6,8 @@ model's own.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -53,13 +55,14 @@ def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
     if op in _NEUTRAL:
         for slot in (0, 1) if op in ("Mul", "Add") else (1,):
             array, other = constant(node.inputs[slot]), sizes(node.inputs[1 - slot]) or ()
-            fits = array is not None and array.ndim <= len(other)
-            if array is not None and fits and (array == _NEUTRAL[op]).all():
-                if all(size in (1, length) for size, length in zip(reversed(array.shape), reversed(other))):
-                    return node.inputs[1 - slot]
-    elif op in ("Gather", "Slice") and (numbers := _numbers(node.outputs[0])) and after is not None:
-        if all(isinstance(number, int) for number in numbers) and node.outputs[0].dtype == ir.DataType.INT64:
-            return editor.constant(f"{node.outputs[0].name}/sizes", np.reshape(numbers, after), np.int64)
+            if array is not None and array.ndim <= len(other) and (array == _NEUTRAL[op]).all():
+                ends = zip(reversed(array.shape), reversed(other))
+                idle = all(size in (1, length) for size, length in ends)  # else the result is larger
+                return node.inputs[1 - slot] if idle else None
+    elif op in ("Gather", "Slice") and after is not None and node.outputs[0].dtype == ir.DataType.INT64:
+        known = [number for number in _numbers(node.outputs[0]) or [None] if isinstance(number, int)]
+        if known and len(known) == math.prod(size or 0 for size in after):
+            return editor.constant(f"{node.outputs[0].name}/sizes", np.reshape(known, after), np.int64)
     elif op == "Cast":
         idle = node.inputs[0].dtype is not None and node.inputs[0].dtype == attribute(node, "to")
     elif op in _VIEWS:
@@ -73,7 +76,8 @@ def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
     elif op == "Transpose":
         idle = (order := _permutation(node)) is not None and order == sorted(order)
     elif op == "Dropout":
-        training = operand(node, 2) is not None and not np.array_equal(constant(operand(node, 2)), False)
+        mode = constant(operand(node, 2))
+        training = operand(node, 2) is not None and (mode is None or mode.any())
         idle = not training and not any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     elif op in ("Concat", "Split"):
         idle = len(node.inputs if op == "Concat" else node.outputs) == 1
@@ -95,7 +99,7 @@ def _numbers(value: ir.Value | None, depth: int = _DEPTH) -> list[_Number] | Non
     source = node.inputs[0] if node is not None and not node.domain and node.inputs and depth else None
     if node is not None and source is not None:
         if node.op_type == "Shape" and (dims := sizes(source)) is not None:
-            whole = [(source, axis) if size is None else size for axis, size in enumerate(dims)]
+            whole: list[_Number] = [(source, axis) if size is None else size for axis, size in enumerate(dims)]
             return whole[attribute(node, "start", 0) : attribute(node, "end", len(whole))]
         if node.op_type == "Concat" and form is not None and (form[0] or _SHORT) < _SHORT:
             parts = [_numbers(item, depth - 1) for item in node.inputs if sizes(item) != (0,)]
@@ -174,22 +178,23 @@ def _concat(node: ir.Node) -> None:
 def _join(before: ir.Node, node: ir.Node, editor: Editor, opset: int) -> None:
     """Two Transposes as one, two Slices of different axes, two Unsqueezes, two Casts of which the first is to FP32."""
     merged, order = list[object](), (_permutation(before), _permutation(node))
-    held = [[constant(value) for value in item.inputs[1:]] for item in (before, node)]
+    held = [[item for value in part.inputs[1:] if (item := constant(value)) is not None] for part in (before, node)]
+    known = len(held[0]) + len(held[1]) == len(before.inputs) + len(node.inputs) - 2
     first, second, after = sizes(before.inputs[0]), sizes(node.inputs[0]), sizes(node.outputs[0])
     if node.op_type == "Transpose" and order[0] and order[1]:
         node.attributes["perm"] = ir.AttrInt64s("perm", [order[0][axis] for axis in order[1]])
     elif node.op_type == "Cast" and attribute(before, "to") == ir.DataType.FLOAT and attribute(node, "to") in _HALVES:
         pass
-    elif opset < 13 or any(item is None for part in held for item in part) or None in (first, second, after):
+    elif opset < 13 or not known or second is None or after is None:
         return
-    elif node.op_type == "Unsqueeze" and first is not None and second is not None and after is not None:
+    elif node.op_type == "Unsqueeze":
         added = {int(axis) % len(after) for axis in held[1][0]}
         places = [axis for axis in range(len(after)) if axis not in added]
         merged = [sorted([*added, *(places[axis] for axis in held[0][0])])]
     elif node.op_type == "Slice" and first:
         full = [[*part, *[np.arange(part[0].size), np.ones(part[0].size)][len(part) - 2 :]] for part in held]
         axes = [np.asarray(part[2], np.int64) % len(first) for part in full]
-        if np.intersect1d(*axes).size:
+        if np.isin(axes[0], axes[1]).any():
             return
         merged = [np.concatenate([part[slot] for part in full]) for slot in (0, 1)]
         merged += [np.concatenate(axes), np.concatenate([part[3] for part in full])]

@@ -1,0 +1,195 @@
+"""Nodes that do nothing go, pairs become one, and what only looks like that stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import model, node, values
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from trtopt.graph.passes.fold import fold
+from trtopt.ort.difference import difference
+from trtopt.ort.sessions import OnnxSession
+
+
+@pytest.fixture(autouse=True)
+def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.graph.guard._cheap", lambda proto: False)
+
+
+def left(proto: ModelProto, open_size: int = 2) -> list[str]:
+    """Its operators after folding, once the results are seen to be the same."""
+    made, report = fold(proto)
+    feed = {
+        value.name: values(*(dim.dim_value or open_size for dim in value.type.tensor_type.shape.dim), seed=7)
+        for value in proto.graph.input
+    }
+    expected, found = OnnxSession(proto)(feed), OnnxSession(made)(feed)
+    assert not report.problem and {k: v.shape for k, v in expected.items()} == {k: v.shape for k, v in found.items()}
+    assert difference(expected, found).relative < 1e-5
+    return [item.op_type for item in made.graph.node]
+
+
+def ints(*numbers: int) -> NDArray[np.int64]:
+    return np.array(numbers, np.int64)
+
+
+def one(
+    op: str, *constants: Any, shape: Any = (2, 3, 4), first: bool = False, opset: int = 17, **attributes: Any
+) -> ModelProto:
+    names = [f"c{index}" for index in range(len(constants))]
+    inputs = [*names, "x"] if first else ["x", *names]
+    weights = {name: np.asarray(item) for name, item in zip(names, constants)}
+    nodes = [helper.make_node(op, inputs, ["h"], "it", **attributes), node("Relu", "h", "y")]
+    return model(nodes, inputs={"x": list(shape)}, weights=weights, opset=opset)
+
+
+F = np.float32
+
+
+@pytest.mark.parametrize(
+    ("proto", "gone"),
+    [
+        (one("Mul", np.ones((), F)), True),
+        (one("Mul", np.ones((1, 4), F), first=True), True),
+        (one("Mul", np.ones((3, 1), F), shape=("n", 3, 4)), True),
+        (one("Mul", np.ones((5, 1, 1, 1), F)), False),  # one dimension more
+        (one("Mul", np.ones((2, 1), F), shape=(2, 1, 4)), False),  # a larger result
+        (one("Mul", np.ones((2, 1, 1), F), shape=("n", 3, 4)), False),  # of a batch of one, two
+        (one("Add", np.zeros((1, 1, 1), F)), True),
+        (one("Add", np.full((), 1e-9, F)), False),  # an epsilon isn't nothing
+        (one("Mul", np.full((), 1 + 1e-6, F)), False),
+        (one("Sub", np.zeros((), F)), True),
+        (one("Sub", np.zeros((), F), first=True), False),
+        (one("Div", np.ones((), F)), True),
+        (one("Div", np.ones((), F), first=True), False),
+        (one("Add", np.ones((), F)), False),
+        (one("Reshape", ints(2, 3, 4)), True),
+        (one("Reshape", ints(0, 3, -1), shape=("n", 3, 4)), True),
+        (one("Reshape", ints(3, 2, 4)), False),
+        (one("Expand", ints(1, 3, 1)), True),
+        (one("Expand", ints(2, 1, 4), shape=("n", 3, 4)), False),
+        (one("Slice", ints(0), ints(9), ints(1)), True),
+        (one("Slice", ints(1), ints(9), ints(1)), False),
+        (one("Slice", ints(-1), ints(-9), ints(1), ints(-1)), False),  # turned round
+        (one("Pad", ints(0, 0, 0, 0, 0, 0), mode="reflect"), True),
+        (one("Pad", ints(0, 0, 1, 0, 0, 0)), False),
+        (one("Pad", opset=10, pads=[0] * 6), True),
+        (one("Pad", opset=10, pads=[0, 0, 1, 0, 0, 0]), False),
+        (one("Transpose", perm=[0, 1, 2]), True),
+        (one("Transpose", perm=[0, 2, 1]), False),
+        (one("Transpose"), False),
+        (one("Cast", to=1), True),
+        (one("Dropout"), True),
+        (one("Dropout", opset=10, ratio=0.5), True),
+        (one("Concat", axis=1), True),
+        (one("Split", axis=1), True),
+    ],
+)
+def test_only_what_does_nothing_goes(proto: ModelProto, gone: bool) -> None:
+    assert (left(proto, 1) == ["Relu"]) is gone
+
+
+def pair(first: Any, second: Any, shape: Any = (2, 3, 4), between: str = "", **weights: NDArray[Any]) -> ModelProto:
+    ends = {"y": None, **({"h": None} if between == "given" else {"z": None} if between == "read" else {})}
+    nodes = [first, second, *([node("Neg", "h", "z")] if between == "read" else [])]
+    return model(nodes, inputs={"x": list(shape)}, outputs=ends, weights=weights, opset=18)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("between", ["", "read", "given"])
+@pytest.mark.parametrize(
+    ("first", "second", "merged"),
+    [
+        (node("Transpose", "x", "h", perm=[0, 2, 1]), node("Transpose", "h", "y", perm=[2, 0, 1]), True),
+        (node("Transpose", "x", "h"), node("Transpose", "h", "y", perm=[1, 2, 0]), True),
+        (node("Reshape", "x r", "h"), node("Reshape", "h s", "y"), True),
+        (node("Reshape", "x r", "h"), node("Reshape", "h u", "y"), False),  # its zeros are the first one's sizes
+        (node("Unsqueeze", "x a", "h"), node("Unsqueeze", "h b", "y"), True),
+        (node("Slice", "x one two one", "h"), node("Slice", "h one two minus", "y"), True),
+        (node("Slice", "x one two one", "h"), node("Slice", "h zero one one", "y"), False),  # of the same axis
+        (node("Concat", "x x", "h", axis=1), node("Concat", "h x", "y", axis=1), True),
+    ],
+)
+def test_pairs_become_one(first: Any, second: Any, merged: bool, between: str) -> None:
+    held = {"r": ints(4, 6), "s": ints(2, 12), "u": ints(0, 2, 3), "a": ints(0, 2), "b": ints(-1, 1)}
+    held |= {"zero": ints(0), "one": ints(1), "two": ints(3), "minus": ints(-1)}
+    proto = pair(first, second, between=between, **held)
+    found = left(proto)
+    kept = bool(between) or not merged
+    if second.op_type == "Concat" and between:
+        assert found.count("Concat") == 2
+    else:
+        assert found.count(second.op_type) == 1 + kept
+
+
+def test_casts_by_a_narrower_type_stay() -> None:
+    half = node("Cast", "x", "h", to=10)
+    assert left(pair(half, node("Cast", "h", "y", to=1))) == ["Cast", "Cast"]
+    double = pair(node("Cast", "x", "h", to=11), node("Cast", "h", "y", to=1))
+    assert left(double)[-1:] == ["Cast"]
+
+
+def test_sizes_of_shapes_are_numbers_or_stay_as_they_were() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n,3,8,8] x) => (float[n,3,64] y)
+        <int64 zero={0}, int64 one={1}, int64[1] end={-1}, int64[1] first={0}> {
+        s = Shape(x)
+        b = Gather(s, zero)
+        c = Gather(s, one)
+        bu = Unsqueeze(b, first)
+        cu = Unsqueeze(c, first)
+        t = Concat <axis = 0> (bu, cu, end)
+        h = Reshape(x, t)
+        y = Relu(h)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    assert left(proto) == ["Reshape", "Relu"]
+    shape = next(t for t in fold(proto)[0].graph.initializer if t.name in fold(proto)[0].graph.node[0].input)
+    assert onnx.numpy_helper.to_array(shape).tolist() == [0, 3, -1]
+
+
+def test_what_the_file_says_of_sizes_decides_nothing() -> None:
+    """Declared for a batch of one, it gives a batch's results."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n,3,4] x) => (float[1,12] y)
+        <int64[1] first={0}, int64[1] rest={-1}, int64 zero={0}> {
+        s = Shape(x)
+        b = Gather(s, zero)
+        u = Unsqueeze(b, first)
+        t = Concat <axis = 0> (u, rest)
+        h = Reshape(x, t)
+        y = Relu(h)
+    }"""
+    made, _ = fold(onnx.parser.parse_model(text))
+    made.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    assert OnnxSession(made)({"x": values(3, 3, 4)})["y"].shape == (3, 12)
+
+
+def test_lists_of_known_length_become_tensors() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[6,3] y, float[2,3] z, int64 l)
+        <int64 one={1}, int64 zero={0}, int64 minus={-1}> {
+        e = SequenceEmpty <dtype = 1> ()
+        a = SequenceInsert(e, x)
+        r = Relu(x)
+        b = SequenceInsert(a, r)
+        n = Neg(x)
+        c = SequenceInsert(b, n, minus)
+        d = SequenceErase(c, one)
+        y = ConcatFromSequence <axis = 0> (c)
+        z = SequenceAt(d, one)
+        l = SequenceLength(d)
+    }"""
+    found = left(onnx.parser.parse_model(text))
+    assert not [op for op in found if "Sequence" in op] and found.count("Concat") == 1
+
+
+def test_the_report_adds_up() -> None:
+    proto = one("Flatten", axis=1)
+    made, report = fold(proto)
+    assert str(report) == "2 nodes → 2 (removed: 1 Flatten; added: 1 Reshape)" and report.to_json()["added"] == {
+        "Reshape": 1
+    }
+    assert len(made.graph.node) == len(proto.graph.node) - sum(report.removed.values()) + sum(report.added.values())
+    assert str(fold(made)[1]) == "2 nodes → 2 (nothing to fold)"
