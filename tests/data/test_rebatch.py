@@ -56,6 +56,7 @@ def test_a_batch_is_filled_from_its_first_sample_on() -> None:
 
 def test_what_does_not_count_samples_is_refused() -> None:
     assert samples_in(batch(2, 9)) == 7
+    assert samples_in(batch(2, 2)) == 0
     with pytest.raises(DataError, match=r"^f: the inputs have different numbers of samples: {'a': 3, 'b': 2}"):
         samples_in({"a": SAMPLES[:3], "b": SAMPLES[:2]}, "f: ")
     with pytest.raises(DataError, match="the data for 'b' is one number"):
@@ -116,6 +117,17 @@ def test_the_batch_of_a_profile_is_what_all_inputs_take() -> None:
     np.testing.assert_array_equal(np.concatenate([call.feed["x"] for call in found]), SAMPLES)
     fixed = calls({"x": SAMPLES}, [info("x", 4, 2)], [info("y", 4)], [])
     assert [(call.size, call.real, len(call.feed["x"])) for call in fixed] == [(4, 4, 4), (4, 4, 4), (4, 3, 4)]
+
+
+def test_samples_on_another_axis_are_cut_there() -> None:
+    h = info("h", 3, "n", axis=1)
+    profile = {"x": ShapeRange((4, 2), (4, 2), (4, 2)), "h": ShapeRange((3, 4), (3, 4), (3, 4))}
+    states = np.arange(33).reshape(3, 11)
+    found = calls({"x": SAMPLES, "h": states}, [X, h], [h], [profile])
+    assert [(call.size, call.real, call.feed["h"].shape) for call in found] == [(4, real, (3, 4)) for real in (4, 4, 3)]
+    parts = [call.cut({"h": call.feed["h"], "x": call.feed["x"]}, [h, X]) for call in found]
+    np.testing.assert_array_equal(joined(parts, [h, X])["h"], states)
+    np.testing.assert_array_equal(joined(parts, [h, X])["x"], SAMPLES)
 
 
 def test_an_output_of_no_samples_needs_one_full_call() -> None:
