@@ -257,3 +257,4 @@ def test_a_threshold_is_searched_once_until_more_is_seen(
 def test_every_method_has_its_entry() -> None:
     assert {"auto", *thresholds._FINDERS} == {*METHODS}
     assert {"percentile", "mse", "entropy"} == thresholds.CLIPPING and {"mse", "entropy"} == thresholds.SEARCHING
+    assert thresholds.BLIND < thresholds.SEARCHING < thresholds.CLIPPING

@@ -81,7 +81,10 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
             "build {m} --int8 --data {d} --min-snr 20 -o {o}.engine",
             "the folded graph gives other values than the model",
         ),
-        ("build {m} --fp16 --data {d} --min-snr 30 -o {o}.engine", "the folded graph gives other values than the model"),
+        (
+            "build {m} --fp16 --data {d} --min-snr 30 -o {o}.engine",
+            "the folded graph gives other values than the model",
+        ),
         ("tune {m} --data {d} --min-snr 20 -o {o}.engine", "the folded graph gives other values than the model"),
         ("verify {m} {o}.engine --data {d} --min-snr 20", "at least 20 is asked for"),
         ("sensitivity {m} --data {d}", "the folded graph gives other values than the model"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtopt.calibration.quality import Sample, Survey, near_copies, outliers, random_tokens
 from trtopt.calibration.table import Table
-from trtopt.calibration.thresholds import CLIPPING, SEARCHING, quantization_error
+from trtopt.calibration.thresholds import BLIND, CLIPPING, quantization_error
 from trtopt.core.errors import DataError
 from trtopt.ort.ranges import FP16_NORMAL
 
@@ -148,8 +148,8 @@ def _moving(table: Table, quality: Facts) -> str:
 
 
 def costly_entropy(table: Table) -> str:
-    """A warning where the table's searched thresholds clip more than they gain, as entropy's may; empty where they don't."""
-    if table.method not in SEARCHING:
+    """A warning where the table's thresholds clip more than they gain, as entropy's may; empty where they don't."""
+    if table.method not in BLIND:
         return ""
     worse = []
     for name, entry in table.tensors.items():

@@ -209,3 +209,4 @@ def _mean_error(edges: Floats, mass: Floats, amax: Floats) -> Floats:
 _FINDERS = {"minmax": minmax, "percentile": percentile, "mse": mse, "entropy": entropy}
 CLIPPING = {*_FINDERS} - {"minmax"}
 SEARCHING = {"mse", "entropy"}  # which takes milliseconds
+BLIND = {"entropy"}  # of these, those that look for something else than the least error
