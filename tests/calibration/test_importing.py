@@ -292,7 +292,7 @@ def test_missing_tensors_are_named_with_what_to_type(lite0: Case, tmp_path: Path
         f"1 of the {len(lite0.points.activations)} tensors",
         gone,
         reader,
-        "`missing='float'`",
+        "--missing float",
         "foreign",
         "`images=",
     ):

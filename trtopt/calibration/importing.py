@@ -195,7 +195,7 @@ def import_table(
         note=note,
     )
     if len(how) < len(points.activations):
-        raise CalibrationError(_lacking(coverage, points))
+        raise CalibrationError(_lacking(coverage, points, cache))
     if not points.activations:
         raise CalibrationError(
             f"the cache gives no INT8 layer at all: {first_of(coverage.missing)} have no scale; was it made for another model?"
@@ -249,7 +249,7 @@ def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
     )
 
 
-def _lacking(coverage: Coverage, points: Points) -> str:
+def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
     names = coverage.missing
     readers = list(dict.fromkeys(node for name in names for node, _ in points.reads.get(name, ())))
     text = (
@@ -257,7 +257,9 @@ def _lacking(coverage: Coverage, points: Points) -> str:
         f"{first_of(names)} (read by {first_of(readers)})"
     )
     strange = coverage.strange
+    zeros = [name for name in names if name in cache.constants]
     hints = (
+        zeros and f"it says 0 for {first_of(zeros)}, which is no scale",
         coverage.unusable and coverage.unusable_entries,
         coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
         coverage.note,
@@ -265,8 +267,8 @@ def _lacking(coverage: Coverage, points: Points) -> str:
     node = glob.escape(readers[0]) if readers else "NODE"
     return (
         f"{'; '.join([text, *map(str, filter(None, hints))])}. Calibrate on real inputs instead (`images=DIR` and "
-        "`preprocess=PRESET`, or `data='F.npz'`), leave what reads these tensors in floating point with "
-        f"`missing='float'`, or name it: `precision_override=['{node}=fp16']`"
+        "`preprocess=PRESET`, or `data='F.npz'`), leave what reads these tensors in floating point (trtopt calibrate MODEL "
+        f"--import-cache CACHE --missing float -o T.calib.json), or name it: `precision_override=['{node}=fp16']`"
     )
 
 
