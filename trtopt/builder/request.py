@@ -64,13 +64,8 @@ class BuildRequest:
     )
     min: float | None = option(None, help="Least that --metric must give.", metavar="X", typed=float)
     budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
-    save_calib: str | os.PathLike[str] | None = option(
-        None,
-        help="Keep the scales, repairs and choice.",
-        metavar="T.calib.json",
-        typed=Path,
-        beside=_QUANTIZED,
-        writes=FILE,
+    save_calib: str | os.PathLike[str] | None = shared.written(
+        help="Keep the scales, repairs and choice.", metavar="T.calib.json", beside=_QUANTIZED
     )
     trade_profiles: bool = option(
         False,
@@ -116,11 +111,9 @@ class BuildRequest:
     sparsity: bool = option(False, help="Use 2:4 sparse kernels where weights allow.")
     tf32: bool = option(True, help="Let FP32 layers use TF32.")
     allow_precision_fallback: bool = option(False, help="Accept an engine that lost the precision asked for.")
-    save_onnx: str | os.PathLike[str] | None = option(
-        None, help="Keep the graph TensorRT got.", metavar="OUT", typed=Path, writes=FILE
-    )
-    save_cache: str | os.PathLike[str] | None = option(
-        None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path, writes=FILE
+    save_onnx: str | os.PathLike[str] | None = shared.written(help="Keep the graph TensorRT got.", metavar="OUT")
+    save_cache: str | os.PathLike[str] | None = shared.written(
+        help="Keep the native calibrator's cache.", metavar="OUT"
     )
     classes: str | os.PathLike[str] | Sequence[str] | None = option(
         None, help="Class names for the manifest, one a line; or imagenet.", metavar="FILE", typed=str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import FILE, option
+from trtopt.core.options import option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class CalibrateRequest:
     """The arguments of `trtopt.calibrate`, which describes them."""
 
     model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
-    output: str | os.PathLike[str] | None = option(
-        None, help="The table to write (*.calib.json).", typed=Path, short="-o", needed=True, writes=FILE
+    output: str | os.PathLike[str] | None = shared.written(
+        help="The table to write (*.calib.json).", short="-o", needed=True
     )
     _: KW_ONLY
     images: Any = shared.images()
@@ -42,8 +42,8 @@ class CalibrateRequest:
     import_cache: str | os.PathLike[str] | None = option(
         None, help="Take the scales of a TensorRT 7 to 10 cache; no data.", metavar="OLD.cache", typed=Path
     )
-    export_cache: str | os.PathLike[str] | None = option(
-        None, help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache", typed=Path, writes=FILE
+    export_cache: str | os.PathLike[str] | None = shared.written(
+        help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache"
     )
     missing: str = option(
         "error",
