@@ -134,9 +134,11 @@ def test_nothing_that_is_read_is_written(inside: Path, tmp_path: Path, request_t
         os.link(inside / name, twin)
         for path in (name, inside / name, f"./dd/../{name}", link, twin):
             call = Call.of(asked(request_type, **{option: path}))
-            with pytest.raises(UsageError, match=rf"`{option}=` would overwrite .*which .* reads.*give another name"):
-                with keeping(call):
-                    write_bytes(path, b"lost")
+            refused = pytest.raises(
+                UsageError, match=rf"`{option}=` would overwrite .*which .* reads.*give another name"
+            )
+            with refused, keeping(call):
+                write_bytes(path, b"lost")
         twin.unlink()  # so that only one of its names is left for what comes then
 
 
@@ -182,6 +184,16 @@ def test_names_that_follow_are_asked_about_when_they_are_written(inside: Path, t
         write_bytes(tmp_path / "other.npy", b"y")  # no name of the user's: the link makes way
     assert not (tmp_path / "other.npy").is_symlink()
     (inside / "m.engine").unlink()
+
+
+def test_what_a_call_without_outputs_reads_is_kept_too(inside: Path) -> None:
+    from trtopt.evaluation.request import VerifyRequest
+
+    with keeping(Call.of(VerifyRequest("m.onnx", "e.engine", data="dd"))):
+        with pytest.raises(UsageError, match=r"would overwrite w\.bin, which `reference=` reads"):
+            write_bytes("w.bin", b"lost")
+        assert not write_bytes("e.engine.measured.json", b"derived")
+    (inside / "e.engine.measured.json").unlink()
 
 
 def test_a_link_that_was_named_is_followed(inside: Path, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from trtopt.core import progress
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.progress import SILENT, PlainReporter, QuietReporter, RichReporter, recorded, reporter
+from trtopt.core.progress import SILENT, PlainReporter, QuietReporter, Reporter, RichReporter, recorded, reporter
 
 
 def test_a_log_gets_a_heartbeat_and_the_time_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +21,9 @@ def test_a_log_gets_a_heartbeat_and_the_time_taken(monkeypatch: pytest.MonkeyPat
     with PlainReporter(stream).phase("calibrate", 4) as phase:
         phase.advance(3)
         phase.detail("image 3")
-        while "calibrate 3/4 (image 3)…" not in stream.getvalue():
+        for _ in range(1000):
+            if "calibrate 3/4 (image 3)…" in stream.getvalue():
+                break
             assert not beats.wait(0.01)
     lines = stream.getvalue().splitlines()
     assert lines[-1].startswith("calibrate 3/4 (image 3): 0.")
@@ -42,16 +45,77 @@ def test_notes_and_warnings_are_lines() -> None:
 
 
 def test_the_stream_decides_how() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     assert type(reporter(io.StringIO())) is PlainReporter
     terminal = Terminal()
     assert isinstance(reporter(terminal), RichReporter)
     with reporter(terminal).phase("build"):
         pass
     assert "build: 0." in terminal.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_a_spinner_in_its_own_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output is for results, such as `--json | jq` reads."""
+    terminal = Terminal()
+    told = reporter(terminal)
+    with told.phase("build") as phase:
+        for _ in range(1000):
+            if "build…" in terminal.getvalue():
+                break
+            time.sleep(0.01)
+        phase.detail("image 3")
+        told.note("kept")
+        assert isinstance(told, RichReporter) and told._live is not None
+        print("the user's own")
+    assert told._live is None
+    shown = terminal.getvalue()
+    assert "build…" in shown and "kept\n" in shown and "build (image 3): 0." in shown
+    assert capsys.readouterr() == ("the user's own\n", "")
+
+
+def test_the_libraries_own_messages_reach_who_listens(tmp_path: Path) -> None:
+    class Listening(Reporter):
+        def library(self, severity: str, text: str) -> None:
+            heard.append((severity, text))
+
+    heard: list[tuple[str, str]] = []
+    for log in (None, tmp_path / "b.log"):
+        with recorded(Listening(), log) as told:
+            told.library("VERBOSE", "a tactic")
+    assert heard == [("VERBOSE", "a tactic")] * 2
+
+
+def test_a_log_replaces_a_log_and_nothing_else(tmp_path: Path) -> None:
+    mine, log = tmp_path / "notes.txt", tmp_path / "b.log"
+    mine.write_text("12:00 trtopt is fine\n")
+    with pytest.raises(UsageError, match=r"no log of trtopt's: give another name, such as `log='.*notes\.log'`"):
+        recorded(SILENT, mine).__enter__()
+    assert mine.read_text() == "12:00 trtopt is fine\n"
+    log.touch()
+    for _ in range(2):
+        with recorded(SILENT, log):
+            pass
+    assert log.read_text().count("done") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_log_on_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heard(Reporter):
+        def warn(self, text: str) -> None:
+            warnings.append(text)
+
+    warnings: list[str] = []
+    opened = open
+    monkeypatch.setattr(
+        "builtins.open", lambda path, *given, **named: opened("/dev/full" if given == ("w",) else path, *given, **named)
+    )
+    with recorded(Heard(), tmp_path / "b.log") as told:
+        told.note("kept")
+    assert [text for text in warnings if "isn't whole: No space left" in text] == warnings != []
 
 
 def test_quiet_leaves_warnings() -> None:

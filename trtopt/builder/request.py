@@ -70,16 +70,11 @@ class BuildRequest:
     method: str = shared.method(beside=_QUANTIZED)
     calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
     allow_unusual_data: bool = shared.allow_unusual_data(beside=_QUANTIZED)
-    save_calib: str | os.PathLike[str] | None = option(
-        None,
-        help="Keep the scales, repairs and choice.",
-        metavar="T.calib.json",
-        typed=Path,
-        beside=_QUANTIZED,
-        writes=FILE,
+    save_calib: str | os.PathLike[str] | None = shared.written(
+        help="Keep the scales, repairs and choice.", metavar="T.calib.json", beside=_QUANTIZED
     )
-    save_cache: str | os.PathLike[str] | None = option(
-        None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path, writes=FILE
+    save_cache: str | os.PathLike[str] | None = shared.written(
+        help="Keep the native calibrator's cache.", metavar="OUT"
     )
     min_agreement: str | float | None = option(
         None,
@@ -123,8 +118,8 @@ class BuildRequest:
     sparsity: bool = option(False, help="Use 2:4 sparse kernels where weights allow.")
     force: bool = option(False, help="Build even if the engine is up to date, or in the store.")
     store: str | os.PathLike[str] | None = shared.store()
-    save_onnx: str | os.PathLike[str] | None = option(
-        None, help="Keep the graph TensorRT got.", metavar="OUT", typed=Path, group="Output", writes=FILE
+    save_onnx: str | os.PathLike[str] | None = shared.written(
+        help="Keep the graph TensorRT got.", metavar="OUT", group="Output"
     )
     classes: str | os.PathLike[str] | Sequence[str] | None = shared.classes()
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()

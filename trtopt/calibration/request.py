@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import FILE, option
+from trtopt.core.options import option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class CalibrateRequest:
     """The arguments of `trtopt.calibrate`, which describes them."""
 
     model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
-    output: str | os.PathLike[str] | None = option(
-        None, help="The table to write (*.calib.json).", typed=Path, short="-o", needed=True, group="Usual", writes=FILE
+    output: str | os.PathLike[str] | None = shared.written(
+        help="The table to write (*.calib.json).", short="-o", needed=True, group="Usual"
     )
     _: KW_ONLY
     images: Any = shared.images()
@@ -49,12 +49,7 @@ class CalibrateRequest:
     threads: int | None = shared.threads(beside=shared.SAMPLES, group="Run")
     device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.", beside=shared.SAMPLES)
     cache: bool = option(True, help="Reuse an earlier pass over the same data.")
-    export_cache: str | os.PathLike[str] | None = option(
-        None,
-        help="Write a cache for TensorRT 8.6 and 10 too.",
-        metavar="OUT.cache",
-        typed=Path,
-        group="Output",
-        writes=FILE,
+    export_cache: str | os.PathLike[str] | None = shared.written(
+        help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache", group="Output"
     )
     reporter: Reporter = SILENT

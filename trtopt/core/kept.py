@@ -25,7 +25,6 @@ from trtopt.core.options import named, options
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 ARRAYS = frozenset([".npy", ".npz"])
 _FOLDERS = {"images": EXTENSIONS, "data": ARRAYS, "input": ARRAYS}  # option or key → endings of what is read there
-_MANIFEST = 16 << 20  # bytes
 # An entry of a tensor's external data as protobuf has it, and the length of the name that comes then.
 _LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x1f])")
 
@@ -54,21 +53,14 @@ class Call:
         return cls(reads, targets)
 
     def check(self) -> None:
-        """Refuse what would be lost.
-
-        Raises:
-            UsageError: a target is an input, or is written twice.
-        """
-        written: dict[Any, str] = {}
+        """Raise UsageError where a target is an input, or is written twice."""
+        written: dict[str, str] = {}
         for option, given, ending in self.targets:
             target = given + ending
             self.refuse(Path(target), option, given)
-            if (identity := _identity(target)) in written:
-                raise UsageError(
-                    f"{named(option)} would overwrite {target}, which {named(written[identity])} writes, too: give another "
-                    f"name, such as {named(option, _free(given))}"
-                )
-            written[identity] = option
+            if other := written.get(real := os.path.realpath(target)):
+                raise _lost(option, given, Path(target), f"{named(other)} writes, too")
+            written[real] = option
 
     def check_writable(self) -> None:
         """Raise OutputError where a file can't be written; in a folder that the call makes it is seen then."""
@@ -83,19 +75,13 @@ class Call:
 
     def refuse(self, target: Path, option: str = "", given: str = "") -> None:
         """Raise UsageError where writing `target` would lose an input; without `option`, its name follows from one's."""
-        try:
-            info = target.stat()
-        except (OSError, ValueError):
-            return
-        if stat.S_ISREG(info.st_mode) and (found := self._input(target, info)) is not None:
-            if not option:
-                places = [item for item in self.targets if Path(item[1]) in target.parents]
-                option, given, _ = (places or self.targets or [("output", "out", "")])[0]
-            raise UsageError(
-                f"{named(option)} would overwrite {found[1]}, which {named(found[0])} reads"
-                f"{'' if found[1].name == target.name else f' ({target} is the same file)'}: give another name, such as "
-                f"{named(option, _free(given))}"
-            )
+        with contextlib.suppress(OSError, ValueError):  # nothing is there
+            if (found := self._input(target, target.stat())) is not None:
+                within = (item for item in self.targets if Path(item[1]) in target.parents)
+                option, given, _ = (
+                    (option, given, "") if option else next(within, (*self.targets, ("output", "out", ""))[0])
+                )
+                raise _lost(option, given, found[1], f"{named(found[0])} reads")
 
     def _input(self, target: Path, info: os.stat_result) -> tuple[str, Path] | None:
         files, folders = self._inputs
@@ -105,10 +91,9 @@ class Call:
         for option, folder, endings in folders:
             if real.is_relative_to(folder) and real.suffix.lower() in endings:
                 return option, target
-            linked = (item for item in folder.rglob("*") if info.st_nlink > 1 and item.suffix.lower() in endings)
-            with contextlib.suppress(OSError):
-                if inside := next((item for item in linked if os.path.samestat(item.stat(), info)), None):
-                    return option, inside
+            twins = (item for item in folder.rglob("*") if info.st_nlink > 1 and item.suffix.lower() in endings)
+            if twin := next((item for item in twins if item.is_file() and item.samefile(target)), None):
+                return option, twin
         return None
 
     @functools.cached_property  # looked for only where a target is there already
@@ -134,12 +119,7 @@ class Call:
 
 @contextlib.contextmanager
 def keeping(call: Call) -> Iterator[None]:
-    """Refuse what a call would lose, now and whenever something is written within.
-
-    Raises:
-        UsageError: as `Call.check`.
-        OutputError: a file can't be written.
-    """
+    """Refuse what a call would lose, now and whenever something is written within, and what can't be written."""
     call.check()
     before = CALLS.set((*CALLS.get(), call))
     try:
@@ -157,7 +137,7 @@ def named_in(path: Path) -> Mapping[str, Any]:
         if path.suffix == ".toml":
             content = read_toml(path)
             return {} if "job" in content else content
-        if path.suffix == ".json" and path.stat().st_size <= _MANIFEST:
+        if path.suffix == ".json" and path.stat().st_size < 1 << 24:  # no table
             content = read_json(path)
             return {"graph": content.get("graph_file"), "source": str(Path(content["source"]["path"]).absolute())}
         return found | {"weights": _weights(path)}
@@ -186,16 +166,10 @@ def _weights(path: Path) -> list[str]:
     return list(dict.fromkeys(places))
 
 
-def _identity(target: str) -> Any:
-    try:
-        info = Path(target).stat()
-    except (OSError, ValueError):
-        return os.path.realpath(target)
-    return info.st_dev, info.st_ino
-
-
-def _free(given: str) -> str:
-    """A name like it that isn't taken."""
+def _lost(option: str, given: str, file: Path, by: str) -> UsageError:
     path = Path(given, "out") if Path(given).name in ("", "..") else Path(given)
     names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
-    return str(next(name for name in names if not os.path.lexists(name)))
+    free = str(next(name for name in names if not os.path.lexists(name)))
+    return UsageError(
+        f"{named(option)} would overwrite {file}, which {by}: give another name, such as {named(option, free)}"
+    )

@@ -55,17 +55,9 @@ output_kind = partial(
     metavar="NAME=KIND",
 )
 classes = partial(option, None, help="Class names, one a line; or imagenet.", metavar="FILE", typed=str)
-report = partial(
-    option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path, writes=FILE
-)
-log = partial(
-    option,
-    None,
-    help="Write what is said into a file, with TensorRT's own messages (-v: all).",
-    metavar="F.log",
-    typed=Path,
-    writes=FILE,
-)
+written = partial(option, None, typed=Path, writes=FILE)
+report = partial(written, help="Write a page on the engine, as trtopt report does.", metavar="F.html")
+log = partial(written, help="Write what is said into a file, with TensorRT's own messages (-v: all).", metavar="F.log")
 gpu = partial(option, 0, help="The GPU's number.")
 store = partial(
     option,

@@ -51,11 +51,9 @@ class ProfileRequest:
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
-    csv: str | os.PathLike[str] | None = option(
-        None, help="Write all layers as a table.", metavar="F.csv", typed=Path, writes=FILE
-    )
-    trace: str | os.PathLike[str] | None = option(
-        None, help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json", typed=Path, writes=FILE
+    csv: str | os.PathLike[str] | None = shared.written(help="Write all layers as a table.", metavar="F.csv")
+    trace: str | os.PathLike[str] | None = shared.written(
+        help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json"
     )
     top: int = option(20, help="Layers of each batch to print; 0: all.", least=0)
     backend: str = shared.backend()
@@ -91,7 +89,5 @@ class ReportRequest:
     against: str | os.PathLike[str] | None = option(
         None, help="Another engine: what differs.", metavar="OTHER.engine", typed=Path
     )
-    json_twin: str | os.PathLike[str] | None = option(
-        None, help="Write the same numbers as JSON.", metavar="F.json", typed=Path, writes=FILE
-    )
+    json_twin: str | os.PathLike[str] | None = shared.written(help="Write the same numbers as JSON.", metavar="F.json")
     reporter: Reporter = SILENT

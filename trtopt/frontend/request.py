@@ -32,13 +32,8 @@ class InitRequest:
     source: str | os.PathLike[str] = field(
         metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory or torchvision:NAME.", typed=str, takes=())
     )
-    output: str | os.PathLike[str] | None = option(
-        None,
-        help="The recipe to write; default: NAME.toml, NAME the model's.",
-        metavar="F.toml",
-        typed=Path,
-        short="-o",
-        writes=FILE,
+    output: str | os.PathLike[str] | None = shared.written(
+        help="The recipe to write; default: NAME.toml, NAME the model's.", metavar="F.toml", short="-o"
     )
     _: KW_ONLY
     factory_arg: Mapping[str, Any] | None = _factory_arg()

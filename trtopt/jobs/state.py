@@ -79,7 +79,7 @@ class State:
         """
         state = cls(folder)
         check_folder(folder)
-        there = folder.exists()
+        mine = False
         with contextlib.ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -98,6 +98,7 @@ class State:
                         f"another run is at work on {folder} ({holder}): wait for it, end it, or give another folder with "
                         "`state=`"
                     )
+                mine = lock.seek(0, os.SEEK_END) == 0
                 lock.seek(0)
                 lock.write(f"{_MARK.decode()}{os.getpid()} on {socket.gethostname()}\n".encode())
                 lock.truncate()
@@ -105,7 +106,7 @@ class State:
                     (folder / part).mkdir(exist_ok=True)
                 state.scratch = stack.enter_context(folder_in(folder, "scratch."))
             except OSError as error:
-                if not there:
+                if mine:  # made now, and of no use
                     shutil.rmtree(folder, ignore_errors=True)
                 raise OutputError(
                     f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import FILE, option
+from trtopt.core.options import option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ class CheckRequest:
 
     model: str | os.PathLike[str] | ModelProto = field(metadata=shared.MODEL)
     _: KW_ONLY
-    fix: str | os.PathLike[str] | None = option(
-        None, help="Write the folded, cleaned model.", metavar="OUT", typed=Path, writes=FILE
-    )
+    fix: str | os.PathLike[str] | None = shared.written(help="Write the folded, cleaned model.", metavar="OUT")
     set: Sequence[str] | str = option(
         (),
         help="Decide an input: its value (sr=16000), or its sizes and their names (x:batchx576); repeatable. --fix writes it.",

@@ -53,13 +53,8 @@ class ServeRequest(DeployRequest):
         )
     )
     _: KW_ONLY
-    repo: str | os.PathLike[str] | None = option(  # type: ignore[assignment]
-        None,
-        help="Keep the repository there; default: a temporary one.",
-        metavar="DIR",
-        typed=Path,
-        short="-r",
-        writes=FOLDER,
+    repo: str | os.PathLike[str] | None = shared.written(  # type: ignore[assignment]
+        help="Keep the repository there; default: a temporary one.", metavar="DIR", short="-r", writes=FOLDER
     )
     name: str | None = option(None, help="The model's name; default: the file's.", typed=str)
     backend: str = option("python", help="python: trtopt's Session; tensorrt: the plan itself.")

@@ -25,7 +25,7 @@ from trtopt.core.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.core.files import check_writable, existing_file, whole, write_bytes
+from trtopt.core.files import existing_file, whole, write_bytes
 from trtopt.core.locks import alone
 from trtopt.core.native import last_words
 from trtopt.core.progress import SILENT, Reporter
@@ -295,8 +295,6 @@ class Generation(Loader):
         """
         model = existing_file(model, "the model")
         self.refuse(spec, reporter)
-        if spec.timing_cache is not None:
-            check_writable(spec.timing_cache)
         if (layer_precision or preferred) and self.typed(spec):
             raise UsageError("layer_precision is for weakly typed builds; a typed graph carries its precisions itself")
         weak_options = weak.Options(
