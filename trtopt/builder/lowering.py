@@ -148,8 +148,7 @@ def lower(
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
         free = set(nodes.heavy) - asked.keys()
         preferred = dict.fromkeys(sorted((free | _beside(model, free)) - layer_precision.keys()), spec.base)
-    if not capabilities.stored_codes:
-        passes.append(with_float_weights(model))
+    passes.append(with_float_weights(model, {Precision.INT8, Precision.FP8} - capabilities.stored_codes))
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
         if not typed and spec.base is not Precision.FP32:

@@ -49,7 +49,7 @@ class Capabilities:
         conv_borders: what it can't do where types change behind a convolution (`placement.find_points`); empty: it can do all.
         gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
         converts_apart: kernels of their own convert between INT8 layers and floating ones.
-        stored_codes: it takes weights that are stored as INT8 codes, and not only as floats with Q/DQ behind them.
+        stored_codes: types of weights that it takes as stored codes; others it takes as floats with Q/DQ behind them alone.
     """
 
     typed_graph: bool
@@ -77,7 +77,7 @@ class Capabilities:
     conv_borders: str = ""
     gates_in_int8: bool = False
     converts_apart: bool = False
-    stored_codes: bool = True
+    stored_codes: frozenset[Precision] = frozenset({Precision.INT8})
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
