@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,12 @@ def table(block: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> T
 
 
 def lowered(
-    block: onnx.ModelProto, table: Table, *, rearranges: bool, stored_codes: bool = True, **changes: Any
+    block: onnx.ModelProto,
+    table: Table,
+    *,
+    rearranges: bool,
+    stored_codes: Collection[Precision] = Precision,
+    **changes: Any,
 ) -> Lowered:
     can = SimpleNamespace(stored_codes=stored_codes, max_opset=17, float_only={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can, rearranges=lambda _: rearranges)
@@ -124,7 +130,7 @@ def test_what_lies_between_fp16_layers_is_preferred_in_fp16(excited: tuple[onnx.
 
 
 def test_a_generation_without_stored_codes_gets_floats(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, rearranges=True, stored_codes=False)
+    made = lowered(block, table, rearranges=True, stored_codes=())
     plain = lowered(block, table, rearranges=True)
     for proto, wanted in ((made.proto, set()), (plain.proto, {TensorProto.INT8})):
         weights = {item.name: item.data_type for item in proto.graph.initializer}
@@ -167,7 +173,13 @@ def test_shapes_are_inferred_once(
         return infer_shapes(proto)
 
     monkeypatch.setattr("trtopt.graph.view.infer_shapes", infer)
-    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, conv_borders="")
+    can = SimpleNamespace(
+        stored_codes=Precision if typed else (),
+        max_opset=None if typed else 17,
+        float_only={},
+        float_only_fp8={},
+        conv_borders="",
+    )
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: not typed)
     made = lower(block, BuildSpec(precision=Precision.INT8), generation, table)
     assert made.quantized and bool(made.merged) is not typed
@@ -196,7 +208,7 @@ def forked() -> onnx.ModelProto:
 
 def _mixed(proto: onnx.ModelProto, in_fp8: tuple[str, ...], **spec: Any) -> Lowered:
     found = calibrate(proto, data={"x": values(64, 32, 8, 8)}).table
-    can = SimpleNamespace(stored_codes=True, max_opset=None, float_only={}, conv_borders="")
+    can = SimpleNamespace(stored_codes=Precision, max_opset=None, float_only={}, float_only_fp8={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: True, capabilities=can, rearranges=lambda _: False)
     table = replace(found, left_out=dict.fromkeys(in_fp8, "tried"), in_fp8=in_fp8)
     return lower(proto, BuildSpec(precision=Precision.INT8, **{"fp8_layers": True, **spec}), generation, table)

@@ -150,8 +150,8 @@ def lower(
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
         free = set(nodes.heavy) - asked.keys()
         preferred = dict.fromkeys(sorted((free | _beside(model, free)) - layer_precision.keys()), spec.base)
-    if not capabilities.stored_codes:
-        passes.append(with_float_weights(model))
+    floats = [item for item in (Precision.INT8, Precision.FP8) if item not in capabilities.stored_codes]
+    passes.append(with_float_weights(model, floats))
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
         if not typed and spec.base is not Precision.FP32:
@@ -249,7 +249,7 @@ def _points(
         spec.precision,
         base=spec.base,
         overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
-        excluded=capabilities.float_only,
+        excluded=_excluded(capabilities, spec.precision),
         conv_borders=capabilities.conv_borders if int8 else "",
         gates=table.gates if int8 else (),
     )
@@ -293,10 +293,20 @@ def _written(
     return proto
 
 
+def _excluded(capabilities: Capabilities, precision: Precision) -> Mapping[str, str]:
+    """Operators that run in floating point in spite of Q/DQ, with the reason."""
+    fp8 = capabilities.float_only_fp8 if precision is Precision.FP8 else {}
+    return {**capabilities.float_only, **fp8}
+
+
 def fp8_points(model: ir.Model, others: Iterable[str], base: Precision, capabilities: Capabilities) -> Points:
     """Where FP8 goes that runs beside INT8: into all layers but `others`."""
     return find_points(
-        model, Precision.FP8, base=base, overrides=kept_out(others, base), excluded=capabilities.float_only
+        model,
+        Precision.FP8,
+        base=base,
+        overrides=kept_out(others, base),
+        excluded=_excluded(capabilities, Precision.FP8),
     )
 
 

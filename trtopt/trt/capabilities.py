@@ -14,6 +14,10 @@ _TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": 
 
 LEAST = {Precision.FP8: 89, Precision.BF16: 80}
 """Compute capability that the arithmetic needs."""
+_FP8_FLOATS = {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
+    "ConvTranspose": "TensorRT has no transposed convolution in FP8",
+    "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
+}
 _SWITCHES = {  # options that are also capabilities: why not, what to do instead
     "timing_cache": ("has no timing cache", "drop it"),
     "strip": ("can't strip weights from a plan", "use `refit=True` alone, or drop it"),
@@ -41,13 +45,14 @@ class Capabilities:
         hardware_levels: what `hardware_compatibility` may be.
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
-        float_only: operator → why it runs in floating point even between Q/DQ.
+        float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own.
+        float_only_fp8: the same, of what runs in INT8 but not in FP8.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
         conv_borders: what it can't do where types change behind a convolution (`placement.find_points`); empty: it can do all.
         gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
         converts_apart: kernels of their own convert between INT8 layers and floating ones.
-        stored_codes: it takes weights that are stored as INT8 codes, and not only as floats with Q/DQ behind them.
+        stored_codes: types of weights that it takes as stored codes; others it takes as floats with Q/DQ behind them alone.
     """
 
     typed_graph: bool
@@ -68,12 +73,13 @@ class Capabilities:
     progress_monitor: bool
     max_opset: int | None = None
     float_only: Mapping[str, str] = field(default_factory=dict)
+    float_only_fp8: Mapping[str, str] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     conv_borders: str = ""
     gates_in_int8: bool = False
     converts_apart: bool = False
-    stored_codes: bool = True
+    stored_codes: frozenset[Precision] = frozenset({Precision.INT8})
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -116,6 +122,7 @@ def read(trt: Any) -> Capabilities:
         version_compatible=hasattr(flags, "VERSION_COMPATIBLE"),
         sparsity=hasattr(flags, "SPARSE_WEIGHTS"),
         tf32=hasattr(flags, "TF32"),
+        float_only_fp8=_FP8_FLOATS,
         optimization_level=hasattr(config, "builder_optimization_level"),
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         types=frozenset(

@@ -7,13 +7,14 @@ Sources: onnx-tensorrt, release/8.6-GA: builtin_op_importers.cpp, onnx2trt_utils
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
+from trtopt.core.values import Precision
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.opset import lower_opset
 from trtopt.graph.passes.quantize import along
@@ -32,6 +33,7 @@ from trtopt.graph.view import (
 )
 
 _INT32_MAX = 2**31 - 1
+_STORED = {Precision.INT8: ir.DataType.INT8, Precision.FP8: ir.DataType.FLOAT8E4M3FN}
 
 
 def readable(model: ir.Model, max_opset: int | None) -> PassResult:
@@ -69,17 +71,19 @@ def readable_model(proto: ModelProto, max_opset: int | None) -> ModelProto:
     return proto if max_opset is None else as_read(proto, readable(to_ir(proto), max_opset))
 
 
-def with_float_weights(model: ir.Model) -> PassResult:
-    """Give every INT8 constant behind a DequantizeLinear as floats and a QuantizeLinear, which gives the codes.
+def with_float_weights(model: ir.Model, types: Collection[Precision]) -> PassResult:
+    """Give every constant of these types behind a DequantizeLinear as floats and a QuantizeLinear, which gives the codes.
 
-    The builder of 8.6 takes stored codes for most convolutions. For a matrix product, or convolutions that it would join since
-    they read the same tensor, it stops with an assertion (seen on an H200: docs/results/zoo.md).
+    The builder of 8.6 takes stored INT8 codes for most convolutions. For a matrix product, or convolutions that it would join
+    since they read the same tensor, it stops with an assertion (seen on an H200: docs/results/zoo.md). 10.6 runs no layer in
+    FP8 whose weight is stored as codes, and says nothing (docs/results/tensorrt-10.md).
     """
     editor, dequantized, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), dict[str, str]()
+    stored = {_STORED[precision] for precision in types}
     for node in list(model.graph):
         codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
         scale = constant(node.inputs[1]) if codes is not None and codes.is_initializer() else None
-        if codes is None or scale is None or codes.dtype is not ir.DataType.INT8:
+        if codes is None or scale is None or codes.dtype not in stored:
             continue
         attributes = {name: held.value for name, held in node.attributes.items()}
         key = (*node.inputs, str(attributes))
@@ -87,8 +91,8 @@ def with_float_weights(model: ir.Model) -> PassResult:
             content = np.asarray(constant(codes), np.float32)
             if scale.size > 1:
                 scale = along(attribute(node, "axis", 1) % content.ndim, scale, content.ndim)
-            floats = editor.constant(f"{codes.name}_float", content * scale, np.float32)
-            again = f"{codes.name}_again", ir.DataType.INT8, codes.shape
+            floats = editor.constant(f"{codes.name}_float", (content * scale).astype(scale.dtype))
+            again = f"{codes.name}_again", codes.dtype, codes.shape
             name = editor.fresh(f"{codes.name}/QuantizeLinear")
             quantize = editor.node("QuantizeLinear", [floats, *node.inputs[1:]], *again, name=name, **attributes)
             model.graph.insert_before(node, quantize)

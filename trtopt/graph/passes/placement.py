@@ -20,6 +20,7 @@ from trtopt.graph.proto import RECURRENT
 from trtopt.graph.view import attribute, constant, constant_tensor, is_constant, is_float, operand, read_once, sizes
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
 SCALE_PRESERVING = frozenset({
     "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "Resize", "Identity",
     "DepthToSpace", "SpaceToDepth",
@@ -128,7 +129,7 @@ def find_points(
         precision: INT8 or FP8.
         base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
         overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
-        excluded: operator → why the target can't run it quantized.
+        excluded: operator, or `GROUPED`, → why the target can't run it quantized.
         conv_borders: what the target can't do where types change behind a convolution, in words; empty: it can do it. Where it
             can't, a grouped convolution is quantized only if what reads its result is, and nothing is quantized right behind a
             floating convolution that is grouped or has a Clip behind it: TensorRT 8.6.0 then computes something else, without a
@@ -309,8 +310,8 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     weight = None if tensor is None else tuple(int(size) for size in tensor.shape.numpy())
     if precision is not None and not precision.quantized:
         reason, kept_in = f"`precision_override=` asks for {precision}", precision
-    elif node.op_type in search.excluded:
-        reason = search.excluded[node.op_type]
+    elif (operator := GROUPED if _is_grouped(node) else node.op_type) in search.excluded:
+        reason = search.excluded[operator]
     elif not forced and str(node.name) in search.barred:
         reason = search.barred[str(node.name)]
     elif node.inputs[0] is not None and node.inputs[0].name in search.bare:
