@@ -44,7 +44,7 @@ TYPED = {
 ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
 INSTEAD = {
-    "verify": ({"batches", "labels"}, set()),
+    "verify": ({"batches"}, set()),
     "tune": ({"int8", "fp16", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
 }
 IMAGE_OPTIONS = {"size", "resize", "channels", "scale", "mean", "std"}  # keys of `preprocess`

@@ -87,6 +87,7 @@ class Capabilities:
         plain["precisions"] = sorted(map(str, self.precisions))
         plain["hardware_levels"] = sorted(self.hardware_levels)
         plain["types"] = sorted(self.types)
+        plain["stored_codes"] = sorted(map(str, self.stored_codes))
         if self.compute_targets is not None:
             plain["compute_targets"] = [f"sm{target}" for target in sorted(self.compute_targets)]
         return plain
