@@ -47,7 +47,7 @@ INSTEAD = {
     "verify": ({"batches"}, set()),
     "tune": ({"int8", "fp16", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
 }
-IMAGE_OPTIONS = {"size", "resize", "channels", "scale", "mean", "std"}  # keys of `preprocess`
+IMAGE_OPTIONS = {"size", "resize", "layout", "channels", "scale", "mean", "std"}  # keys of `preprocess`
 
 
 def _parameters(function: Any) -> dict[str, Any]:

@@ -216,7 +216,8 @@ def without_graphs(error: Exception, command: str = "") -> MissingDependency | N
     if not isinstance(error, ModuleNotFoundError) or error.name not in _ON_GRAPHS:
         return None
     extras = _NEEDED.get(command, ("onnx",))
+    which = " and ".join(extras) if command in _NEEDED else "onnx, which those that build, calibrate or export include"
     return MissingDependency(
-        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install(*extras)} (trtopt's extra"
-        f"{'s' * (len(extras) > 1)} {' and '.join(extras)}; those that build, calibrate or export include onnx)"
+        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install(*extras)} (trtopt's "
+        f"extra{'s' * (len(extras) > 1)} {which})"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
+from trtopt.core.options import named
 from trtopt.core.values import Issue
 from trtopt.graph.cut import ends_before
 from trtopt.graph.decided import how_to_decide
@@ -119,7 +120,9 @@ def instead(
         return "; ".join(ways)
     if path is not None and (ends := ends_before(model, operators)):
         made = Path(path).with_suffix(".cut.onnx")
-        line = shlex.join(["trtopt", "check", os.fspath(path), "--outputs", ",".join(ends), "--fix", os.fspath(made)])
+        line = (
+            f"trtopt check {shlex.quote(os.fspath(path))} {named('outputs', ','.join(ends))} {named('fix', str(made))}"
+        )
         ways.insert(0, f"end the model before it: {line}")
     return "; ".join(ways)
 
