@@ -289,7 +289,7 @@ def test_shards_that_no_job_comes_from_any_more_are_removed(world: World) -> Non
 def test_shards_are_kept_where_it_isnt_known_what_needs_them(world: World) -> None:
     path = listed(world)
     trtopt.run_jobs(path, workers=1)
-    stale = world.folder / "jobs.state" / "shards" / ("0" * 32) / "1.json"
+    stale = world.folder / "jobs.state" / "shards" / ("0" * 32) / f"{'1' * 32}.json"
     stale.parent.mkdir()
     stale.write_text("{}")
     both = LIST.replace('"model.onnx"', '["model.onnx", "broken.onnx"]')
