@@ -54,6 +54,7 @@ from trtopt.core.version import __version__ as __version__
 from trtopt.cuda.smi import Clocks as Clocks
 from trtopt.data.batches import Skipped as Skipped
 from trtopt.data.preprocess import Preprocess as Preprocess
+from trtopt.data.rebatch import Call as Call
 from trtopt.diagnosis.benching import bench as bench
 from trtopt.diagnosis.findings import HostFinding as HostFinding
 from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement

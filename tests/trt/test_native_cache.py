@@ -96,6 +96,7 @@ def test_best_keeps_the_cache_whichever_engine_it_keeps(
         return contextlib.nullcontext(
             SimpleNamespace(
                 inputs=load_model(model).inputs,
+                outputs=load_model(model).outputs,
                 profiles=({"x": ShapeRange(*[(1, 3, 32, 32)] * 3)},),
                 time=lambda *_: Timing(spread, spread, 1, True),
                 taken=lambda inputs: inputs,
