@@ -625,14 +625,20 @@ def pixels(*nodes: Any, **changes: Any) -> ModelProto:
     return proto
 
 
-def test_pixels_are_cast_before_they_are_moved() -> None:
-    """TensorRT takes a uint8 input only where it is cast at once."""
+@pytest.mark.parametrize("measured", [False, True])
+def test_pixels_are_cast_before_they_are_moved(measured: bool) -> None:
+    """TensorRT takes a uint8 input only where it is cast at once. As torch exports a flattening, their size may be asked for."""
     weights = {"order": np.array([2, 1, 0]), "w": values(4, 3, 3, 3)}
     moving = [node("Gather", "x order", "g", axis=3), node("Transpose", "g", "t", perm=[0, 3, 1, 2])]
-    proto = pixels(*moving, node("Cast", "t", "f", "cast", to=1), node("Conv", "f w", "y"), weights=weights)
+    sizes = [node("Shape", "x", "size"), node("Gather", "size zero", "rows"), node("Cast", "rows", "e", "count", to=1)]
+    ends = [*sizes, node("Conv", "f w", "c"), node("Add", "c e", "y")] if measured else [node("Conv", "f w", "y")]
+    weights |= {"zero": np.array(0)} if measured else {}
+    proto = pixels(*moving, node("Cast", "t", "f", "cast", to=1), *ends, weights=weights)
     folded, report = fold(proto)
     assert not report.problem
-    assert [item.op_type for item in folded.graph.node] == ["Cast", "Gather", "Transpose", "Conv"]
+    kinds = {item.name: item.op_type for item in folded.graph.node}
+    assert kinds.pop("cast") == folded.graph.node[0].op_type == "Cast"
+    assert list(kinds.values()).count("Cast") == measured
     image = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
     same_outputs(proto, folded, {"x": image})
 

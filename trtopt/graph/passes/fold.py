@@ -416,7 +416,7 @@ def _moved(source: ir.Value) -> tuple[list[ir.Value], list[ir.Node]]:
                 casts.append(use.node)
             elif use.node.op_type in _MOVING and not use.node.domain and use.idx == 0:
                 found += use.node.outputs
-            else:
+            elif use.node.op_type not in ("Shape", "Size"):  # which a type doesn't change
                 return [], []
     return found, casts
 
