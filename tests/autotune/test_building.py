@@ -79,6 +79,7 @@ class PlayedSession:
         manifest.check_plan(path)
         self.gpu, self.precision, self.open = gpu, str(manifest.spec["precision"]), True
         self.inputs = tuple(TensorInfo(**item) for item in manifest.inputs)
+        self.outputs = tuple(TensorInfo(**item) for item in manifest.outputs)
         self.profiles = tuple(
             {name: shape for part in profile.items() for name, shape in [_range(*part)]}
             for profile in manifest.profiles

@@ -42,7 +42,8 @@ def print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, 
     table = Table(title=visible(title), title_justify="left", show_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(names):
         no_wrap = number in short
-        table.add_column(name.replace(" ", "\n") if no_wrap else name, overflow="fold", no_wrap=no_wrap)
+        high = no_wrap and console.is_terminal
+        table.add_column(name.replace(" ", "\n") if high else name, overflow="fold", no_wrap=no_wrap)
     for row in cells:
         table.add_row(*row)
     console.print(table)
