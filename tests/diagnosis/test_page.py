@@ -708,6 +708,13 @@ def test_results_beside_the_engine_are_known_and_no_others(
     assert said()["verdict"]["accuracy"] == said()["verdict"]["speed"] == []
     left("bench", BENCH)
     assert set(json.loads(kept.read_bytes())["results"]) == {"bench"} and not heard.notes
+    for damage in (
+        {"results": {"bench": {"result": 3}}},
+        {"results": {"bench": {**held["results"]["bench"], "result": {}}}},
+    ):
+        (tmp_path / "d.results.json").write_text(json.dumps({**held, **damage}))
+        with pytest.raises(UsageError, match=r"d\.results\.json is(n't the JSON of| damaged: .*result)"):
+            said(tmp_path / "d.results.json")
     kept.write_text('{"mine": 1}')
     left("bench", BENCH)
     assert kept.read_text() == '{"mine": 1}' and "a file that isn't trtopt's has that name" in heard.notes[-1]

@@ -145,7 +145,7 @@ def test_a_ranking_is_the_overlap_of_its_lists(samples: int, lists: int, k: int,
     found = agreement(Kind.RANKING, old, new)
     assert found.agreement == pytest.approx(recall.mean()) and found.parts == old.size
     assert agreement(Kind.RANKING, old, old[..., ::-1]).agreement == 1
-    assert f"{share(found.agreement)} of the list entries are found" in sentence("y", found.describe(), samples)
+    assert measure(found.describe(), samples) == f"{share(found.agreement)} of the list entries are found (recall@k)"
     if found.agreement < 1:
         assert found.spread is not None and found.spread.lowest == pytest.approx(recall.mean(1).min())
 

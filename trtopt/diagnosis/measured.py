@@ -247,9 +247,9 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
     """
     ours, theirs = Measured(), Measured()
     engines = {path: _digest(path) for path in (engine, other) if path is not None}
-    beside = [kept for path, digest in engines.items() if (kept := _kept(path))["sha256"] == digest]
-    for result in chain(*map(_each, [*beside, *results])):
-        what, command, content = _recognised(result, _PROOFS, f"{COMMANDS}: make such a file by {_MAKING}")
+    beside = [f"{path}{BESIDE}" for path, digest in engines.items() if _kept(path)["sha256"] == digest]
+    for what, found in chain(*map(_each, [*beside, *results])):
+        command, content = _recognised(what, found, _PROOFS, f"{COMMANDS}: make such a file by {_MAKING}")
         origin = content["build"] if command == "pipeline" else content
         name, digest = str(origin.get("engine", "")), str(content.get(DIGEST, ""))
         home = _home(Path(name), digest, engines) if name else engine
@@ -269,11 +269,17 @@ BESIDE, DIGEST = ".results.json", "engine_sha256"
 _FORMAT = "trtopt.results/1"
 
 
+class _KeptResult(TypedDict):
+    date: str
+    options: dict[str, str]
+    result: dict[str, Any]
+
+
 class _Kept(TypedDict):
     format: Annotated[str, one_of([_FORMAT])]
     engine: Name
     sha256: str
-    results: dict[str, dict[str, Any]]
+    results: dict[str, _KeptResult]
 
 
 def keep(
@@ -323,14 +329,16 @@ def _kept(engine: str | os.PathLike[str]) -> _Kept:
         return {"format": "", "engine": "", "sha256": "", "results": {}}
 
 
-def _each(result: Any) -> Iterator[Any]:
-    """The results of a file that lies beside an engine, each with whose it is; or a single one."""
-    content = _content(result)[1]
+def _each(result: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Name and content of the results in a file that lies beside an engine, each with whose it is; or of a single one."""
+    what, content = _content(result)
     if content.get("format") != _FORMAT:
-        yield result
-        return
-    for item in converted(content, _Kept)["results"].values():
-        yield {**item["result"], "engine": content["engine"], DIGEST: content["sha256"]}
+        return [(what, content)]
+    try:
+        whose = {"engine": converted(content, _Kept, what)["engine"], DIGEST: content["sha256"]}
+        return [(what, {**item["result"], **whose}) for item in content["results"].values()]
+    except Damaged as error:
+        raise UsageError(f"{what} is damaged: {error}; remove it") from None
 
 
 def _digest(engine: Path) -> str:
@@ -349,24 +357,22 @@ def profiled(result: Any) -> Profiled:
     Raises:
         UsageError: it is something else, or can't be read.
     """
-    content: Profiled = _recognised(
-        result, ("profile",), "profile: make it by trtopt profile ENGINE --json > F.json, on a GPU"
-    )[2]
+    how = "profile: make it by trtopt profile ENGINE --json > F.json, on a GPU"
+    content: Profiled = _recognised(*_content(result), ("profile",), how)[1]
     return content
 
 
-def _recognised(result: Any, commands: Iterable[str], alternatives: str) -> tuple[str, str, Any]:
-    """What a result is called in messages, which of these commands gave it, and its content.
+def _recognised(what: str, content: Mapping[str, Any], commands: Iterable[str], alternatives: str) -> tuple[str, Any]:
+    """Which of these commands gave a result that messages call `what`, and its content.
 
     Args:
         alternatives: what is named to the user where none of them did.
     """
-    what, content = _content(result)
     command = next((name for name in commands if _PROOFS[name][0] <= set(content)), None)
     if command is None:
         raise UsageError(f"{what} isn't the JSON of {alternatives}")
     try:
-        return what, command, converted(content, _PROOFS[command][1], what)
+        return command, converted(content, _PROOFS[command][1], what)
     except Damaged as error:
         raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
 
