@@ -20,7 +20,7 @@ from typing import Any
 from trtopt.core.documents import Damaged, read_json, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import CALLS, check_writable, opened_regular
-from trtopt.core.options import named, options
+from trtopt.core.options import ENGINE, named, options
 
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 ARRAYS = frozenset([".npy", ".npz"])
@@ -74,7 +74,12 @@ class Call:
         return any(path == Path(given) for _, given, _ in self.targets)
 
     def refuse(self, target: Path, option: str = "", given: str = "") -> None:
-        """Raise UsageError where writing `target` would lose an input; without `option`, its name follows from one's."""
+        """Raise UsageError where writing `target` would lose an input; without `option`, its name follows from one's.
+
+        An engine's results are read and added to by who measures it: only who names them as something else would lose them.
+        """
+        if not option and target.name.endswith(ENGINE[-1]):
+            return
         with contextlib.suppress(OSError, ValueError):  # nothing is there
             if (found := self._input(target, target.stat())) is not None:
                 within = (item for item in self.targets if Path(item[1]) in target.parents)
@@ -132,7 +137,7 @@ def keeping(call: Call) -> Iterator[None]:
 def named_in(path: Path) -> Mapping[str, Any]:
     """What a file says of others, by keys: a recipe's content, an engine's manifest and what that was made from, external
     weights. A job list's jobs say it themselves."""
-    found: dict[str, Any] = {"beside": [f"{path.name}.json", f"{path.name}.results.json"]}
+    found: dict[str, Any] = {"beside": [path.name + ending for ending in ENGINE[1:]]}
     with contextlib.suppress(Damaged, OSError, AttributeError, KeyError, TypeError):
         if path.suffix == ".toml":
             content = read_toml(path)
