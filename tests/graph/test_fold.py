@@ -716,3 +716,18 @@ def test_constants_are_left_where_the_evaluator_is_wrong(item: Any, opset: int) 
     made, report = fold(proto)
     assert not report.problem
     same_outputs(proto, made, {"x": np.ones(1, np.float32)})
+
+
+def test_functions_are_folded_in_place() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[2] x) => (float[2] y) {
+        y = own.shifted(x)
+    }
+    <domain: "own", opset_import: ["": 17]> shifted (a) => (b) {
+        one = Constant <value = float {1}> ()
+        two = Add(one, one)
+        b = Mul(a, two)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    made, report = fold(proto)
+    assert not report.problem and operators(made) == {"Mul"}
+    same_outputs(proto, made, {"x": values(2)})
