@@ -699,3 +699,41 @@ def test_optional_values_are_named_instead_of_asked_of_a_library_that_fails_on_t
     result, report = fold(net)
     assert report.problem == "wrap (Optional) works on optional values, which TensorRT hasn't"
     assert operators(result) == {"Relu", "Optional", "OptionalGetElement"}
+
+
+@pytest.mark.parametrize(
+    ("item", "opset"),
+    [
+        (node("Unsqueeze", "w", "h", axes=[-4, 3]), 11),
+        (node("Softmax", "w", "h", axis=0), 11),
+        (node("MaxPool", "w", "h", kernel_shape=[2], pads=[0, 1]), 17),
+        (node("ConvTranspose", "w k", "h", group=3), 17),
+        (node("BatchNormalization", "w s b b s", "h"), 11),
+    ],
+)
+def test_constants_are_left_where_the_evaluator_is_wrong(item: Any, opset: int) -> None:
+    weights = {
+        "w": values(2, 3, 4),
+        "k": values(3, 1, 2, seed=1),
+        "s": np.full(3, 2, np.float32),
+        "b": values(3, seed=2),
+    }
+    proto = model([item, node("Mul", "h x", "y")], inputs={"x": [1]}, weights=weights, opset=opset)
+    made, report = fold(proto)
+    assert not report.problem
+    same_outputs(proto, made, {"x": np.ones(1, np.float32)})
+
+
+def test_functions_are_folded_in_place() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[2] x) => (float[2] y) {
+        y = own.shifted(x)
+    }
+    <domain: "own", opset_import: ["": 17]> shifted (a) => (b) {
+        one = Constant <value = float {1}> ()
+        two = Add(one, one)
+        b = Mul(a, two)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    made, report = fold(proto)
+    assert not report.problem and operators(made) == {"Mul"}
+    same_outputs(proto, made, {"x": values(2)})

@@ -61,7 +61,9 @@ class Budget:
     def __call__(self, node: ir.Node) -> bool:
         """Whether a node whose inputs are all constants is evaluated."""
         if (
-            node.op_type in NOT_FOLDED or misjudged(node.op_type, self._opsets.get("", 0)) or len(node.outputs) != 1
+            node.op_type in NOT_FOLDED
+            or misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0))
+            or len(node.outputs) != 1
         ):  # nor does onnxscript keep several results
             return False
         operands = [value for value in node.inputs if value is not None]
@@ -115,14 +117,16 @@ def _quick(node: ir.Node, constants: dict[str, Any], elements: int) -> bool:
     return node.op_type in _QUICK or (most <= SLOWLY and not is_odd(ir.serde.serialize_node(node)))
 
 
-def misjudged(op: str, opset: int) -> bool:
+def misjudged(node: NodeProto, opset: int) -> bool:
     """Whether ONNX's reference evaluator gives other values than ONNX says (and ONNX Runtime gives).
 
     It mixes the batch's own statistics into old BatchNormalization, takes Softmax along one axis where it was along all that
-    follow, pads MaxPool and ConvTranspose (`output_shape`, groups) otherwise, and knows GridSample's modes by new names only.
+    follow, counts old Unsqueeze's negative axes from another end, pads MaxPool and ConvTranspose (`output_shape`, groups)
+    otherwise, and knows GridSample's modes by new names only.
     """
-    old = opset < 14 and op in ("BatchNormalization", "Softmax", "LogSoftmax", "Hardmax")
-    return old or op in ("ConvTranspose", "MaxPool", "GridSample")
+    old = opset < 14 and node.op_type in ("BatchNormalization", "Softmax", "LogSoftmax", "Hardmax")
+    below = node.op_type == "Unsqueeze" and any(axis < 0 for item in node.attribute for axis in item.ints)
+    return old or below or node.op_type in ("ConvTranspose", "MaxPool", "GridSample")
 
 
 def is_odd(node: NodeProto) -> bool:

@@ -90,7 +90,7 @@ def cheap(proto: ModelProto) -> bool:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     nodes, opset = list(all_nodes(proto.graph)), opset_version(proto)
-    odd = (node.op_type in _UNCOMPARED or misjudged(node.op_type, opset) or is_odd(node) for node in nodes)
+    odd = (node.op_type in _UNCOMPARED or misjudged(node, opset) or is_odd(node) for node in nodes)
     if len(nodes) > NODES or any(odd):
         return False
     shapes = shapes_at(proto, {}, 2)  # 2: as `synthetic_inputs` makes it

@@ -18,7 +18,7 @@ _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")  # the same values in th
 _HALVES, _INTEGERS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), (ir.DataType.INT32, ir.DataType.INT64)
 _SHORT = 64  # numbers of a shape
 _DEPTH = 8  # nodes between a shape and its reader
-_Number = int | tuple[ir.Value, int] | None  # of a shape: itself, the size of a value along an axis, or unknown
+_Number = int | str | tuple[ir.Value, int] | None  # of a shape: itself, by its name, a value's along an axis, unknown
 
 
 def tidy(model: ir.Model) -> None:
@@ -98,8 +98,8 @@ def _numbers(value: ir.Value | None, depth: int = _DEPTH) -> list[_Number] | Non
     node = None if value is None or value.dtype not in _INTEGERS else value.producer()
     source = node.inputs[0] if node is not None and not node.domain and node.inputs and depth else None
     if node is not None and source is not None:
-        if node.op_type == "Shape" and (dims := sizes(source)) is not None:
-            whole: list[_Number] = [(source, axis) if size is None else size for axis, size in enumerate(dims)]
+        if node.op_type == "Shape" and sizes(source) is not None:
+            whole = _sizes(source)
             return whole[attribute(node, "start", 0) : attribute(node, "end", len(whole))]
         if node.op_type == "Concat" and form is not None and (form[0] or _SHORT) < _SHORT:
             parts = [_numbers(item, depth - 1) for item in node.inputs if sizes(item) != (0,)]
@@ -111,6 +111,12 @@ def _numbers(value: ir.Value | None, depth: int = _DEPTH) -> list[_Number] | Non
             if before is not None:
                 return before
     return [None] if form in ((), (1,)) else None
+
+
+def _sizes(value: ir.Value) -> list[_Number]:
+    """Of each axis; an open size goes by its name, which inference hands on, or else by the axis."""
+    dims = list(enumerate(value.shape or ()))
+    return [size if isinstance(size, int) else size.value or (value, axis) for axis, size in dims]
 
 
 def _picked(numbers: list[_Number], node: ir.Node) -> list[_Number] | None:
@@ -136,9 +142,9 @@ def _reshape(node: ir.Node, editor: Editor) -> None:
     elif target is None and after and after.count(None) < 2 and 0 not in after:
         target = [-1 if size is None else size for size in after]
     elif target is None and node.op_type == "Reshape" and not attribute(node, "allowzero", 0):
-        kept = [(node.inputs[0], axis) for axis in range(_SHORT)]  # 0: as it was
-        asked = _numbers(node.inputs[1]) or [None, None]
-        target = [0 if size == same else size if isinstance(size, int) else -1 for size, same in zip(asked, kept)]
+        asked, kept = _numbers(node.inputs[1]) or [None, None], [*_sizes(node.inputs[0]), *[None] * _SHORT]
+        stays = [size is not None and size == before for size, before in zip(asked, kept)]
+        target = [size if isinstance(size, int) else -int(not same) for size, same in zip(asked, stays)]
     if target is None or target.count(-1) > 1:
         return
     if held is None:
