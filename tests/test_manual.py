@@ -137,7 +137,6 @@ def Net():
 TYPED_PAGES = [  # what they make, and what they then have said
     ("manual/from-torch2trt.md", "model.engine", []),  # which makes the model that the others start from
     ("manual/from-trtexec.md", "", ["$ trtopt build model.onnx --fp16"]),
-    ("manual/from-polygraphy.md", "", ["$ trtopt build model.onnx --fp16"]),
     ("manual/from-calibrators.md", "model.calib.json", ["from old.cache"]),
     ("manual/from-modelopt.md", "built.onnx", []),
     ("store.md", "b.engine", ["up to date; manifest b.engine.json", "store: 1 engine, "]),

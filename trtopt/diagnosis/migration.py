@@ -118,7 +118,7 @@ def _script(path: Path) -> Migration:
 
 
 def _shell_commands(text: str) -> Iterator[tuple[list[str], int]]:
-    """Commands of trtexec and polygraphy in a shell's text, and their lines."""
+    """Commands of trtexec (and polygraphy, to say so) in a shell's text, and their lines."""
     pending, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         first = first if pending else number
