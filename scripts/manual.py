@@ -1,8 +1,8 @@
 """The manual as a site: pages of the checkout as they are, and what is made from the command line and the docstrings.
 
-A block of the language `bash migrate` or `python migrate` holds commands or a script of another tool; what
-`trtopt doctor --migrate` says of them is put beside. `<!-- every option of trtexec -->` and `<!-- every removed name -->`
-become tables of all that it knows.
+A block of the language `bash migrate` holds commands of another tool; what `trtopt doctor --migrate` says of them is put
+beside. `<!-- every option of trtexec -->` becomes a table of all that it knows, `<!-- every removed name -->` one of
+docs/manual/removed.toml.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typer.cli import get_docs_for_click
 import trtopt
 from trtopt import cli
 from trtopt.cli.application import EXIT_STATUSES
+from trtopt.core.documents import read_toml
 from trtopt.core.errors import TrtoptError
 from trtopt.diagnosis import trtexec
-from trtopt.diagnosis.migration import Migration, migrated, removed
+from trtopt.diagnosis.migration import Migration, migrated
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "trtopt/recipes/models/README.md")
@@ -121,7 +122,6 @@ def with_plain_fences(page: str) -> str:
 def with_trtopt(page: str) -> str:
     """A page with trtopt's way beside what it has of other tools."""
     page = re.sub(r"```bash migrate\n(.*?)```", lambda block: table_of_commands(block[1]), page, flags=re.S)
-    page = re.sub(r"```python migrate\n(.*?)```", lambda block: with_table_of_lines(block[1]), page, flags=re.S)
     page = page.replace("<!-- every option of trtexec -->", table_of_options())
     return page.replace("<!-- every removed name -->", table_of_names())
 
@@ -138,17 +138,6 @@ def notes(found: Migration) -> Iterator[str]:
     for item in found.replaced:
         gone = f" (gone in {item.gone})" if item.gone else ""
         yield f"{code(item.what)}{gone}: {'no equivalent: ' * item.lacking}{prose(item.instead)}"
-
-
-def with_table_of_lines(script: str) -> str:
-    with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8") as file:
-        file.write(script)
-        file.flush()
-        found = migrated(file.name)
-    if not found.replaced:
-        raise ValueError(f"nothing in this script is to be replaced:\n{script}")
-    rows = [(str(item.line), code(item.what), item.gone, prose(item.instead)) for item in found.replaced]
-    return f"```python\n{script}```\n\n{table(('line', 'what', 'gone in', 'trtopt'), rows)}"
 
 
 def table_of_options() -> str:
@@ -170,10 +159,10 @@ def table_of_options() -> str:
 
 def table_of_names() -> str:
     rows = []
-    for row in removed():
-        names = ", ".join(map(code, row.names))
-        instead = f"{'no equivalent: ' * row.lacking}{prose(row.instead)}"
-        rows.append((row.library, names, str(row.gone), instead))
+    for row in read_toml(ROOT / "docs" / "manual" / "removed.toml")["removed"]:
+        names = ", ".join(map(code, row["names"]))
+        instead = f"{'no equivalent: ' * row.get('lacking', False)}{prose(row['instead'])}"
+        rows.append((row.get("library", "tensorrt"), names, str(row["gone"]), instead))
     return table(("of", "name", "gone in", "trtopt"), rows)
 
 

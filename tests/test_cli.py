@@ -163,7 +163,6 @@ ARGUMENTS |= {
     "diagnosis.drafts",
     "diagnosis.old_commands",
     "diagnosis.trtexec",
-    "diagnosis.polygraphy",
     "diagnosis.contents",
 }
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}

@@ -134,11 +134,9 @@ def Net():
     head = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 32)]
     return torch.nn.Sequential(*conv(3, 32), *conv(32, 64), *head)
 """
-CALIBRATOR = "import tensorrt as trt\n\nclass Calibrator(trt.IInt8EntropyCalibrator2):\n    pass\n"
 TYPED_PAGES = [  # what they make, and what they then have said
     ("manual/from-torch2trt.md", "model.engine", []),  # which makes the model that the others start from
     ("manual/from-trtexec.md", "", ["$ trtopt build model.onnx --fp16"]),
-    ("manual/from-polygraphy.md", "", ["$ trtopt build model.onnx --fp16"]),
     ("manual/from-calibrators.md", "model.calib.json", ["from old.cache"]),
     ("manual/from-modelopt.md", "built.onnx", []),
     ("store.md", "b.engine", ["up to date; manifest b.engine.json", "store: 1 engine, "]),
@@ -153,7 +151,6 @@ def typed(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Path:
     made = tmp_path_factory.mktemp("typed")
     (made / ".venv").symlink_to(installed)
     (made / "my_model.py").write_text(NET)
-    (made / "calibrator.py").write_text(CALIBRATOR)
     (made / "detector.toml").write_text('preset = "imagenet"\nsize = [224, 224]\n')
     write_crops("imagenet-crops", made / "photos")
     return made

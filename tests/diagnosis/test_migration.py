@@ -1,4 +1,4 @@
-"""Old scripts and command lines: every name that was dropped is found, and the commands that are given run here."""
+"""Old scripts and command lines: the manual has every name that was dropped, and the commands that are given run here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 
 import trtopt
 from trtopt import cli
+from trtopt.core.documents import read_toml
 from trtopt.core.errors import UsageError
-from trtopt.diagnosis.migration import Migration, migrated, removed
+from trtopt.diagnosis.migration import migrated
 
 API = Path(__file__).parent.parent / "trt" / "api"
+REMOVED: Any = read_toml(Path(__file__).parents[2] / "docs" / "manual" / "removed.toml")["removed"]
 
 
 def names(version: str) -> set[str]:
@@ -33,146 +35,36 @@ OF_LAYERS = re.compile(
 
 
 def test_the_names_are_those_that_tensorrt_dropped() -> None:
-    for row in removed():
-        for name in row.names if row.library == "tensorrt" else ():
-            before = {10: 8, 11: 10}.get(row.gone)
+    for row in REMOVED:
+        for name in row["names"] if "library" not in row else ():
+            before = {10: 8, 11: 10}.get(row["gone"])
             assert before is None or name in GENERATIONS[before], name
             if name in READ_ONLY:
-                assert row.stored
+                assert row["stored"]
                 continue
-            assert not any(name in held for generation, held in GENERATIONS.items() if generation >= row.gone), name
+            assert not any(name in held for generation, held in GENERATIONS.items() if generation >= row["gone"]), name
 
 
 @pytest.mark.parametrize(("before", "after"), [(8, 10), (10, 11)])
 def test_no_name_that_was_dropped_is_missing(before: int, after: int) -> None:
-    known = {name for row in removed() for name in row.names}
+    known = {name for row in REMOVED for name in row["names"]}
     gone = {name for name in GENERATIONS[before] - GENERATIONS[after] if not name.endswith("__init__")}
     missing = {name for name in gone if name not in known and name.split(".")[0] not in known}
     assert {name for name in missing if not OF_LAYERS.fullmatch(name)} == set()  # ILayer's stand for theirs
 
 
-SCRIPT = """\
-import os
-import pycuda.autoinit
-import tensorrt as trt
-from tensorrt import IInt8MinMaxCalibrator
-
-raise SystemExit("this is never run")
-
-class Calibrator(trt.IInt8EntropyCalibrator2):
-    def __init__(self):
-        trt.IInt8EntropyCalibrator2.__init__(self)
-        self.max_batch_size = 8
-
-class Other(IInt8MinMaxCalibrator):
-    pass
-
-def build(path):
-    builder = trt.Builder(trt.Logger())
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH))
-    config = builder.create_builder_config()
-    config.max_workspace_size = 1 << 30
-    config.set_flag(trt.BuilderFlag.FP16)
-    config.set_flag(trt.BuilderFlag.TF32)
-    config.int8_calibrator = Calibrator()
-    network[0].precision = trt.float32
-    print(network[0].precision)
-    return builder.build_engine(network, config)
-
-def run(engine, bindings):
-    context = engine.create_execution_context()
-    for index in range(engine.num_bindings):
-        print(engine.get_binding_name(index), engine.max_batch_size)
-    context.execute_async_v2(bindings, 0)
-    context.execute(batch_size=1, bindings=bindings)
-    context.execute_async_v3(0)
-    cursor.execute("select 1")
-
-os.system("trtexec --onnx=a.onnx --int8 --calib=a.cache --buildOnly")
-"""
-
-
-def by_line(migration: Migration) -> dict[int, list[str]]:
-    lines: dict[int, list[str]] = {}
-    for item in migration.replaced:
-        lines.setdefault(item.line, []).append(item.what)
-    return lines
-
-
-def test_a_script_is_read_and_never_run(tmp_path: Path) -> None:
+def test_shell_scripts_are_read_and_python_has_a_table(tmp_path: Path) -> None:
     path = tmp_path / "old.py"
-    path.write_text(SCRIPT)
-    found = by_line(migrated(str(path)))
-    expected = {
-        8: ["IInt8EntropyCalibrator2"],
-        10: ["IInt8EntropyCalibrator2"],
-        13: ["IInt8MinMaxCalibrator"],
-        18: ["NetworkDefinitionCreationFlag.EXPLICIT_BATCH"],
-        20: ["IBuilderConfig.max_workspace_size"],
-        21: ["BuilderFlag.FP16"],
-        23: ["IBuilderConfig.int8_calibrator"],
-        24: ["ILayer.precision"],
-        26: ["Builder.build_engine"],
-        30: ["ICudaEngine.num_bindings"],
-        31: ["ICudaEngine.get_binding_name", "ICudaEngine.max_batch_size"],
-        32: ["IExecutionContext.execute_async_v2"],
-        33: ["IExecutionContext.execute"],
-        37: ["--int8", "--calib", "--buildOnly"],
-    }
-    assert found == expected
-    [gone] = {item.gone for item in migrated(str(path)).replaced if item.what == "Builder.build_engine"}
-    assert gone == "TensorRT 10"
-
-
-def test_a_script_without_tensorrt_or_with_what_stays(tmp_path: Path) -> None:
-    path = tmp_path / "new.py"
-    path.write_text("import db\ndb.engine.num_bindings\ncontext.execute_async_v2(1)\n")
-    assert migrated(str(path)).replaced == ()
-    path.write_text(
-        "import tensorrt as trt\nconfig.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1)\n"
-        "config.set_flag(trt.BuilderFlag.REFIT)\ncontext.execute_async_v3(0)\nx.set_input_shape('a', (1,))\n"
-    )
-    assert migrated(str(path)).ok
-    assert trtopt.doctor(migrate=str(path)).ok
-
-
-def test_names_under_another_name(tmp_path: Path) -> None:
-    path = tmp_path / "old.py"
-    path.write_text(
-        "import tensorrt as t\nfrom tensorrt import BuilderFlag as Flag, IInt8LegacyCalibrator as Old\n"
-        "config.set_flag(Flag.INT8)\nclass New(Old): pass\nconfig.set_flag(Flag.TF32)\nt.BuilderFlag.FP16\n"
-        "context.active_optimization_profile = 1\nprint(context.active_optimization_profile)\n"
-    )
-    assert by_line(migrated(str(path))) == {
-        3: ["BuilderFlag.INT8"],
-        4: ["IInt8LegacyCalibrator"],
-        6: ["BuilderFlag.FP16"],
-        7: ["IExecutionContext.active_optimization_profile"],
-    }
-
-
-def test_other_libraries_and_shell_scripts(tmp_path: Path) -> None:
-    path = tmp_path / "old.py"
-    path.write_text(
-        "from polygraphy.backend.trt import Calibrator, CreateConfig\nfrom torch2trt import torch2trt\n"
-        "CreateConfig(fp16=True)\nCreateConfig()\nCalibrator(data)\ntorch2trt(m, [x], fp16_mode=True)\n"
-    )
-    assert by_line(migrated(str(path))) == {3: ["CreateConfig"], 5: ["Calibrator"], 6: ["torch2trt"]}
+    path.write_text("import tensorrt\n")
+    with pytest.raises(UsageError, match=r"is Python.*docs/manual/from-calibrators\.md"):
+        migrated(str(path))
     path = tmp_path / "old.sh"
     path.write_text(
         "#!/bin/sh\nset -e\n# trtexec --onnx=no.onnx\ntrtexec --onnx=$M \\\n  --fp16 --skipInference > log 2>&1\necho done\n"
     )
     result = migrated(str(path))
     assert result.commands == ("trtopt build '$M' --fp16 -o '$M.engine'",)
-    assert by_line(result) == {4: ["--fp16"]}
-
-
-@pytest.mark.parametrize("text", ["def f(:", "x = 'a\0b'", "(" * 5000])
-def test_a_script_that_cant_be_read(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "broken.py"
-    path.write_text(text)
-    with pytest.raises(UsageError, match="isn't Python"):
-        migrated(str(path))
+    assert [(item.line, item.what) for item in result.replaced] == [(4, "--fp16")]
 
 
 COMMANDS = {
@@ -212,32 +104,6 @@ COMMANDS = {
             "--hardware-compatibility ampere_plus --precision-override conv1=fp32 --exclude-lean-runtime -o m.engine"
         )
     ],
-    "polygraphy convert m.onnx -o m.engine --fp16 --tf32 --trt-min-shapes x:[1,3] --trt-opt-shapes x:[2,3] "
-    "--trt-max-shapes x:[4,3] --pool-limit workspace:1G": [
-        "trtopt build m.onnx --fp16 --shapes x:1x3,2x3,4x3 --workspace 1GiB -o m.engine"
-    ],
-    "polygraphy convert --int8 --calibration-cache c.cache m.onnx -o m.engine": [
-        "trtopt build m.onnx --int8 --calib c.cache --no-tf32 -o m.engine"
-    ],
-    "python3 -m polygraphy run m.onnx --trt --onnxrt --atol 1e-3 --save-engine e.engine --tf32": [
-        "trtopt build m.onnx -o e.engine",
-        "trtopt verify m.onnx e.engine --images DIR --preprocess PRESET --min-snr 20",
-    ],
-    "polygraphy convert d.onnx -o d.engine --tf32 --trt-min-shapes X:[1,3] --trt-opt-shapes X:[1,3] --trt-max-shapes X:[1,3] "
-    "--trt-min-shapes X:[1,3] --trt-opt-shapes X:[4,3] --trt-max-shapes X:[32,3]": [
-        "trtopt build d.onnx --shapes X:1x3 --shapes X:1x3,4x3,32x3 -o d.engine"
-    ],
-    "polygraphy run p.onnx --trt --tf32 --input-shapes a:[2,3,64,64] b:[2,9] --strict-types": [
-        "trtopt build p.onnx --shapes 'a:2x3x64x64;b:2x9' -o p.engine",
-        "trtopt bench p.engine",
-    ],
-    "polygraphy convert p.onnx --tf32 --input-shapes a:[2,3] --trt-min-shapes a:[1,3] --trt-opt-shapes a:[4,3] "
-    "--trt-max-shapes a:[8,3] -o p.engine": ["trtopt build p.onnx --shapes a:1x3,4x3,8x3 -o p.engine"],
-    "polygraphy convert --fp-to-fp16 -o f.onnx i.onnx --tf32": [
-        "trtopt build i.onnx --fp16 --save-onnx f.onnx -o i.engine"
-    ],
-    "polygraphy surgeon sanitize m.onnx --fold-constants -o f.onnx": ["trtopt check m.onnx --fix f.onnx"],
-    "polygraphy inspect model m.engine": ["trtopt inspect m.engine"],
 }  # fmt: skip
 
 
@@ -276,6 +142,11 @@ def test_what_has_no_counterpart_is_said() -> None:
     }
     assert gone == {"--fp16": "TensorRT 11", "--workspace": "TensorRT 10", "--useCudaGraph": ""}
     assert migrated("trtexec --onnx=m.onnx --useCudaGraph").ok
+
+
+def test_polygraphys_commands_have_a_page() -> None:
+    with pytest.raises(UsageError, match=r"docs/manual/from-polygraphy\.md"):
+        migrated("polygraphy convert m.onnx --fp16")
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,6 @@ from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.ort.sessions import OnnxSession
 
-LEARNED = "ai.onnx.ml"
-
-
-def learned(op: str, *, outputs: dict[str, int] | None = None, opset: int = 17, **attributes: Any) -> ModelProto:
-    """x (n, 4) → one operator of ai.onnx.ml, between two Identity nodes."""
-    outputs = outputs or {"y": TensorProto.FLOAT}
-    graph = helper.make_graph(
-        [helper.make_node(op, ["x"], list(outputs), "it", domain=LEARNED, **attributes)],
-        "learned",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(LEARNED, 3)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
-
 
 def same(proto: ModelProto, **feed: NDArray[Any]) -> set[str]:
     """The operators that are left, after both graphs gave the same in ONNX Runtime."""
@@ -41,54 +26,6 @@ def same(proto: ModelProto, **feed: NDArray[Any]) -> set[str]:
         assert found[name].shape == value.shape and found[name].dtype == value.dtype
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-4)
     return {node.op_type for node in folded.graph.node}
-
-
-ROWS = np.array([[1, -2, 3, 0.5], [0, 0, 0, 0], [9, 9, -9, 9], [0.1, 0.2, 0.3, 0.4]], np.float32)
-LABELS = {"label": TensorProto.INT64, "scores": TensorProto.FLOAT}
-
-
-@pytest.mark.parametrize("opset", [15, 20])
-@pytest.mark.parametrize(
-    ("op", "attributes"),
-    [
-        ("Scaler", {"offset": [1.0, 2.0, 0.0, -1.0], "scale": [2.0, 0.5, 1.0, 3.0]}),
-        ("Scaler", {"offset": [0.0], "scale": [2.0]}),
-        ("Normalizer", {"norm": "L1"}),
-        ("Normalizer", {"norm": "L2"}),
-        ("Binarizer", {"threshold": 0.25}),
-        ("Imputer", {"imputed_value_floats": [5.0, 6.0, 7.0, 8.0], "replaced_value_float": 0.0}),
-        ("LinearRegressor", {"coefficients": [1.0, 2.0, 3.0, 4.0], "intercepts": [0.5]}),
-        ("LinearRegressor", {"coefficients": np.arange(8.0).tolist(), "targets": 2}),
-    ],
-)
-def test_scikit_learns_arithmetic(op: str, attributes: dict[str, Any], opset: int) -> None:
-    assert op not in same(learned(op, opset=opset, **attributes), x=ROWS)
-
-
-def test_what_is_missing_may_be_nan() -> None:
-    holes = np.where(ROWS == 0, np.float32(np.nan), ROWS)
-    proto = learned("Imputer", imputed_value_floats=[1.0, 2.0, 3.0, 4.0], replaced_value_float=float("nan"))
-    assert "Imputer" not in same(proto, x=holes)
-
-
-@pytest.mark.parametrize("after", ["NONE", "SOFTMAX", "LOGISTIC"])
-@pytest.mark.parametrize("labels", [[0, 1, 2], [7, 3, 11]])
-def test_a_linear_classifier_gives_labels_and_scores(after: str, labels: list[int]) -> None:
-    weights = {"coefficients": np.linspace(-1, 1, 12).tolist(), "intercepts": [0.1, -0.2, 0.0]}
-    proto = learned("LinearClassifier", outputs=LABELS, classlabels_ints=labels, post_transform=after, **weights)
-    assert "LinearClassifier" not in same(proto, x=ROWS)
-
-
-@pytest.mark.parametrize(
-    ("op", "attributes"),
-    [
-        ("Normalizer", {"norm": "MAX"}),
-        ("LinearRegressor", {"coefficients": [1.0, 2.0, 3.0, 4.0], "post_transform": "PROBIT"}),
-    ],
-)
-def test_what_has_no_such_form_stays(op: str, attributes: dict[str, Any]) -> None:
-    folded, report = fold(load_model(learned(op, **attributes)).proto)
-    assert not report.problem and [node.op_type for node in folded.graph.node] == [op]
 
 
 def transform(shape: list[Any], opset: int, axis: int, length: int | None = None, **attributes: Any) -> ModelProto:
@@ -146,20 +83,6 @@ def test_transforms_behind_others_are_products_too() -> None:
     weights = {"w": values(8, 24), "form": np.array([-1, 4, 6, 1])}
     proto = model(nodes, inputs={"x": ["n", 8]}, outputs={"y": None}, weights=weights)
     assert "DFT" not in same(proto, x=values(3, 8, seed=1))
-
-
-@pytest.mark.parametrize("bias", [[-103.9, -116.8, -123.7], [0.5]])
-def test_an_image_scaler_of_coreml_is_arithmetic(bias: list[float]) -> None:
-    nodes = [node("ImageScaler", "x", "s", "scaler", bias=bias, scale=0.017), node("Conv", "s w", "y", "conv")]
-    proto = model(nodes, weights={"w": values(4, 3, 3, 3)}, opset=7)
-    folded, report = fold(load_model(proto).proto)
-    assert not report.problem and [item.op_type for item in folded.graph.node] == ["Mul", "Add", "Conv"]
-    x = values(2, 3, 8, 8)
-    scaled = x * np.float32(0.017) + np.asarray(bias, np.float32).reshape(-1, 1, 1)
-    conv = model([node("Conv", "x w", "y", "conv")], weights={"w": values(4, 3, 3, 3)})
-    np.testing.assert_allclose(
-        OnnxSession(folded)({"x": x})["y"], OnnxSession(conv)({"x": scaled})["y"], rtol=1e-4, atol=1e-3
-    )
 
 
 @pytest.mark.parametrize(

@@ -477,6 +477,8 @@ def test_the_real_parser_names_every_bad_node(monkeypatch: pytest.MonkeyPatch) -
     ("operator", "domain", "hint"),
     [
         ("TreeEnsembleRegressor", "ai.onnx.ml", "ONNX Runtime"),
+        ("Scaler", "ai.onnx.ml", "scalers, linear models"),
+        ("ImageScaler", "", "ONNX has dropped it"),
         ("FusedConv", "com.microsoft", "model from before"),
         ("ReorderInput", "com.microsoft.nchwc", "model from before"),
         ("Magic", "acme", "loads no plugins"),
@@ -487,7 +489,8 @@ def test_whose_a_refused_operator_is_decides_the_hint_and_it_is_said_once(
 ) -> None:
     backend(FakeGeneration(Issue("m", operator, f"no {operator}")))
     proto = model([helper.make_node(operator, ["x"], ["y"], "m", domain=domain)], outputs={"y": ["batch", 3, 8, 8]})
-    proto.opset_import.append(helper.make_opsetid(domain, 1))
+    if domain:
+        proto.opset_import.append(helper.make_opsetid(domain, 1))
     (finding,) = [item for item in check(proto).findings if item.node == "m"]
     assert finding.code == "unsupported-operator" and hint in finding.hint
 

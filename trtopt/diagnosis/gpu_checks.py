@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from trtopt.core.files import whole
 from trtopt.core.version import to_install
@@ -256,30 +255,3 @@ def foreign_libraries(host: Host) -> Iterator[HostFinding]:
                 "engines are refused or fail: the library of another installation is found first",
                 f"unset LD_LIBRARY_PATH; pip install --force-reinstall {product}=={version}",
             )
-        elif main and (libs := _wheel_libraries(host, product)) and not Path(main).is_relative_to(libs):
-            yield HostFinding(
-                "library-elsewhere",
-                "warning",
-                f"{module} runs on {main}, though its wheel brought one in {libs}",
-                "an update of the wheel changes nothing, and one of the system may break it",
-                "unset LD_LIBRARY_PATH",
-            )
-        several = [
-            name for name in host.libraries.get(module, {}) if name.startswith(("libnvinfer.so", "libtensorrt_rtx.so"))
-        ]
-        if len(several) > 1:
-            yield HostFinding(
-                "two-libraries",
-                "error",
-                f"{module} loads {' and '.join(host.libraries[module][name] for name in several)}",
-                "two TensorRT in one process: engines and plugins fail by chance",
-                f"unset LD_LIBRARY_PATH; pip install --force-reinstall {product}=={version}",
-            )
-
-
-def _wheel_libraries(host: Host, product: str) -> Path | None:
-    """The folder of a TensorRT's libraries that a wheel brought."""
-    names = (f"{product}-libs", *(f"{product}-cu{cuda}-libs" for cuda in (11, 12, 13)))
-    package = host.package(*names)
-    folder = package.folder / f"{product.replace('-', '_')}_libs" if package else None
-    return folder if folder is not None and folder.is_dir() else None

@@ -76,7 +76,7 @@ class Host:
         kernel_driver: version of NVIDIA's kernel module; empty: none is loaded.
         nvidia_hardware: an NVIDIA GPU is plugged in, whether or not it can be used.
         cores: that this process may use; visible_cores: that libraries count; quota: of the container, in cores.
-        free_memory, shared_memory: bytes; None: the system doesn't say.
+        free_memory: bytes; None: the system doesn't say.
         cache_bytes: what the cache holds.
         extension: trtopt's C extension is built.
         files: module → where `import` finds it, of the modules that have a package here.
@@ -97,7 +97,6 @@ class Host:
     visible_cores: int
     quota: float | None
     free_memory: int | None
-    shared_memory: int | None
     folders: tuple[Folder, ...]
     cache_bytes: int
     extension: bool
@@ -166,7 +165,6 @@ def examine(output: Path | None = None) -> Host:
         visible_cores=limits.visible_cores(),
         quota=limits.quota(),
         free_memory=limits.free_memory(),
-        shared_memory=_shared_memory(),
         folders=(
             _folder("output", output or Path.cwd()),
             _folder("cache", cache),
@@ -206,15 +204,6 @@ def _nvidia_hardware() -> bool:
             if display and _text(device / "vendor").strip() == "0x10de":
                 return True
     return False
-
-
-def _shared_memory() -> int | None:
-    """Bytes of /dev/shm, 0 without one; None: not known."""
-    if _DEV.is_dir() and not (_DEV / "shm").exists():
-        return 0
-    with contextlib.suppress(OSError):
-        return shutil.disk_usage(_DEV / "shm").total
-    return None
 
 
 def _folder(role: str, path: Path) -> Folder:
@@ -272,9 +261,8 @@ def facts(host: Host) -> Mapping[str, str]:
             texts[name] = package.version
     limit = f", {host.quota:g} by the container's quota" if host.quota is not None else ""
     texts["cores"] = f"{host.cores} of {host.visible_cores}{limit}"
-    for what, size in (("free memory", host.free_memory), ("/dev/shm", host.shared_memory)):
-        if size is not None:
-            texts[what] = f"{size / GIB:.1f} GiB"
+    if host.free_memory is not None:
+        texts["free memory"] = f"{host.free_memory / GIB:.1f} GiB"
     for folder in host.folders:
         room = f", {folder.free / GIB:.0f} GiB free" if folder.free is not None else ""
         holds = f", holds {host.cache_bytes / 2**20:.0f} MiB" if folder.role == "cache" else ""

@@ -1,4 +1,4 @@
-"""Command lines of trtexec and Polygraphy as trtopt's. What TensorRT 10 and 11 dropped is from NVIDIA's migration pages."""
+"""Command lines of trtexec as trtopt's. What TensorRT 10 and 11 dropped is from NVIDIA's migration pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trtopt.core.errors import UsageError
-from trtopt.diagnosis import polygraphy, trtexec
+from trtopt.diagnosis import trtexec
 from trtopt.diagnosis.drafts import Option
 
 _PROGRAMS = ("trtexec", "tensorrt_rtx", "polygraphy")
@@ -20,18 +20,21 @@ def is_command(words: Sequence[str]) -> bool:
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], list[Option]]:
-    """trtopt's commands for one of trtexec or polygraphy, and what is to be said of its options.
+    """trtopt's commands for one of trtexec, and what is to be said of its options.
 
     Raises:
         UsageError: it is another program's, or can't be read.
     """
     program, arguments = _program(words)
     if program == "polygraphy":
-        return polygraphy.translated(arguments)
+        raise UsageError(
+            f"`migrate=` {shlex.join(words)!r} is Polygraphy's: docs/manual/from-polygraphy.md has its beside trtopt's "
+            "(trtopt build MODEL.onnx, trtopt verify MODEL.onnx M.engine, trtopt check MODEL.onnx)"
+        )
     if program in _PROGRAMS:
         return trtexec.translated(arguments)
     raise UsageError(
-        f"`migrate=` {shlex.join(words)!r} is no command of trtexec or polygraphy, and no file: give a script's path, or the "
+        f"`migrate=` {shlex.join(words)!r} is no command of trtexec, and no file: give a script's path, or the "
         "whole command in quotes, such as 'trtexec --onnx=model.onnx --fp16'"
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -82,23 +81,6 @@ def overlaid_packages(host: Host) -> Iterator[HostFinding]:
 
 
 @check
-def overlaid_tensorrt(host: Host) -> Iterator[HostFinding]:
-    for product in ("tensorrt", "tensorrt-rtx"):
-        if packages := _in_one_folder(host, [f"{product}-cu{cuda}" for cuda in (11, 12, 13)]):
-            names = [f"{package.name}{part}" for package in packages for part in ("", "-bindings", "-libs")]
-            best = next(
-                (item for item in reversed(packages) if host.driver and _cuda(item.name) <= host.driver[0]), packages[0]
-            )
-            yield HostFinding(
-                f"overlaid-{product}",
-                "error",
-                f"{_listed(packages)} are installed over each other, in the one folder {product.replace('-', '_')}",
-                "the bindings are of one CUDA and the libraries of another: imports fail, or the GPU isn't found",
-                f"pip uninstall -y {' '.join(names)} && pip install {best.name}=={best.version}",
-            )
-
-
-@check
 def tensorrt_parts(host: Host) -> Iterator[HostFinding]:
     """NVIDIA/TensorRT#3945: tensorrt==10.0.1 brought the libraries of 10.1."""
     for product in ("tensorrt", "tensorrt-rtx"):
@@ -137,45 +119,6 @@ def unmet_requirements(host: Host) -> Iterator[HostFinding]:
             "imports fail, or calls fail later; numpy, protobuf and onnx are the usual ones",
             f"pip install {shlex.quote(name + ','.join(limits))}",
         )
-
-
-@check
-def several_copies(host: Host) -> Iterator[HostFinding]:
-    watched_names = {*_OWNERS, *(name for names in MODULES.values() for name in names), "numpy", "protobuf"}
-    for name in sorted(watched_names & set(host.packages)):
-        copies = host.packages[name]
-        if len({package.version for package in copies}) < 2:
-            continue
-        first, other = copies[0], next(item for item in copies if item.version != copies[0].version)
-        if first.folder != other.folder and first.folder.is_relative_to(host.prefix):
-            continue  # the environment's own comes first, as it should
-        if first.folder == other.folder:
-            fact = f"{first} and {other} both say that they are in {first.folder}"
-            command = f"pip uninstall -y {name}; pip uninstall -y {name}; pip install {name}"
-            consequence = "an upgrade was broken off: files of two versions may be mixed"
-        else:
-            fact = f"{first} in {first.folder} hides {other} in {other.folder}"
-            in_path = str(first.folder) in host.environment.get("PYTHONPATH", "").split(os.pathsep)
-            command = "unset PYTHONPATH" if in_path else "export PYTHONNOUSERSITE=1"
-            consequence = "another version is imported than pip shows for this environment"
-        yield HostFinding("several-copies", "warning", fact, consequence, command)
-
-
-@check
-def hidden_modules(host: Host) -> Iterator[HostFinding]:
-    """A file or folder of the user's, such as ./onnx/, that `import` finds in place of a package."""
-    for module, place in host.files.items():
-        folder = place.parent if place.name == "__init__.py" else place
-        names = (*MODULES[module], module.replace("_", "-"))
-        owners = [package for name in names for package in host.packages.get(name, ())]
-        if owners and not any(folder.parent == package.folder for package in owners):
-            yield HostFinding(
-                "hidden-module",
-                "error",
-                f"`import {module}` finds {folder}, not {owners[0]} in {owners[0].folder}",
-                "names are missing from the module, or another version runs than is installed",
-                f"mv {shlex.quote(str(folder))} {shlex.quote(f'{folder}.old')}",
-            )
 
 
 _CAUSES = (  # what an import says → consequence, command

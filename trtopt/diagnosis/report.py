@@ -89,11 +89,11 @@ def doctor(request: DoctorRequest) -> DoctorReport:
 
     Args:
         subject: a plan or an ONNX file: it is held against this host, a plan before it is deserialized.
-        migrate: look at this instead: the path of a Python or shell script, or a trtexec or polygraphy command line. It isn't
+        migrate: look at this instead: the path of a shell script, or a trtexec command line. It isn't
             run: what of it TensorRT 10 and 11 no longer have is named, with what trtopt has for it.
 
     Raises:
-        UsageError: a file that doesn't exist, a command that is neither trtexec's nor polygraphy's, or both arguments.
+        UsageError: a file that doesn't exist, a command that is not trtexec's, or both arguments.
     """
     if request.migrate is not None:
         if request.subject is not None:

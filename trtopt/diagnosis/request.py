@@ -30,8 +30,8 @@ class DoctorRequest:
     _: KW_ONLY
     migrate: str | None = option(
         None,
-        help="Instead of the host: what of a script, or of a trtexec or polygraphy command in quotes, TensorRT 10 and 11 "
-        "don't have, and trtopt's way.",
+        help="Instead of the host: what of a trtexec command in quotes, or of a shell script of them, TensorRT "
+        "10 and 11 don't have, and trtopt's way.",
         metavar="SCRIPT|COMMAND",
         typed=str,
     )

@@ -59,16 +59,16 @@ def decided(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
     return result
 
 
-def how_to_decide(proto: ModelProto, operators: Collection[str] = ("If", "Loop")) -> str:
-    """What to type for control flow, or other operators, that inputs decide: their values, or else their sizes.
+def how_to_decide(proto: ModelProto, operators: Collection[str] = ("If",)) -> str:
+    """What to type for an If, or other operators, that inputs decide: their values, or else their sizes.
 
     Empty where none does, or one that is no setting but data: with sizes that are open, no tensor of numbers, or many of them.
-    Nor where no input would be left. A Scan is decided by nothing: it goes along an axis.
+    Nor where no input would be left. Loops and Scans stay: no number of steps takes them out.
     """
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
     deciding = dict[tuple[str, bool], None]()
-    deciders = [(node, 1 if node.op_type in ("If", "Loop") else len(node.input)) for node in links.nodes]
+    deciders = [(node, 1 if node.op_type == "If" else len(node.input)) for node in links.nodes]
     pending = [
         (name, True) for node, end in deciders if node.op_type in operators for name in node.input[end > 1 :][:end]
     ]

@@ -43,8 +43,8 @@ _OWN_REFUSALS = {
 MOST_OF_TOPK = 3840  # in every TensorRT; its builder says so, after minutes
 CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
 _OWNERS = {  # domain → what to do about its operators
-    "ai.onnx.ml": "no TensorRT has trees, support vectors, encoders or texts of ai.onnx.ml: run that part outside the engine, "
-    "in ONNX Runtime",
+    "ai.onnx.ml": "no TensorRT has operators of ai.onnx.ml (scalers, linear models, trees, texts): run that part outside the "
+    "engine, in ONNX Runtime, and convert the network alone, or write a scaling into its PyTorch module",
     "com.microsoft": "com.microsoft's operators are ONNX Runtime's own: where its optimizer or quantizer wrote them, give the "
     "model from before",
 }
@@ -55,6 +55,7 @@ _DO_OTHERWISE = {  # operators by what models compute the same by
     "NonMaxSuppression": "do NMS on the engine's outputs (docs/export.md); TensorRT itself, on a GPU (`backend='tensorrt'`), "
     "has the operator",
     "RoiAlign": "TensorRT itself, on a GPU (`backend='tensorrt'`), has the operator",
+    "ImageScaler": "ONNX has dropped it: convert the model for images scaled before, or write Mul and Add in its place",
     **dict.fromkeys(("Dropout", "BatchNormalization"), _EVAL),
     **dict.fromkeys(
         QDQ,

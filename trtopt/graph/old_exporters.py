@@ -1,7 +1,7 @@
 """What old exporters wrote that ONNX, ONNX Runtime or TensorRT doesn't take, in the form that they do: at reading, for all.
 
-**Before opset 7** operands broadcast along an axis that a node names, and attributes said what inputs and types say since. No
-TensorRT reads that, nor does ONNX Runtime, and ONNX's own converter lacks rules: such a model is written in opset 7.
+**Before opset 7** operands broadcast along an axis that a node names, and attributes said what types say since. ONNX's own
+converter writes such a model in opset 7; it passes over that axis, so that another than the last ones is refused.
 **Chainer** has integers in Constants before opset 9, which allows them. **Slopes of PRelu**, one a channel, have one axis in
 files of opset 7 and newer, too, where that is the last one. **keras2onnx** has dilated convolutions that `auto_pad` pads, which
 ONNX Runtime refuses. **Quantizers** give channels of zeros a scale of 0, which TensorRT refuses.
@@ -9,13 +9,14 @@ ONNX Runtime refuses. **Quantizers** give channels of zeros a scale of 0, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from trtopt.core.errors import InvalidModel
+from trtopt.core.errors import InvalidModel, ModelError
+from trtopt.graph.passes.opset import upgraded
 from trtopt.graph.proto import (
     QDQ,
     STANDARD,
@@ -26,19 +27,16 @@ from trtopt.graph.proto import (
     node_label,
     opset_version,
     refill,
-    schema_of,
     to_array,
     unique,
 )
 
-_BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do; what is older is written in it
+OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
 _INTEGERS = 9  # the opset since which Constant takes integers
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 _AXES = 13  # the opset since which axes of Unsqueeze are an input
 _PADDED = ("Conv", "MaxPool")
 # Of opsets before 7, and without a meaning for who only runs a model: memory that may be used again, training.
-_NEEDLESS = {"consumed_inputs", "is_test", "output_sequence", "broadcast"}
-_BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Greater", "Less", "Equal")
 Shape = tuple[int | None, ...]
 
 
@@ -49,7 +47,7 @@ def mend(proto: ModelProto, what: str) -> bool:
         what: what messages call the model.
 
     Raises:
-        InvalidModel: it is of an opset below 7, and a node of it can't be written in 7; or a node is damaged.
+        InvalidModel: it is of an opset below 7, and can't be written in 7; or a node is damaged.
     """
     try:
         return _mended(proto, what)
@@ -61,18 +59,18 @@ def mend(proto: ModelProto, what: str) -> bool:
 
 def _mended(proto: ModelProto, what: str) -> bool:
     opset = opset_version(proto)
-    changed = 0 < opset < _INTEGERS and _constants(proto)
-    if 0 < opset < _BROADCASTING:
+    if 0 < opset < OLDEST:
         _to_seven(proto, opset, what)
-        changed = True
+    changed = 0 < opset < OLDEST
+    changed |= 0 < opset < _INTEGERS and _constants(proto)
     nodes = [node for graph in all_graphs(proto.graph) for node in graph.node if node.domain in STANDARD]
     padded = [node for node in nodes if node.op_type in _PADDED and _dilated(node)]
-    slopes = [node for node in nodes if node.op_type == "PRelu"] if opset >= _BROADCASTING else []
+    slopes = [node for node in nodes if node.op_type == "PRelu"]
     shapes = _shapes(proto) if padded or slopes else {}
     for node in padded:
         changed |= _pad(node, shapes)
     changed |= _positive_scales(proto, [node for node in nodes if node.op_type in QDQ])
-    return changed | (bool(slopes) and _widen(proto, lambda node: _channels(node, shapes)))
+    return changed | (bool(slopes) and _widen(proto, lambda node: _channels(node, shapes, always=opset < OLDEST)))
 
 
 def _positive_scales(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
@@ -99,84 +97,26 @@ def _positive_scales(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
 
 
 def _to_seven(proto: ModelProto, opset: int, what: str) -> None:
-    """Write a model of an older opset in opset 7."""
-    problems = list[str]()
-    for graph in all_graphs(proto.graph):
-        taken = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
-        for node in graph.node:
-            now = schema_of(node.op_type, _BROADCASTING) if node.domain in STANDARD else None
-            if now is None:
-                continue
-            graph.initializer.extend(_said_by_inputs(node, opset, taken))
-            known = _NEEDLESS | now.attributes.keys() | ({"axis"} if node.op_type in _BINARY else set())
-            unknown = [item.name for item in node.attribute if item.name not in known]
-            if unknown or len(node.input) > now.max_input:
-                problems.append(f"{node_label(node)} has {', '.join(unknown) or f'{len(node.input)} inputs'}")
-    _set_opset(proto, _BROADCASTING - 1)  # in which shapes can be inferred, and broadcasting still is as it was
-    shapes = _shapes(proto)
-    unknown_ranks = [
-        node_label(node)
-        for graph in all_graphs(proto.graph)
-        for node in graph.node
-        if node.op_type in _BINARY and attribute(node, "broadcast", 0) and not {*node.input} <= shapes.keys()
-    ]
-    problems += [f"{label} broadcasts, and its inputs' shapes aren't known" for label in unknown_ranks]
-    if problems:
+    shapes, problem = _shapes(proto), ""
+    for node in (node for graph in all_graphs(proto.graph) for node in graph.node):
+        if attribute(node, "broadcast", 0) and (axis := attribute(node, "axis", None)) is not None:
+            rank, own = (len(shapes.get(name, ())) for name in node.input)
+            if not rank or axis % rank + own != rank:
+                problem = problem or f"{node_label(node)} broadcasts along axis {axis}"
+    try:
+        made = None if problem else upgraded(proto, OLDEST)
+    except ModelError as error:
+        made, problem = None, str(error)
+    if made is None:
         raise InvalidModel(
-            f"{what} is of opset {opset}; TensorRT reads {_BROADCASTING} and newer, and it can't be written in that: "
-            f"{'; '.join(problems[:5])}: export it again at opset 13 or newer"
+            f"{what} is of opset {opset}; TensorRT reads {OLDEST} and newer, and it can't be written in that: {problem}: "
+            "export it again at opset 13 or newer"
         )
-    _widen(proto, lambda node: _axes_before_seven(node, shapes))
-    for graph in all_graphs(proto.graph):
-        for node in graph.node:
-            now = schema_of(node.op_type, _BROADCASTING) if node.domain in STANDARD else None
-            kept = [item for item in node.attribute if now is None or item.name in now.attributes]
-            if len(kept) < len(node.attribute):
-                refill(node.attribute, kept)
-    _set_opset(proto, _BROADCASTING)
-    proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
+    made.ir_version = max(made.ir_version, 4)  # since when initializers needn't be inputs
+    proto.CopyFrom(made)
 
 
-def _set_opset(proto: ModelProto, opset: int) -> None:
-    for entry in proto.opset_import:
-        if entry.domain in STANDARD:
-            entry.version = opset
-
-
-def _said_by_inputs(node: NodeProto, opset: int, taken: set[str]) -> Iterator[TensorProto]:
-    """Attributes under the names and in the types that they have at opset 7; what became an input is given."""
-    held = {item.name: item for item in node.attribute}
-    if node.op_type == "Reshape" and "shape" in held and len(node.input) == 1:
-        name = unique(f"{node.output[0]}_shape", taken)
-        yield numpy_helper.from_array(np.asarray(held["shape"].ints, np.int64), name)
-        node.input.append(name)
-        node.attribute.remove(held["shape"])
-    elif node.op_type == "Pad" and "paddings" in held:
-        held["paddings"].name = "pads"
-    elif node.op_type == "Cast" and held["to"].type != held["to"].INT:
-        kind = held["to"].s.decode().upper()
-        held["to"].CopyFrom(helper.make_attribute("to", TensorProto.DataType.Value(kind)))
-    elif node.op_type == "Concat" and "axis" not in held:
-        node.attribute.append(helper.make_attribute("axis", 1))
-    elif node.op_type == "Upsample" and "scales" not in held and {"height_scale", "width_scale"} <= held.keys():
-        scales = [1.0, 1.0, held["height_scale"].f, held["width_scale"].f]
-        node.attribute.remove(held["height_scale"])
-        node.attribute.remove(held["width_scale"])
-        node.attribute.append(helper.make_attribute("scales", scales))
-
-
-def _axes_before_seven(node: NodeProto, shapes: Mapping[str, Shape]) -> list[int]:
-    """The axes that the second operand lacks at its end to broadcast as NumPy's do."""
-    if node.op_type == "PRelu":
-        return _channels(node, shapes, always=True)
-    if node.op_type not in _BINARY or not attribute(node, "broadcast", 0):
-        return []
-    rank, own = (len(shapes[name]) for name in node.input)
-    axis = attribute(node, "axis", rank - own)
-    return list(range(own, rank - (axis + rank if axis < 0 else axis)))
-
-
-def _channels(node: NodeProto, shapes: Mapping[str, Shape], *, always: bool = False) -> list[int]:
+def _channels(node: NodeProto, shapes: Mapping[str, Shape], *, always: bool) -> list[int]:
     """The axes that a PRelu's slopes of shape (C,) lack; from opset 7 on only where they don't fit the last axis."""
     if node.op_type != "PRelu" or len(node.input) != 2:
         return []

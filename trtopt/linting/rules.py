@@ -420,7 +420,8 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
         yield from _several(nodes, words)
     if flow := graph.of(*CONTROL_FLOW):
         sides = "condition fixed, or both sides computed and torch.where between them"
-        decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else 'number of steps fixed'}"
+        steps = "steps written out in Python, as torch.export does with a number of them that is fixed"
+        decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else steps}"
         yield from _several(flow, "control-flow", decide=decide)
 
 

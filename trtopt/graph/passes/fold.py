@@ -53,7 +53,6 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
-from trtopt.graph.unrolled import unrolled
 from trtopt.graph.validity import undeclared
 from trtopt.graph.view import (
     attribute,
@@ -241,7 +240,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     """
     from onnxscript import optimizer
 
-    proto = unrolled(proto)
     model = read_ir(proto)
     if model.functions:
         with _library("onnx-ir"):

@@ -1,11 +1,6 @@
 """Operators that no TensorRT has, in standard ones that compute the same: before anything is folded or calibrated.
 
-**scikit-learn's converters** write ai.onnx.ml: what is a product, a scaling or a lookup is written as such, so that a pipeline
-of a Scaler and a network or a linear model builds, in INT8 too. Trees, support vectors and strings stay, and are refused.
-
-**CoreML's converter** wrote ImageScaler, an experimental operator that ONNX has dropped.
-
-**An Einsum** of activations and a constant is a product, too, where only the activations' last axes are summed.
+**An Einsum** of activations and a constant is a product where only the activations' last axes are summed.
 
 **Integers compared by ≤ or ≥** are not greater, or not less: TensorRT-RTX 1.7.1's builder ends the process (a segmentation
 fault) at a decoder's step that puts keys and values where `places == position` and attends where `places <= position`.
@@ -33,11 +28,10 @@ from numpy.typing import NDArray
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, is_constant, operand, opset_of, sizes
 
-LEARNED = "ai.onnx.ml"
 LIST = 1024  # tensors of a list
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
 # Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
-_OLDEST = {"ImageScaler": 7, "Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7} | dict.fromkeys(
+_OLDEST = {"Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7} | dict.fromkeys(
     ("SequenceInsert", "SequenceErase", "SequenceLength"), 11
 )
 _FLOAT = ir.DataType.FLOAT
@@ -95,24 +89,8 @@ class _Line:
         self.nodes.append(node)
         return node.outputs[0]
 
-    def float(self, value: ir.Value) -> ir.Value:
-        return value if value.dtype == _FLOAT else self("Cast", value, to=int(_FLOAT))
-
-    def reduced(self, op: str, value: ir.Value) -> ir.Value:
-        """Along the last axis, which stays."""
-        if self.opset < 18:
-            return self(op, value, axes=[-1], keepdims=1)
-        return self(op, value, self.number([-1], np.int64), keepdims=1)
-
 
 _Results = Sequence[ir.Value | None] | None
-
-
-def _image_scaler(line: _Line, node: ir.Node) -> _Results:
-    """CoreML's converter: images × scale + a bias for each channel."""
-    bias = np.asarray(attribute(node, "bias", [0.0]), np.float32).reshape(-1, 1, 1)
-    scaled = line("Mul", node.inputs[0], line.number(attribute(node, "scale", 1.0)))
-    return [line("Add", scaled, line.number(bias))]
 
 
 def _or_equal(line: _Line, node: ir.Node) -> _Results:
@@ -143,79 +121,6 @@ def _list(line: _Line, node: ir.Node) -> _Results:
     index = int(held) % len(values) if int(held) < 0 else int(held)
     values[index : index + 1 - len(added)] = added
     return [line("SequenceConstruct", *values)] if values else None
-
-
-def _scaler(line: _Line, node: ir.Node) -> _Results:
-    value = line.float(node.inputs[0])
-    if any(offset := attribute(node, "offset", [0.0])):
-        value = line("Sub", value, line.number(offset))
-    return [line("Mul", value, line.number(attribute(node, "scale", [1.0])))]
-
-
-def _normalizer(line: _Line, node: ir.Node) -> _Results:
-    op = {"L1": "ReduceL1", "L2": "ReduceL2"}.get(attribute(node, "norm", "MAX"))
-    if op is None:
-        return None
-    value = line.float(node.inputs[0])
-    norm = line.reduced(op, value)
-    empty = line("Equal", norm, line.number(0))  # such rows stay as they are
-    return [line("Div", value, line("Where", empty, line.number(1), norm))]
-
-
-def _binarizer(line: _Line, node: ir.Node) -> _Results:
-    value = line.float(node.inputs[0])
-    above = line("Greater", value, line.number(attribute(node, "threshold", 0.0)))
-    return [line("Cast", above, to=int(_FLOAT))]
-
-
-def _imputer(line: _Line, node: ir.Node) -> _Results:
-    instead = attribute(node, "imputed_value_floats")
-    if not instead or (dtype := node.inputs[0].dtype) not in (_FLOAT, None):
-        return None
-    missing = attribute(node, "replaced_value_float", 0.0)
-    value = node.inputs[0] if dtype == _FLOAT else line.float(node.inputs[0])
-    lacks = line("IsNaN", value) if np.isnan(missing) else line("Equal", value, line.number(missing))
-    return [line("Where", lacks, line.number(instead), value)]
-
-
-def _columns(line: _Line, node: ir.Node) -> _Results:
-    """ArrayFeatureExtractor: columns of an array, or entries of a list as one row."""
-    values, chosen = node.inputs
-    shape = sizes(values)
-    if shape is None:
-        return None
-    found = line("Gather", values, line("Reshape", chosen, line.number([-1], np.int64)), axis=-1)
-    return [found if len(shape) > 1 else line("Unsqueeze", found, line.number([0], np.int64))]
-
-
-def _regressor(line: _Line, node: ir.Node) -> _Results:
-    if attribute(node, "post_transform", "NONE") != "NONE":
-        return None
-    return [_linear(line, node, attribute(node, "targets", 1))]
-
-
-def _linear(line: _Line, node: ir.Node, rows: int) -> ir.Value:
-    weights = np.asarray(attribute(node, "coefficients"), np.float32).reshape(rows, -1).T
-    product = line("MatMul", line.float(node.inputs[0]), line.number(np.ascontiguousarray(weights)))
-    offsets = attribute(node, "intercepts")
-    return line("Add", product, line.number(offsets)) if offsets else product
-
-
-def _classifier(line: _Line, node: ir.Node) -> _Results:
-    labels, after = attribute(node, "classlabels_ints"), attribute(node, "post_transform", "NONE")
-    coefficients = attribute(node, "coefficients") or []
-    features = sizes(node.inputs[0])
-    if not labels or after not in ("NONE", "SOFTMAX", "LOGISTIC") or features is None or len(features) != 2:
-        return None
-    if features[1] is None or len(coefficients) != len(labels) * features[1]:
-        return None  # one row for two classes: how its scores are made is each runtime's own
-    scores = _linear(line, node, len(labels))
-    best = line("ArgMax", scores, axis=-1, keepdims=0)
-    if list(labels) != list(range(len(labels))):
-        best = line("Gather", line.number(labels, np.int64), best)
-    if after != "NONE":
-        scores = line("Softmax", scores, axis=-1) if after == "SOFTMAX" else line("Sigmoid", scores)
-    return [best, scores]
 
 
 def _transform(line: _Line, node: ir.Node) -> _Results:
@@ -381,18 +286,10 @@ def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> i
 
 
 _RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
-    (LEARNED, "Scaler"): _scaler,
-    (LEARNED, "Normalizer"): _normalizer,
-    (LEARNED, "Binarizer"): _binarizer,
-    (LEARNED, "Imputer"): _imputer,
-    (LEARNED, "ArrayFeatureExtractor"): _columns,
-    (LEARNED, "LinearRegressor"): _regressor,
-    (LEARNED, "LinearClassifier"): _classifier,
     ("", "DFT"): _transform,
     ("", "Einsum"): _einsum,
     ("", "LessOrEqual"): _or_equal,
     ("", "GreaterOrEqual"): _or_equal,
-    ("", "ImageScaler"): _image_scaler,
     ("", "Loop"): _loop,
     ("", "SequenceInsert"): _list,
     ("", "SequenceErase"): _list,
