@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.passes.fold import _evaluate, fold
+from trtopt.graph.passes.fold import _evaluate, fold, same_but_order
 from trtopt.graph.proto import LARGE, all_nodes, tensor_size
 from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
@@ -737,3 +737,12 @@ def test_functions_are_folded_in_place() -> None:
     made, report = fold(proto)
     assert not report.problem and operators(made) == {"Mul"}
     same_outputs(proto, made, {"x": values(2)})
+
+
+def test_large_weights_tell_models_apart() -> None:
+    one, other = (
+        model([node("MatMul", "x w", "y")], inputs={"x": [2, 600]}, weights={"w": values(600, 600, seed=seed)})
+        for seed in (1, 2)
+    )
+    assert tensor_size(one.graph.initializer[0]) > LARGE
+    assert same_but_order(one, one) and not same_but_order(one, other)
