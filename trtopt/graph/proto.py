@@ -252,10 +252,17 @@ def forget_placeholders(proto: ModelProto) -> None:
                 dim.ClearField("dim_param")
 
 
+def forget_inner_shapes(proto: ModelProto) -> None:
+    """Take away what the file says of the values between its inputs and outputs."""
+    for graph in all_graphs(proto.graph):
+        del graph.value_info[:]
+
+
 def forget_output_shapes(proto: ModelProto) -> None:
-    """Take away the shapes that outputs declare, so that inference says what follows from the inputs."""
+    """Take away the shapes that outputs declare, so that inference says what follows from the inputs; weights keep theirs."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
     for value in proto.graph.output:
-        if value.type.HasField("tensor_type"):
+        if value.type.HasField("tensor_type") and value.name not in weights:
             value.type.tensor_type.ClearField("shape")
 
 

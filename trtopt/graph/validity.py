@@ -22,11 +22,11 @@ from trtopt.graph.proto import (
     LARGE,
     STANDARD,
     Links,
-    all_graphs,
     all_nodes,
     all_tensors,
     attribute,
     dtype_name,
+    forget_inner_shapes,
     forget_output_shapes,
     infer_shapes,
     name_nodes,
@@ -77,24 +77,15 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
     try:
         inferred = _check_onnx(light, what)
     except InvalidModel as error:  # sizes that were edited leave what the file says of results behind: the nodes decide
-        light = undeclared(skeleton(proto, LARGE))
+        light = skeleton(proto, LARGE)
+        forget_inner_shapes(light)
         try:
             inferred = _check_onnx(light, what)
         except InvalidModel:
             raise error from None
-        refill(undeclared(proto).graph.output, light.graph.output)
+        forget_inner_shapes(proto)
     _check_constants(inferred, proto, what)
     return inferred
-
-
-def undeclared(proto: ModelProto) -> ModelProto:
-    """In place: without the sizes that a file says its results have."""
-    for graph in all_graphs(proto.graph):
-        del graph.value_info[:]
-    for value in proto.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    return proto
 
 
 def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None:

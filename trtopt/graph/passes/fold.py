@@ -45,6 +45,8 @@ from trtopt.graph.proto import (
     all_tensors,
     attribute as message_attribute,
     fingerprint,
+    forget_inner_shapes,
+    forget_output_shapes,
     opset_version,
     put_back,
     refill,
@@ -53,7 +55,6 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
-from trtopt.graph.validity import undeclared
 from trtopt.graph.view import (
     attribute,
     constant,
@@ -167,7 +168,7 @@ def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
     for apart in (LARGE, APART) if heavy else ():
         if (light := _lightly(proto, most, apart, proto)) is not None:
             return light
-    current = undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
+    current = _undeclared(whole_copy(proto))  # onnx-ir renames tensors in the messages it was made from
     marks = ["" if heavy else fingerprint(_restored(whole_copy(current), proto))]
     for _ in range(ROUNDS):
         with rewriting, quiet():
@@ -186,12 +187,18 @@ def _settled(proto: ModelProto, phase: Phase) -> ModelProto:
     raise ModelError(f"folding doesn't settle: the graph still changes after {len(marks)} rounds")
 
 
+def _undeclared(proto: ModelProto) -> ModelProto:
+    forget_inner_shapes(proto)
+    forget_output_shapes(proto)
+    return proto
+
+
 def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> ModelProto | None:
     """`proto` folded without weights over `apart` bytes, which only follow their names: copying them takes longest of all.
 
     None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
     """
-    light, large = undeclared(skeleton(proto, apart, external=_NOWHERE)), list[tuple[str | int, ...]]()
+    light, large = _undeclared(skeleton(proto, apart, external=_NOWHERE)), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             set_external(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
