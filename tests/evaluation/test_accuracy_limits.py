@@ -11,7 +11,7 @@ from compared import compare
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.limits import Limits, without_share
 from trtopt.graph.output_kinds import Kind
 
 Array = NDArray[Any]
@@ -143,6 +143,11 @@ def test_values_that_are_not_finite_are_always_outside() -> None:
     assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == [
         "of y, 1 value is NaN or infinite, where the reference's are finite"
     ]
+
+
+def test_kinds_without_a_share_are_told() -> None:
+    assert without_share([Kind.OTHER, Kind.RANKING]) == ""
+    assert "no output is classes or mask or tokens or ranking;" in without_share([Kind.OTHER, Kind.BOXES])
 
 
 @pytest.mark.parametrize("limits", [{"min_agreement": 95}, {"min_agreement": -0.1}, {"min_snr": float("nan")}])

@@ -263,6 +263,7 @@ def test_vectors_without_direction_are_left_out_and_lost_ones_count() -> None:
     assert math.isnan(agreement(Kind.EMBEDDING, np.zeros((2, 3)), np.ones((2, 3))).cosine_min or 0)
     broken = agreement(Kind.EMBEDDING, old[:1], np.array([[np.nan, 1.0]]))
     assert (broken.cosine_min, broken.nonfinite, broken.snr_db) == (0.0, 1, -math.inf)
+    assert sentence("y", broken.describe(), 1).endswith(", 1 values not finite")
 
 
 @pytest.mark.parametrize(
