@@ -182,6 +182,18 @@ def written(text: str) -> ModelProto:
             ("r", 5),
             0,
         ),
+        (
+            "(float[n,3,5] x) => (float[r,5] y) <int64[2] s = {-1, 5}> "  # noqa: ISC004
+            "{ t = Transpose<perm = [1, 0, 2]>(x) z = Reshape(t, s) p = Neg(z) y = Abs(p) }",
+            ("r", 5),
+            None,
+        ),
+        (  # a width that only one length goes with
+            "(float[n,w] x) => (float[r,2] y) <int64[2] s = {-1, 2}, int64[2] u = {64, 4}> "  # noqa: ISC004
+            "{ m = ConstantOfShape(u) z = MatMul(x, m) y = Reshape(z, s) }",
+            ("r", 2),
+            0,
+        ),
         # Declared sizes that aren't true any more.
         ("(float[n,3] x) => (float[1,3] y) { y = Neg(x) }", ("n", 3), 0),
         ("(float[n,3] x) => (float[4,3] y) { y = Neg(x) }", ("n", 3), 0),
