@@ -740,3 +740,11 @@ def test_large_weights_tell_models_apart() -> None:
     )
     assert tensor_size(one.graph.initializer[0]) > LARGE
     assert same_but_order(one, one) and not same_but_order(one, other)
+
+
+def test_codes_of_more_than_a_bias_stay_codes() -> None:
+    weights = {"q": np.arange(4, dtype=np.int32).reshape(2, 2), "s": np.float32(0.5)}
+    proto = model(
+        [node("DequantizeLinear", "q s", "h"), node("Add", "h x", "y")], inputs={"x": [2, 2]}, weights=weights
+    )  # type: ignore[arg-type]
+    assert operators(fold(proto)[0]) == {"DequantizeLinear", "Add"}

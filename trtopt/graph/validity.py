@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import onnx
 from google.protobuf.message import Message
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
@@ -309,8 +309,10 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
             )
     name_nodes(light)  # so that a message can say which
     try:
-        _complete_outputs(light)
+        unknown = _complete_outputs(light)
         onnx.checker.check_model(light)
+        for value in unknown:
+            value.type.tensor_type.ClearField("shape")
         inferred = _inferred(light)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}: export it again") from error
@@ -326,10 +328,15 @@ def _inferred(light: ModelProto) -> ModelProto:
     return infer_shapes(light, strict=not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node))
 
 
-def _complete_outputs(light: ModelProto) -> None:
-    """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't."""
+def _complete_outputs(light: ModelProto) -> list[ValueInfoProto]:
+    """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't.
+
+    Returns:
+        those of which nothing is known: the one that they get, of no dimensions, is for the checker alone.
+    """
     if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
-        return
+        return []
+    unknown = list[ValueInfoProto]()
     given = {value.name: value for value in light.graph.input}
     given |= {it.name: helper.make_tensor_value_info(it.name, it.data_type, it.dims) for it in light.graph.initializer}
     for value in light.graph.output:  # inference forgets what it knows of a weight that is an output, too
@@ -337,7 +344,10 @@ def _complete_outputs(light: ModelProto) -> None:
     for value, typed in zip(light.graph.output, _inferred(light).graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.CopyFrom(typed)
-            value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
+            if not value.type.tensor_type.HasField("shape"):
+                unknown.append(value)
+            value.type.tensor_type.shape.SetInParent()
+    return unknown
 
 
 def _essence(message: str) -> str:
