@@ -737,3 +737,11 @@ def test_functions_are_folded_in_place() -> None:
     made, report = fold(proto)
     assert not report.problem and operators(made) == {"Mul"}
     same_outputs(proto, made, {"x": values(2)})
+
+
+def test_codes_of_more_than_a_bias_stay_codes() -> None:
+    weights = {"q": np.arange(4, dtype=np.int32).reshape(2, 2), "s": np.float32(0.5)}
+    proto = model(
+        [node("DequantizeLinear", "q s", "h"), node("Add", "h x", "y")], inputs={"x": [2, 2]}, weights=weights
+    )  # type: ignore[arg-type]
+    assert operators(fold(proto)[0]) == {"DequantizeLinear", "Add"}
