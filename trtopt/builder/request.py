@@ -33,7 +33,11 @@ class BuildRequest:
     model: str | os.PathLike[str] | onnx.ModelProto = field(metadata=shared.MODEL)
     output: str | os.PathLike[str] = field(
         metadata=about(
-            help="The engine to write; its manifest lies beside it.", typed=Path, short="-o", group="Usual", writes=ENGINE
+            help="The engine to write; its manifest lies beside it.",
+            typed=Path,
+            short="-o",
+            group="Usual",
+            writes=ENGINE,
         )
     )
     _: KW_ONLY
