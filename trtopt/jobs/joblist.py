@@ -209,7 +209,7 @@ def _call(file: Path, content: Mapping[str, Any], jobs: Collection[Job | BuildJo
             call = Call.of(without(job.request, "calib") if job.request.calib in made else job.request)
         for name, value in call.reads.items():
             reads.setdefault(name, []).append(value)
-        targets += call.targets
+        targets += [item for item in call.targets if item[0] != "timing_cache" or item not in targets]  # updated by all
     return Call(reads, targets)
 
 
