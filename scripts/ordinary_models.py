@@ -599,18 +599,18 @@ def go(name: str, folder: Path) -> Trial:
             if isinstance(agreement, (int, float)):
                 trial.figures[f"{precision} {output}"] = f"{agreement:.1%}"
         trial.figures[precision] = "/".join(f"{own[place]:.1f}" for place in floats)
+        one = "data/000.npz" if given == "data" else given  # samples of unlike shapes don't fit one array
         trial.type(
-            "run", "run", f"{precision}.engine", "--data", given, "--backend", "onnxruntime", "-o", f"{precision}-out"
+            "run", "run", f"{precision}.engine", "--data", one, "--backend", "onnxruntime", "-o", f"{precision}-out"
         )
         axes = OUTPUT_AXIS.get(name, (0,) * len(expected[0]))
         for place, file in enumerate(told.get("outputs", {})):
             place_of = trial.folder / f"{precision}-out" / f"{file}.npy"
             if not place_of.exists():
-                if name != "graph":
-                    trial.fault(f"run of {precision} wrote no {file}.npy")
+                trial.fault(f"run of {precision} wrote no {file}.npy")
                 continue
             got = np.load(place_of)
-            right = np.concatenate([item[place] for item in results], axes[place])
+            right = np.concatenate([item[place] for item in results[: 1 if one != given else None]], axes[place])
             if got.shape != right.shape:
                 trial.fault(f"run of {precision}: {file} is {got.shape}, right is {right.shape}")
             elif got.dtype.kind == "f" and decibels([[right]], [[got]])[0] < 45:
