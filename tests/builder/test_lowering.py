@@ -266,7 +266,8 @@ def test_a_real_builder_runs_both(forked: onnx.ModelProto, tmp_path: Path) -> No
 
 def _lower(proto: onnx.ModelProto, table: Table | None, *, typed: bool, **spec: Any) -> Lowered:
     given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
-    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, conv_borders="")
+    newest, stored = (None, Precision) if typed else (17, ())
+    can = SimpleNamespace(stored_codes=stored, max_opset=newest, float_only={}, float_only_fp8={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: False)
     return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)
 

@@ -402,7 +402,10 @@ class _Build:
                     Origins(self.model.proto, folded).explained(f"{what}. Nothing was written; {advice}")
                 )
             reporter.warn(what)
-        share = sum(share for item, share in report.coverage.items() if item is spec.precision or item.quantized)
+        wanted = [
+            item for item in report.coverage if item is spec.precision or (spec.precision.quantized and item.quantized)
+        ]
+        share = sum(report.coverage[item] for item in wanted)
         little = share < LEAST_QUANTIZED if spec.precision.quantized else not share
         if report.coverage and little and spec.precision is not Precision.FP32:
             reporter.warn(self._other(share, report, lowered, is_quantized(folded)))
@@ -436,7 +439,7 @@ class _Build:
         if quantized and not precision.quantized:
             return f"{what}: the model is quantized, which `int8=True` says"
         others = " and ".join(item.upper() for item in report.coverage if item is not precision)
-        why = f"the rest runs in {others}, because of the model's own types, which are left as they are"
+        why = f"{'the rest runs' if share else 'they run'} in {others}, because of the model's own types, which are left as they are"
         if lowered.kept:
             why = f"{lowered.kept[0].node}: {lowered.kept[0].reason}"
         other = named(str(Precision.FP16 if base is Precision.FP32 else base), True)
