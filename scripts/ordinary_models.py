@@ -533,7 +533,7 @@ def decibels(old: list[list[np.ndarray]], new: list[list[np.ndarray]]) -> list[f
     return found
 
 
-def go(name: str, folder: Path) -> Trial:
+def go(name: str, folder: Path, gpu: bool = False) -> Trial:
     trial, here = Trial(name, folder), Path(__file__).resolve()
     _, inputs, data, more = MODELS[name]
     samples, module = samples_of(name), make(name)
@@ -561,7 +561,8 @@ def go(name: str, folder: Path) -> Trial:
             trial.fault(f"the fixed model is {worst:.1f} dB from PyTorch")
     else:
         fixed = model
-    target = ("--backend", "rtx", "--target", "sm89")
+    target = ("--backend", "tensorrt", "--optimization-level", "1") if gpu else ("--backend", "rtx", "--target", "sm89")
+    runs = () if gpu else ("--backend", "onnxruntime")
     for precision in ("fp16", "int8"):
         trial.type(
             precision,
@@ -571,6 +572,7 @@ def go(name: str, folder: Path) -> Trial:
             "--data",
             given,
             *target,
+            *["--no-compare"] * (gpu and precision == "int8"),
             "--save-onnx",
             f"{precision}.onnx",
             "-o",
@@ -580,19 +582,20 @@ def go(name: str, folder: Path) -> Trial:
         kept = trial.folder / f"{precision}.onnx"
         if not kept.exists():
             continue
-        results = onnx_results(kept, samples)
+        results = expected if gpu else onnx_results(kept, samples)
         own = decibels(expected, results)
         trial.type("inspect", "inspect", f"{precision}.engine", "--json")
         told = trial.type("verify", "verify", "m.onnx", f"{precision}.engine", "--data", given, "--json")
         for place, (output, figures) in enumerate(told.get("outputs", {}).items()):
             said = figures.get("snr_db")
             if (
-                expected[0][place].dtype.kind == "f"
+                not gpu
+                and expected[0][place].dtype.kind == "f"
                 and isinstance(said, (int, float))
                 and min(said, own[place])
                 < 55  # above, ONNX Runtime drops pairs of casts, and FP16 its rounding with them
                 and abs(said - own[place]) > 0.6
-                and not (figures.get("kept") or figures.get("padding"))
+                and figures.get("unpadded") is None
             ):
                 trial.fault(f"verify of {precision} says {said:.1f} dB of {output}, own {own[place]:.1f}")
             agreement = figures.get("top1_agreement", figures.get("agreement"))
@@ -600,9 +603,7 @@ def go(name: str, folder: Path) -> Trial:
                 trial.figures[f"{precision} {output}"] = f"{agreement:.1%}"
         trial.figures[precision] = "/".join(f"{own[place]:.1f}" for place in floats)
         one = "data/000.npz" if given == "data" else given  # samples of unlike shapes don't fit one array
-        trial.type(
-            "run", "run", f"{precision}.engine", "--data", one, "--backend", "onnxruntime", "-o", f"{precision}-out"
-        )
+        trial.type("run", "run", f"{precision}.engine", "--data", one, *runs, "-o", f"{precision}-out")
         axes = OUTPUT_AXIS.get(name, (0,) * len(expected[0]))
         for place, file in enumerate(told.get("outputs", {})):
             place_of = trial.folder / f"{precision}-out" / f"{file}.npy"
@@ -613,8 +614,14 @@ def go(name: str, folder: Path) -> Trial:
             right = np.concatenate([item[place] for item in results[: 1 if one != given else None]], axes[place])
             if got.shape != right.shape:
                 trial.fault(f"run of {precision}: {file} is {got.shape}, right is {right.shape}")
+            elif gpu and got.dtype.kind == "f":  # what the engine itself gave, beside what verify says of it
+                own[place], said = decibels([[right]], [[got]])[0], list(told["outputs"].values())[place].get("snr_db")
+                padded = list(told["outputs"].values())[place].get("unpadded")
+                if isinstance(said, (int, float)) and abs(said - own[place]) > 0.6 and one == given and not padded:
+                    trial.fault(f"verify of {precision} says {said:.1f} dB of {file}, own {own[place]:.1f}")
             elif got.dtype.kind == "f" and decibels([[right]], [[got]])[0] < 45:
                 trial.fault(f"run of {precision}: {file} is {decibels([[right]], [[got]])[0]:.1f} dB from single runs")
+        trial.figures[precision] = "/".join(f"{own[place]:.1f}" for place in floats)
     least = max(20.0, min((float(v) for v in trial.figures.get("int8", "20").split("/")), default=20.0) + 3)
     trial.type(
         "tune",
@@ -637,6 +644,9 @@ def go(name: str, folder: Path) -> Trial:
         if own < min(least, 45) - 0.6:
             trial.fault(f"tune delivered {own:.1f} dB, asked were {min(least, 45):.0f}")
     trial.type("sensitivity", "sensitivity", fixed.name, "--data", given, "--json")
+    if gpu:
+        trial.type("bench", "bench", "int8.engine", "--json")
+        return trial
     trial.type("report", "report", "int8.engine", "-o", "int8.html")
     trial.type(
         "triton",
@@ -659,10 +669,11 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--gpu", action="store_true", help="build for this machine's GPU, and run the engines on it")
     given = parser.parse_args()
     folder, trials = given.folder.resolve(), []
     for name in given.names or MODELS:
-        trials.append(trial := go(name, folder))
+        trials.append(trial := go(name, folder, given.gpu))
         print(name, trial.times, trial.figures, f"{len(trial.faults)} faults", flush=True)
     if given.table:
         labels = list(dict.fromkeys(label for trial in trials for label in trial.times))

@@ -439,7 +439,8 @@ class _Build:
         if quantized and not precision.quantized:
             return f"{what}: the model is quantized, which `int8=True` says"
         others = " and ".join(item.upper() for item in report.coverage if item is not precision)
-        why = f"{'the rest runs' if share else 'they run'} in {others}, because of the model's own types, which are left as they are"
+        rest = "the rest runs" if share else "they run"
+        why = f"{rest} in {others}, because of the model's own types, which are left as they are"
         if lowered.kept:
             why = f"{lowered.kept[0].node}: {lowered.kept[0].reason}"
         other = named(str(Precision.FP16 if base is Precision.FP32 else base), True)
