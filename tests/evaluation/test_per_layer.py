@@ -297,7 +297,7 @@ def test_on_a_gpu_the_engine_itself_runs(built: Path, crops: Any, monkeypatch: p
     from trtopt.ort.runner import OnnxRunner
 
     class Played:
-        inputs = (TensorInfo("x", "float32", ("n", 3, 32, 32)),)
+        inputs, outputs = (TensorInfo("x", "float32", ("n", 3, 32, 32)),), ()
 
         def __init__(self, path: Path, contexts: int) -> None:
             assert path == built / "int8.engine" and contexts == 1
@@ -327,6 +327,7 @@ class _Engine:
 
     fault: Any = None
     built: list[Any]
+    outputs = ()
 
     def __init__(self, path: Path, contexts: int, trust: bool = False) -> None:
         from trtopt.ort.runner import OnnxRunner

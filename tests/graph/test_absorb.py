@@ -21,7 +21,7 @@ S = 4  # channels, and every other size
 @pytest.fixture(autouse=True)
 def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large models aren't compared: the rules have to be right by themselves."""
-    monkeypatch.setattr("trtopt.graph.guard._cheap", lambda proto: False)
+    monkeypatch.setattr("trtopt.graph.guard.cheap", lambda proto: False)
 
 
 def operators(proto: ModelProto) -> list[str]:

@@ -55,7 +55,7 @@ def rounds(graph: RandomGraph) -> bool:
 
 def test_folding_changes_no_random_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the net under it, so that every rule is seen as it is."""
-    monkeypatch.setattr("trtopt.graph.guard._cheap", lambda proto: False)
+    monkeypatch.setattr("trtopt.graph.guard.cheap", lambda proto: False)
     print(f"TRTOPT_SEED={SEED}")
     wrong, run, smaller = list[tuple[int, str]](), 0, 0
     for seed in range(SEED, SEED + FOLDED):

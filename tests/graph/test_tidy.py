@@ -18,7 +18,7 @@ from trtopt.ort.sessions import OnnxSession
 
 @pytest.fixture(autouse=True)
 def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.graph.guard._cheap", lambda proto: False)
+    monkeypatch.setattr("trtopt.graph.guard.cheap", lambda proto: False)
 
 
 def left(proto: ModelProto, open_size: int = 2) -> list[str]:

@@ -36,7 +36,7 @@ GROUPS = {
     "Prepare a model": ("export", "init", "check"),
     "Build an engine": ("calibrate", "sensitivity", "build", "tune", "pipeline", "jobs"),
     "Measure and compare": ("inspect", "verify", "bench", "profile", "report"),
-    "Run and deploy": ("run", "serve", "deploy", "bundle", "sign", "store"),
+    "Run and deploy": ("run", "serve", "deploy", "store"),
     "This host": ("doctor", "version"),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, read_once, sizes
+from trtopt.graph.view import Editor, attribute, constant, constant_tensor, operand, opset_of, read_once, sizes
 
 _Array = NDArray[Any]
 _MAKERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -49,8 +49,8 @@ def _maker(node: ir.Node, opset: int) -> ir.Node | None:
 
 def _affine(node: ir.Node, maker: ir.Node) -> tuple[_Array, _Array] | None:
     """The factor and the summand of each channel, or one for all; None: the node does something else."""
-    made, weight = maker.outputs[0], constant(operand(maker, 1))
-    rank, channels = (None, 0) if weight is None else _channels(maker, weight)
+    made, weight = maker.outputs[0], constant_tensor(operand(maker, 1))
+    rank, channels = (None, 0) if weight is None else _channels(maker, weight.shape.numpy())
     if rank is None:
         return None
     if node.op_type == "BatchNormalization":
@@ -75,36 +75,42 @@ def _affine(node: ir.Node, maker: ir.Node) -> tuple[_Array, _Array] | None:
     return one, number if node.op_type == "Add" else -number
 
 
-def _channels(maker: ir.Node, weight: _Array) -> tuple[int | None, int]:
+def _channels(maker: ir.Node, weight: tuple[int, ...]) -> tuple[int | None, int]:
     """How many dimensions and channels a node gives; no dimensions: it isn't known, or its weights are of another form."""
     if maker.op_type == "MatMul":
-        form = sizes(maker.outputs[0]) if weight.ndim == 2 else None
-        return None if form is None else len(form), weight.shape[-1]
+        form = sizes(maker.outputs[0]) if len(weight) == 2 else None
+        return (None, 0) if form is None else (len(form), weight[-1])
     if maker.op_type == "Gemm":
-        return 2, weight.shape[0 if attribute(maker, "transB", 0) else 1]
-    return weight.ndim, weight.shape[0] if maker.op_type == "Conv" else weight.shape[1] * attribute(maker, "group", 1)
+        return 2, weight[0 if attribute(maker, "transB", 0) else 1]
+    return len(weight), weight[0] if maker.op_type == "Conv" else weight[1] * attribute(maker, "group", 1)
 
 
 def _scaled(maker: ir.Node, factor: _Array, summand: _Array, editor: Editor) -> bool:
-    """Multiply weights and bias by the factor and add the summand; False: it can't be, and nothing is changed."""
-    op, weight, bias = maker.op_type, constant(operand(maker, 1)), constant(operand(maker, 2))
-    assert weight is not None
-    rank, channels = _channels(maker, weight)
+    """Multiply weights and bias by the factor and add the summand; False: it can't be, and nothing is changed.
+
+    Weights that stay as they are aren't read: large ones may be elsewhere.
+    """
+    op, tensor, bias = maker.op_type, constant_tensor(operand(maker, 1)), constant(operand(maker, 2))
+    assert tensor is not None
+    shape = tensor.shape.numpy()
+    rank, channels = _channels(maker, shape)
     if (bias is None and operand(maker, 2) is not None) or (op == "MatMul" and rank != 2 and summand.any()):
         return False
     group = attribute(maker, "group", 1) if op == "ConvTranspose" else 1
     if op == "ConvTranspose":  # inputs of all groups × outputs of one
-        form, axis = (group, weight.shape[0] // group, *weight.shape[1:]), 2
-        along = np.broadcast_to(factor, channels).reshape(group, 1, channels // group, *[1] * (weight.ndim - 2))
+        form, axis = (group, shape[0] // group, *shape[1:]), 2
+        along = np.broadcast_to(factor, channels).reshape(group, 1, channels // group, *[1] * (len(shape) - 2))
     else:
-        form, axis = weight.shape, int(op == "MatMul" or (op == "Gemm" and not attribute(maker, "transB", 0)))
-        along = factor.reshape(-1, *[1] * (weight.ndim - 1 - axis))
-    content = {1: (weight.astype(np.float64).reshape(form) * along).reshape(weight.shape)}
+        form, axis = shape, int(op == "MatMul" or (op == "Gemm" and not attribute(maker, "transB", 0)))
+        along = factor.reshape(-1, *[1] * (len(shape) - 1 - axis))
+    content = dict[int, _Array]()
+    if (factor != 1).any():
+        content[1] = (tensor.numpy().astype(np.float64).reshape(form) * along).reshape(shape)
     if bias is not None or summand.any():
         before = np.zeros(channels) if bias is None else bias.astype(np.float64) * attribute(maker, "beta", 1.0)
         content[2] = before * factor + summand
     with np.errstate(over="ignore"):
-        made = {slot: array.astype(weight.dtype) for slot, array in content.items()}
+        made = {slot: array.astype(tensor.dtype.numpy()) for slot, array in content.items()}
     if not all(np.isfinite(array.astype(np.float64)).all() for array in made.values()):
         return False
     for slot, array in made.items():
