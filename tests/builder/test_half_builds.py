@@ -61,7 +61,7 @@ def _kept(result: Any) -> dict[str, str]:
     ("planted", "precision", "nodes"),
     [
         (overflowing, "fp16", {"up", "relu", "down"}),
-        (underflowing, "fp16", {"shrink", "relu", "grow"}),
+        (underflowing, "fp16", {"up", "relu", "grow"}),
         (cancelling, "bf16", {"shift", "relu", "back"}),
     ],
 )

@@ -73,6 +73,7 @@ def test_steps_first_are_calibrated_as_the_same_samples_with_steps_second() -> N
     second = calibrate(attention(1, last="Relu"), data=x, cache=False)
     assert first.table.samples == second.table.samples == 20
     assert not any("depends on" in note for note in first.notes)
-    assert {name: entry.amax for name, entry in first.table.tensors.items()} == {
-        name: entry.amax for name, entry in second.table.tensors.items()
-    }
+    # Folding may move a Transpose away from one of the two, and its tensor's name with it.
+    assert sorted(entry.amax for entry in first.table.tensors.values()) == sorted(
+        entry.amax for entry in second.table.tensors.values()
+    )

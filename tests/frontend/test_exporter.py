@@ -594,11 +594,6 @@ class FromDict(nn.Module):
         return batch["x"] * 2
 
 
-class Rounding(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -128, 127).relu()
-
-
 class Modes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mode(1)[0]
@@ -728,7 +723,6 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
             ["keep was made up of both 0 and 1", "give real ones by `sample=`"],
         ),
         (Modes, {"x": ("n", 4)}, ["aten.mode", "no ONNX form"]),
-        (Rounding, {"x": ("n", 4)}, ["rounds as training for INT8 does", "export the float model"]),
         (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
         (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
         (lambda: nn.Linear(4, 4).bfloat16(), {"input": ("n", 4)}, ["weights are bfloat16", "model.float()"]),

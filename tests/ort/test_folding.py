@@ -104,7 +104,8 @@ def test_a_wrong_fold_turns_every_gate_red(
     assert outcome.status == 1, outcome
     assert said in outcome.out + outcome.err
     made = {path.name for path in world.folder.glob("o.*")}
-    assert made == ({"o.engine", "o.engine.json", "o.onnx"} if line.startswith("verify") else set())
+    built = {"o.engine", "o.engine.json", "o.engine.results.json", "o.onnx"}
+    assert made == (built if line.startswith("verify") else set())
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -112,8 +113,8 @@ def test_a_librarys_wrong_step_is_left_out_and_told(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampled: bool
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    right = folding._fuse
-    monkeypatch.setattr(folding, "_fuse", lambda proto: spoiled(right(proto)))
+    right = folding._evaluate
+    monkeypatch.setattr(folding, "_evaluate", lambda proto, most: spoiled(right(proto, most)))
     heard, graph = Heard(), tmp_path / "g.onnx"
     how: dict[str, Any] = {"fp16": True, "data": files / "d.npz"} if sampled else {}
     trtopt.build(
