@@ -20,9 +20,14 @@ class Skip(Exception):
 
 
 class RandomGraph:
-    """One graph, by its seed: `proto`, and `feed` with what it runs on."""
+    """One graph, by its seed: `proto`, and `feed` with what it runs on.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        may_be_open: its first sizes may be left open, though it fits no others than `feed`'s.
+    """
+
+    def __init__(self, seed: int, *, may_be_open: bool = True) -> None:
+        self.may_be_open = may_be_open
         self.rng = np.random.default_rng(seed)
         self.opset = int(self.rng.choice(OPSETS))
         self.nodes: list[NodeProto] = []
@@ -502,7 +507,7 @@ class RandomGraph:
         ends = [name for name in made if name not in read]
         inner = [name for name in made if name in read and self.chance(0.15)]
         names = [*ends, *inner] or [self.last]
-        batch = self.chance(0.4)  # one size left open
+        batch = self.chance(0.4) and self.may_be_open  # one size that isn't said
         infos = [
             helper.make_tensor_value_info(
                 name, TensorProto.FLOAT, [f"n{name}", *array.shape[1:]] if batch else array.shape
