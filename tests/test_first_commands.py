@@ -265,9 +265,7 @@ def test_a_list_of_images_or_arrays_is_answered_by_what_is_taken(world: World) -
     has(said, f"give them as --data {world.arrays}")
 
 
-@pytest.mark.parametrize(
-    ("command", "flag", "instead"), [("run", "--data", "--input"), ("verify", "--input", "--data")]
-)
+@pytest.mark.parametrize(("command", "flag", "instead"), [("verify", "--input", "--data")])
 def test_a_flag_that_another_command_has_is_answered_by_this_ones(
     world: World, command: str, flag: str, instead: str
 ) -> None:

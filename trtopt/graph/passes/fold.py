@@ -140,15 +140,17 @@ def fold(
     Raises:
         ModelError: not even a copy of it can be made.
     """
-    problem, result = "", _restored(whole_copy(proto), proto)
+    problem, result = "", None
     if opset_version(proto):  # else it has operators of other domains alone, of which nothing is known
         with reporter.phase("fold constants", None) as phase, _young_heap:
             try:
                 made = _settled(proto, phase)
                 problem = fault(proto, made) or (compare(proto, made) if compare is not None else "")
-                result = result if problem else made
+                result = None if problem else made
             except ModelError as error:
                 problem = str(error)
+    if result is None:
+        result = _restored(whole_copy(proto), proto)
     record_batch_axes(result, proto)
     return result, FoldReport(_count(proto), _count(result), problem)
 
