@@ -27,7 +27,7 @@ def overflowing() -> tuple[ModelProto, Arrays]:
 
 
 def underflowing() -> tuple[ModelProto, Arrays]:
-    """`shrink`, which folding puts into `up`, and `relu` give at most 5.8e-07, of which FP16 holds a digit; `grow` multiplies that back."""
+    """`shrink`, which folding puts into `up`, and `relu` give 5.8e-07 at most, for FP16 a digit; `grow` multiplies it back."""
     nodes = [
         node("MatMul", "x a", "h", "up"), node("Mul", "h tiny", "t", "shrink"), node("Relu", "t", "r", "relu"),
         node("Mul", "r big", "q", "grow"), node("MatMul", "q b", "d", "down"), node("Relu", "d", "y", "last"),

@@ -660,3 +660,18 @@ def test_a_process_with_an_abandoned_build_still_ends(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (130, "")
     assert "until this process ends" in done.stdout
+
+
+def test_plugins_are_registered_before_a_plan_names_them(stand_in: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan with a ScatterElements of TensorRT 10.6 loads in the process that built it, and in no other, without them."""
+    _, generation = stand_in("10.16.1")
+    module = generation.module
+    done: list[str] = []
+    monkeypatch.setattr(module, "init_libnvinfer_plugins", lambda *_: done.append("plugins"), raising=False)
+    monkeypatch.setattr(module, "Runtime", lambda _: done.append("runtime"), raising=False)
+    monkeypatch.setattr(generation, "gpu", lambda: True)
+    monkeypatch.setattr(generation, "_runtime_settings", lambda *_: None)
+    monkeypatch.setattr("trtopt.trt.plans.check_maker", lambda *_: None)
+    monkeypatch.setattr("trtopt.trt.plans.deserialize", lambda *_: None)
+    generation.load(b"plan")
+    assert done == ["plugins", "runtime"]

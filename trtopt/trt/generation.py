@@ -327,8 +327,7 @@ class Generation(Loader):
 
     def _start(self, objects: _Objects, typed: bool, messages: Messages) -> None:
         trt = self.module
-        if hasattr(trt, "init_libnvinfer_plugins"):  # 8.6 and 10 import some ONNX operators as plugins
-            trt.init_libnvinfer_plugins(self._collector.logger, "")
+        self._register_plugins()
         try:
             objects.builder = trt.Builder(self._collector.logger)
         except TypeError as error:  # how pybind11 says that the native side gave nothing

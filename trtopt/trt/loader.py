@@ -90,6 +90,7 @@ class Loader:
         if not gpu:  # 8.6's Runtime() ends the process without one
             raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
         with self._collector.collecting() as messages:
+            self._register_plugins()
             runtime = self.module.Runtime(self._collector.logger)
             if host_code:
                 runtime.engine_host_code_allowed = True
@@ -97,6 +98,11 @@ class Loader:
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
         maker_version = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
         return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, maker_version)
+
+    def _register_plugins(self) -> None:
+        """Fill the registry: 8.6 and 10 have some ONNX operators as plugins, which plans name, too."""
+        if not self.lean and hasattr(self.module, "init_libnvinfer_plugins"):
+            self.module.init_libnvinfer_plugins(self._collector.logger, "")
 
     def _runtime_settings(
         self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool
