@@ -322,9 +322,9 @@ def _subject(request: BuildRequest) -> _Subject:
     if request.images is None and request.data is None:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
     model = load_model(request.model)
-    folding = fold(model.proto, reporter=request.reporter)
     generation = select(request.backend)
     generation.refuse(spec)
+    folding = fold(model.proto, reporter=request.reporter)
     refuse(generation, model, folding[0])
     refuse_quantized(model)
     if not any(item.floating for item in model.outputs):

@@ -36,10 +36,8 @@ Measured = tuple[Any, dict[str, float], dict[float, dict[str, float]]]
 PURPOSE = "measuring quantization noise"
 FACTORS = (0.5, 2.0)  # on a scale, to see whether it is far too wide, or clips
 LOUD = 0.05  # of the noise so far: a quieter place's scale isn't tried at others
-APART, HALF_APART = (
-    50.0,
-    25.0,
-)  # dB at the least between a model and its folded graph: rounding; of a half type, its rounding
+APART = 50.0  # dB at the least between a model and its folded graph, which round differently
+HALF_APART = 25.0  # the same of models in half types
 RESTS = 12  # models of the rest of the graph that are opened in turn; each holds the weights of that rest
 MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger one run one by one
 

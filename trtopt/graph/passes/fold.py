@@ -229,7 +229,7 @@ def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> 
 
 
 def _content(proto: ModelProto) -> bytes:
-    """What is in a light model, whatever the order of its nodes: the libraries sort them, and their order settles at once."""
+    """What is in a light model, whatever the order of its nodes: the library sorts them, and their order settles at once."""
     nodes = sorted(node.SerializeToString(deterministic=True) for node in proto.graph.node)
     rest = ModelProto()
     rest.CopyFrom(proto)
@@ -464,7 +464,7 @@ def _remove_identities(model: ir.Model) -> None:
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
-    """With what the libraries lose or vary: the model's own fields, its inputs and outputs, node names; without debris."""
+    """With what the library loses or varies: the model's own fields, its inputs and outputs, node names; without debris."""
     graph = proto.graph
     # Initializers that aren't inputs too came with version 4.
     proto.ir_version, proto.model_version = max(original.ir_version, 4), original.model_version
@@ -523,5 +523,5 @@ def _frozen() -> Iterator[None]:
             gc.unfreeze()
 
 
-# The garbage collector passes over all that is there already: the libraries' own modules would cost it time at each look.
+# The garbage collector passes over all that is there already: the library's own modules would cost it time at each look.
 _young_heap = Shared(_frozen)
