@@ -90,6 +90,9 @@ def umask() -> int:
 
 def host() -> dict[str, Any]:
     """All of the process that a library could change, the objects themselves where there are."""
+    for thread in threading.enumerate():
+        if thread.name == "trtopt-digests":  # reads the samples of a stage that was left: it ends by itself
+            thread.join(60)
     loggers = {
         name: (logger.level, logger.disabled, logger.propagate, tuple(logger.handlers), tuple(logger.filters))
         for name, logger in {**logging.root.manager.loggerDict, "root": logging.root}.items()
