@@ -11,7 +11,7 @@ from documented import PAGES, ROOT, commands, complaint, options, parse, spans, 
 import trtopt
 
 FOREIGN = ("docs/manual/from-", "CHANGELOG.md")  # pages that name the options of others
-SKETCHES = ("docs/design.md",)  # whose Python are signatures
+SKETCHES = ("docs/architecture.md",)  # whose Python are signatures
 OTHERS = {"--backend-config", "--leak-check"}  # tritonserver's, compute-sanitizer's
 
 

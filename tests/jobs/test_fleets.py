@@ -307,11 +307,3 @@ def test_the_list_of_engines_in_the_documentation_runs(world: World, second: Pat
         for target in ("sm89", "sm120")
     ] + ["small-tuned.int8.sm89"]
     assert all(job["cached"] for job in jobs)
-
-
-def test_the_list_in_the_readme_runs(world: World, second: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Many models\n")[1]
-    example, command = (re.findall(rf"```{language}\n(.*?)```", text, re.S)[0] for language in ("toml", "bash"))
-    jobs = _typed(world, second, "jobs.toml", example, command.replace("jobs.toml", "jobs.toml --json", 1))
-    names = [job["name"] for job in jobs if job["kind"] == "build"]
-    assert names == ["pairs.fp16", "pairs.int8", "small.fp16", "small.int8"]
