@@ -62,7 +62,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     from world import World  # here: tests/gpu run on hosts without its photo packages
 
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TRTOPT_DEBUG", raising=False)
+    monkeypatch.setenv("TRTOPT_DEBUG", "")  # a command's -v sets it: put back afterwards
     return World(tmp_path, monkeypatch, capfd)
 
 

@@ -9,7 +9,19 @@ import pytest
 
 from trtopt.core.errors import DataError, EngineError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
-from trtopt.data.rebatch import by_sizes, calls, chunks, counting, filled, joined, rebatched, samples_in, share
+from trtopt.data.rebatch import (
+    by_sizes,
+    calls,
+    chunks,
+    counting,
+    filled,
+    joined,
+    laid_out,
+    rebatched,
+    samples_first,
+    samples_in,
+    share,
+)
 
 SAMPLES = np.arange(22, dtype=np.float32).reshape(11, 2)
 
@@ -57,6 +69,7 @@ def test_a_batch_is_filled_from_its_first_sample_on() -> None:
 def test_what_does_not_count_samples_is_refused() -> None:
     assert samples_in(batch(2, 9)) == 7
     assert samples_in(batch(2, 2)) == 0
+    assert samples_in({"a": SAMPLES[:0]}) == samples_in({}) == 0
     with pytest.raises(DataError, match=r"^f: the inputs have different numbers of samples: {'a': 3, 'b': 2}"):
         samples_in({"a": SAMPLES[:3], "b": SAMPLES[:2]}, "f: ")
     with pytest.raises(DataError, match="the data for 'b' is one number"):
@@ -128,6 +141,25 @@ def test_samples_on_another_axis_are_cut_there() -> None:
     parts = [call.cut({"h": call.feed["h"], "x": call.feed["x"]}, [h, X]) for call in found]
     np.testing.assert_array_equal(joined(parts, [h, X])["h"], states)
     np.testing.assert_array_equal(joined(parts, [h, X])["x"], SAMPLES)
+
+
+def test_samples_come_back_from_the_axes_that_they_are_laid_on() -> None:
+    infos = [X, info("h", 3, "n", axis=1), info("s", 2, axis=None)]
+    samples = {"x": SAMPLES, "h": np.arange(33).reshape(11, 3), "s": SAMPLES[None, 0], "more": SAMPLES}
+    laid = laid_out(samples, infos)
+    assert {name: array.shape for name, array in laid.items()} == {"x": (11, 2), "h": (3, 11), "s": (2,), "more": (11, 2)}
+    back = samples_first(laid, infos)
+    assert {*back} == {*samples}
+    for name, array in samples.items():
+        np.testing.assert_array_equal(back[name], array)
+    np.testing.assert_array_equal(joined([{"more": SAMPLES[:2]}, {"more": SAMPLES[2:]}], infos)["more"], SAMPLES)
+
+
+def test_a_profile_takes_exactly_its_least_batch() -> None:
+    profiles = [{"x": ShapeRange((low, 2), (low, 2), (high, 2))} for low, high in ((3, 3), (4, 8))]
+    found = calls({"x": SAMPLES}, [X], [Y], profiles)
+    assert [(call.size, call.real) for call in found] == [(8, 8), (3, 3)]
+    assert [call.size for call in calls({"x": SAMPLES[:4]}, [X], [Y], profiles)] == [4]
 
 
 def test_an_output_of_no_samples_needs_one_full_call() -> None:
