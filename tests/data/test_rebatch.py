@@ -147,7 +147,12 @@ def test_samples_come_back_from_the_axes_that_they_are_laid_on() -> None:
     infos = [X, info("h", 3, "n", axis=1), info("s", 2, axis=None)]
     samples = {"x": SAMPLES, "h": np.arange(33).reshape(11, 3), "s": SAMPLES[None, 0], "more": SAMPLES}
     laid = laid_out(samples, infos)
-    assert {name: array.shape for name, array in laid.items()} == {"x": (11, 2), "h": (3, 11), "s": (2,), "more": (11, 2)}
+    assert {name: array.shape for name, array in laid.items()} == {
+        "x": (11, 2),
+        "h": (3, 11),
+        "s": (2,),
+        "more": (11, 2),
+    }
     back = samples_first(laid, infos)
     assert {*back} == {*samples}
     for name, array in samples.items():

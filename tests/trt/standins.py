@@ -72,6 +72,7 @@ class Simulation:
         self.fail: str | None = None
         self.block: Any = None
         self.has_gpu = True
+        self.start_error = ""  # what the logger says of a builder that doesn't start
         self.shared = True
         self.no_context: str | None = None
         self.contexts: list[Any] = []
@@ -201,8 +202,8 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
     # Builder
 
     def builder_init(self: Any, logger: Any) -> None:
-        if not sim.has_gpu:
-            log(logger, "ERROR", "CUDA initialization failure with error: 35")
+        if error := sim.start_error or ("" if sim.has_gpu else "CUDA initialization failure with error: 35"):
+            log(logger, "ERROR", error)
             raise TypeError("pybind11::init(): factory function returned nullptr")
         self._logger = logger
 

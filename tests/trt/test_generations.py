@@ -396,6 +396,16 @@ def test_without_a_gpu_nothing_native_is_touched(
     assert generation.describe()["can_build"] is False
 
 
+def test_a_builder_that_does_not_start_says_what_tensorrt_said(stand_in: Install, float_net: Path) -> None:
+    sim, generation = stand_in("11.4.0")
+    sim.start_error = "Unable to load library: libnvinfer_builder_resource_sm90.so.11.2.1"
+    with pytest.raises(
+        BackendError, match=r"doesn't start: its library libnvinfer_builder_resource_sm90.so.11.2.1"
+    ) as told:
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
+    assert "needs a GPU" not in str(told.value) and "nullptr" not in str(told.value)
+
+
 def test_a_driver_that_fails_late_is_an_error_not_a_crash(stand_in: Install, float_net: Path) -> None:
     sim, generation = stand_in("8.6.0")
     sim.has_gpu = False  # the driver shows a GPU, TensorRT can't use it

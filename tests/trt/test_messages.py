@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from trtopt.core.errors import (
+    BackendError,
     BuildFailed,
     DeviceError,
     EngineError,
@@ -59,6 +60,7 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
             InvalidModel,
             "TensorRT 8.6 can't read FP16 scales",
         ),
+        ("Unable to load library: libnvinfer_builder_resource_sm90.so.11.2.1", BackendError, "no kernels for this GPU"),
         ("CUDA initialization failure with error: 35", DeviceError, "needs a GPU"),
         ("Error Code 1: Cuda Runtime (In generateForCurrent … cudaError 35…)", DeviceError, "needs a GPU"),
         ("Unable to load library: libnvinfer_lean.so.1", UnsupportedRequest, "`exclude_lean_runtime=True`"),

@@ -330,8 +330,8 @@ class Generation(Loader):
         self._register_plugins()
         try:
             objects.builder = trt.Builder(self._collector.logger)
-        except TypeError as error:  # how pybind11 says that the native side gave nothing
-            raise translate((*messages.errors, str(error)), f"{self} doesn't start", BackendError) from None
+        except TypeError as error:  # how pybind11 says that the native side gave nothing: why, only the logger knows
+            raise translate(messages.errors or (str(error),), f"{self} doesn't start", BackendError) from None
         flags = (1 << int(getattr(trt.NetworkDefinitionCreationFlag, name)) for name in self._network_flags(typed))
         objects.network = objects.builder.create_network(sum(flags))
         objects.parser = trt.OnnxParser(objects.network, self._collector.logger)

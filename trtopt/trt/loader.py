@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trtopt.core.errors import DeviceError
+from trtopt.core.errors import BackendError, DeviceError
 from trtopt.cuda.device import Probe, probe
 from trtopt.trt import compatibility, plans
 from trtopt.trt.compatibility import PlanOrigin, numbers
-from trtopt.trt.messages import Collector
+from trtopt.trt.messages import Collector, translate
 from trtopt.trt.plans import LoadedEngine, RuntimeSettings
 
 
@@ -91,7 +91,10 @@ class Loader:
             raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
         with self._collector.collecting() as messages:
             self._register_plugins()
-            runtime = self.module.Runtime(self._collector.logger)
+            try:
+                runtime = self.module.Runtime(self._collector.logger)
+            except TypeError as error:  # as of a builder: the logger knows why
+                raise translate(messages.errors or (str(error),), f"{self} doesn't start", BackendError) from None
             if host_code:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, self, name, messages)

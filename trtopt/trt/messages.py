@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trtopt.core.errors import (
+    BackendError,
     BuildCancelled,
     BuildFailed,
     DeviceError,
@@ -220,6 +221,12 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "TensorRT takes uint8 for a network's inputs and outputs and casts of them only: cast to float32 first"
         ),
         r"mode == \"none\".*(ScatterND|ScatterElements)": "TensorRT has {0} without a reduction only",
+    },
+    BackendError: {
+        r"Unable to (?:load|open) library:? (\S+?)[.:]?(?:\s|$)": (
+            "its library {0} can't be loaded: it isn't in this package of TensorRT, or has no kernels for this GPU "
+            "(`trtopt doctor` says which package is installed)"
+        ),
     },
     DeviceError: {
         r"cudaError 35|CUDA initialization failure with error|factory function returned nullptr|no CUDA-capable device": (
