@@ -151,14 +151,30 @@ def test_the_work_of_a_merged_node_counts_where_it_is_done(block: onnx.ModelProt
     assert report.coverage == {Precision.INT8: 1.0}
 
 
-def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) -> None:
+@pytest.mark.parametrize("first", [Precision.INT8, Precision.FP16])
+def test_what_a_region_hides_is_told_and_refuses_nothing(
+    block: onnx.ModelProto, table: Table, first: Precision
+) -> None:
     made = lowered(block, table, rearranges=False)
-    built = BuiltPlan(
-        b"", _layers(first=Precision.INT8), (), 1.0, unseen="nothing is said of {ForeignNode[main...next]}"
-    )
+    region = LayerInfo("{ForeignNode[main...next]}", "other", Precision.FP16)
+    built = BuiltPlan(b"", (*_layers(first=first), region), (), 1.0)
     report = judge(built, made, BuildSpec(precision=Precision.INT8), dict.fromkeys(made.asked, 10), made.asked)
-    assert "1 of the 4 nodes" in report.unknown
-    assert "{ForeignNode[main...next]}" in report.unknown
+    assert "3 of 4 nodes run in isn't known" in report.hidden and region.name in report.hidden
+    assert not report.unknown and not report.coverage
+    assert report.lost.keys() == ({"first"} if first is Precision.FP16 else set())
+    assert report.share == (0.75 if report.lost else 1)
+    nameless = judge(replace(built, layers=built.layers[:1]), made, BuildSpec(precision=Precision.INT8), {}, made.asked)
+    assert "1 of the 4 nodes" in nameless.unknown and not nameless.hidden
+
+
+def test_a_region_may_hold_what_no_other_layer_runs_in_fp16(block: onnx.ModelProto) -> None:
+    made = _lower(block, None, typed=False, precision=Precision.FP16)
+    region = LayerInfo("{ForeignNode[main...next]}", "other", Precision.FP32)
+    built = BuiltPlan(b"", (*_layers(first=Precision.FP32), region), (), 1.0)
+    report = judge(built, made, BuildSpec(precision=Precision.FP16), {}, made.asked)
+    assert report.hidden and not report.problem
+    alone = judge(replace(built, layers=built.layers[:1]), made, BuildSpec(precision=Precision.FP16), {}, made.asked)
+    assert "none of its 1" in alone.problem
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])

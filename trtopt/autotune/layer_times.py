@@ -15,7 +15,6 @@ from trtopt.autotune.selection import EQUAL, at_opt, measured
 from trtopt.autotune.tuning import Tuning, Work, kept_file
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
-from trtopt.builder.kernels import REGION
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
@@ -34,6 +33,7 @@ from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread
 from trtopt.trt import select
+from trtopt.trt.layers import REGION
 
 Content = TypeVar("Content")
 

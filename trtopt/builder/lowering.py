@@ -32,6 +32,7 @@ from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import WEIGHTED as WORKING
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.layers import HEAVY_OPS, REGION
 
 _TYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
@@ -333,6 +334,7 @@ class PrecisionReport:
         share: of the multiply-accumulates that were asked for, those that run as asked.
         problem: what to tell the user; empty: nothing.
         coverage: precision → share of all multiply-accumulates that run in it; empty where that isn't known.
+        hidden: which layers hide nodes that were asked for; empty: none. It is told, and never fails a build by itself.
     """
 
     lost: Mapping[str, Precision]
@@ -340,6 +342,7 @@ class PrecisionReport:
     share: float
     problem: str
     coverage: Mapping[Precision, float]
+    hidden: str = ""
 
 
 def judge(
@@ -359,23 +362,41 @@ def judge(
     weight = work if work.keys() >= {*asked_nodes, *lowered.asked} else dict.fromkeys((*asked_nodes, *lowered.asked), 1)
     total = sum(weight[node] for node in asked_nodes)
     unknown = engine.layers_unknown if not engine.layers or unnamed_nodes else ""
-    if not unknown and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:
+    hidden = _hidden(engine, lowered, spec, named_nodes)
+    if not unknown and not hidden and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:
         unknown = (
             f"its layers name {len(lowered.asked) - len(unnamed_nodes)} of the {len(lowered.asked)} nodes asked for"
         )
-        if engine.unseen:
-            unknown += f"; {engine.unseen}"
     kept_work = sum(weight[node] for node in lowered.asked if node not in lost)
     share = min(1.0, kept_work / total) if total else 1.0
     problem = ""
     if lost:
         some = first_of((f"{node} ({lowered.asked[node]} → {precision})" for node, precision in lost.items()), 5)
         problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}"
-    elif not lowered.typed and not lowered.asked and heavy and spec.precision not in {item.precision for item in heavy}:
+    elif (
+        not (lowered.typed or lowered.asked or hidden)
+        and heavy
+        and spec.precision not in {item.precision for item in heavy}
+    ):
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
         problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
         share = 0.0
-    return PrecisionReport(lost, unknown, share, problem, _coverage(engine, lowered, work))
+    return PrecisionReport(lost, unknown, share, problem, _coverage(engine, lowered, work), hidden)
+
+
+def _hidden(engine: BuiltPlan, lowered: Lowered, spec: BuildSpec, named_nodes: Collection[str]) -> str:
+    """Name the layers that TensorRT says nothing more of, where nodes that were asked for are in them; else nothing."""
+    regions = [layer.name for layer in engine.layers if REGION in layer.name]
+    if not regions or spec.precision is Precision.FP32:
+        return ""
+    asked_nodes = lowered.asked or [node.name for node in lowered.proto.graph.node if node.op_type in HEAVY_OPS]
+    count = sum(node not in named_nodes and node not in lowered.merged for node in asked_nodes)
+    if not count:
+        return ""
+    return (
+        f"what {count} of {len(asked_nodes)} nodes run in isn't known: TensorRT says nothing of what is in "
+        f"{first_of(regions, 2)}; that alone is no reason to refuse the engine"
+    )
 
 
 def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> dict[Precision, float]:

@@ -57,7 +57,6 @@ class BuiltPlan:
     Attributes:
         plan: the serialized engine, bytes-like.
         layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
-        unseen: what is in regions that TensorRT reports no layers of, and why an inference didn't show it.
         warnings: TensorRT's warnings, repeated ones counted.
         seconds: wall-clock time of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
@@ -71,7 +70,6 @@ class BuiltPlan:
     seconds: float
     targets: tuple[int, ...] = ()
     layers_unknown: str = ""
-    unseen: str = ""
     native_cache: bytes | None = None
     scratch: int | None = None
 

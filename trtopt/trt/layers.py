@@ -56,6 +56,7 @@ _KINDS = (  # of the layer's type, the first that matches
     (r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", "matmul"),
 )
 _PROFILE = re.compile(r" \[profile [1-9]\d*\]$")
+REGION = "ForeignNode"  # in the name of a layer that hides others: 8.6's, of most of a transformer
 HEAVY_OPS = {
     "Conv": "convolution",
     "ConvTranspose": "deconvolution",
