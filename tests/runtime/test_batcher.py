@@ -25,8 +25,7 @@ from graphs import conv_relu, values
 from trtopt import Batcher
 from trtopt.core import native
 from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
-from trtopt.runtime.batch_queue import CLOSED, Group, Queue, Request
-from trtopt.runtime.batcher import _sizes
+from trtopt.runtime.batcher import CLOSED, Group, Queue, Request, _sizes
 from trtopt.runtime.session import Session
 
 HOUR = 3600.0
@@ -127,7 +126,7 @@ def test_64_threads_with_any_shapes_get_their_own_results(
     assert threads() == []
 
 
-@pytest.fixture(params=[True, False], ids=["in one stretch", "by NumPy"])
+@pytest.fixture(params=[True, False], ids=["in one native call", "by NumPy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which samples are copied."""
     if not request.param:

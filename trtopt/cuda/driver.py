@@ -51,7 +51,7 @@ class Driver:
     query: Callable[[int], int]  # stream
     get_current: Callable[[Any], int]  # where to write the thread's current context: 0, if it has none
     set_current: Callable[[int | None], int]  # context
-    # Addresses of functions, for calls in a stretch.
+    # Addresses of functions, for native calls.
     launching: int  # graph, stream
     synchronizing: int  # stream
     querying: int  # stream

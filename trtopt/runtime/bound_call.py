@@ -16,8 +16,8 @@ from trtopt.cuda.arrays import View, like, like_host, start
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import STAGED, Source
+from trtopt.runtime.native_call import NativeCall, copying
 from trtopt.runtime.slot import Copy, Slot, check_shape, read_on, wanted_on_host
-from trtopt.runtime.stretch import Stretch, copying
 
 
 class BoundCall:
@@ -96,12 +96,12 @@ def prepare_call(
     Raises:
         UsageError: an output's shape depends on the data.
     """
-    slot.settle(None)
+    slot.wait_previous(None)
     slot.shared = True
     bound_context = slot.contexts.bind(arrays, shapes)
     if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
-    own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
+    own, raw = (slot.stream_ptr, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
     location_list, copies_in, makers = _inputs(slot, arrays, bound_context.staging, own)
@@ -145,12 +145,14 @@ def prepare_call(
     other_streams = tuple(makers - {own}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
     raw_graph, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    stretch = (
-        _stretch(slot, other_streams, address, copies_in, copies_out) if graph is not None and own == slot.own else None
+    native_call = (
+        _native_call(slot, other_streams, address, copies_in, copies_out)
+        if graph is not None and own == slot.stream_ptr
+        else None
     )
 
     def call() -> None:
-        if stretch is not None and not stretch.run():
+        if native_call is not None and not native_call.run_without_gil():
             return
         if other_streams:
             slot.after(other_streams)
@@ -191,10 +193,10 @@ def _inputs(
     return locations, copies, makers
 
 
-def _stretch(
+def _native_call(
     slot: Slot, streams: Sequence[int], graph: int, copies_in: Sequence[Copy], copies_out: Sequence[Copy]
-) -> Stretch | None:
-    """The whole of a call in one stretch; None where there can be none, or an array isn't contiguous."""
+) -> NativeCall | None:
+    """Make one native call of all; None where there can be none, or an array isn't contiguous."""
     work = slot.work(graph, streams)
     if not work or not all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
         return None
@@ -202,7 +204,7 @@ def _stretch(
         [copying(start(to), start(source), source.nbytes) for to, source in pairs] for pairs in (copies_in, copies_out)
     )
     before, after = copies
-    return Stretch([*before, *work, *after])
+    return NativeCall([*before, *work, *after])
 
 
 def _closed() -> None:

@@ -80,7 +80,7 @@ def profile_slot(
     bound_context.context.profiler = profiler = engine.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
-        slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
+        slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
         slot.stream.synchronize()
         if number >= warmup:
             runs.append(dict(times))
