@@ -390,7 +390,7 @@ def _hidden(engine: BuiltPlan, lowered: Lowered, spec: BuildSpec, named_nodes: C
     if not regions or spec.precision is Precision.FP32:
         return ""
     asked_nodes = lowered.asked or [node.name for node in lowered.proto.graph.node if node.op_type in HEAVY_OPS]
-    count = sum(node not in named_nodes and node not in lowered.merged for node in asked_nodes)
+    count = sum(node not in named_nodes for node in asked_nodes)
     if not count:
         return ""
     return (

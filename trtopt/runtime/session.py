@@ -519,8 +519,8 @@ class Session:
         workers = self._in_background()
         if not self._places.acquire(timeout=timeout):
             raise Busy(
-                f"no place came free in {timeout:.3g} s: all {self._queue} are in use; call less often, or open the session with "
-                "a longer `queue=`"
+                f"no place came free in {timeout:.3g} s: all {self._queue} are in use; call less often, or open the session "
+                "with a longer `queue=`"
             )
         try:
             future = workers.submit(self.run, inputs)
