@@ -35,9 +35,9 @@ def problem(version: str, folder: Path) -> str:
     name, release, other_versions = library_name(version), numbers(version)[:3], list[str]()
     for place in (name, folder / name, *_in_wheels(numbers(version)[0])):
         library_version = _version(str(place))
-        if library_version == release:
-            if _version(name) == release:
-                return ""
+        if library_version == release and (known := _version(name)) == release:
+            return ""
+        if library_version == release and known is None:
             there = Path(place).parent
             return (
                 f"`version_compatible=True` puts {name} into the plan; {place} is it, under another name. Type "
