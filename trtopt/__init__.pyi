@@ -114,9 +114,8 @@ from trtopt.runtime.inference import (
     run as run,
 )
 from trtopt.runtime.predictions import Prediction as Prediction
-from trtopt.runtime.profiling import LayerTime as LayerTime, LayerTimes as LayerTimes
 from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
-from trtopt.runtime.timing import Spread as Spread, Timing as Timing
+from trtopt.runtime.timing import LayerTime as LayerTime, LayerTimes as LayerTimes, Spread as Spread, Timing as Timing
 from trtopt.serving.repository import (
     DeployedModel as DeployedModel,
     Deployment as Deployment,

@@ -29,9 +29,8 @@ from trtopt.data.rebatch import Arrays
 from trtopt.diagnosis.measured import Profiled
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.session import Session
-from trtopt.runtime.timing import Spread
+from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 from trtopt.trt import select
 from trtopt.trt.layers import REGION
 
