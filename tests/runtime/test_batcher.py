@@ -156,18 +156,6 @@ def test_64_threads_that_run_get_their_own_results(cuda: FakeCuda, open_session:
     assert threads() == []
 
 
-def test_what_goes_wrong_reaches_every_thread_that_runs(cuda: FakeCuda, open_session: Open) -> None:
-    engine = Engine(cuda)
-    engine.wrong = "broken"
-    with open_session(engine.engine) as session, Batcher(session, max_delay="5ms") as batcher:
-        errors = in_threads(8, lambda seed: batcher.run(sample(seed=seed)))
-        assert len(errors) == 8
-        assert {str(error) for error in errors} == {"broken"}
-        assert len({id(error) for error in errors}) == 8  # raising one changes its traceback
-        engine.wrong = ""
-        check(sample(), batcher.run(sample()))
-
-
 def test_threads_that_run_are_told_when_it_closes_without_finishing(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(Engine(cuda).engine) as session:
         batcher = Batcher(session, max_delay=HOUR, max_batch=4, max_queue=1)
@@ -277,15 +265,6 @@ def test_results_are_the_callers_own(cuda: FakeCuda, open_session: Open) -> None
         assert kept.base is None
         kept[...] = -1
         check(sample(1), other.result(20))
-
-
-def test_torch_in_torch_out(cuda: FakeCuda, open_session: Open) -> None:
-    torch = pytest.importorskip("torch")
-    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
-        inputs = sample(2, seed=4)
-        results = batcher.run({name: torch.from_numpy(array) for name, array in inputs.items()})
-        assert isinstance(results["y"], torch.Tensor)
-        check(inputs, {name: result.numpy() for name, result in results.items()})
 
 
 def test_onnx_runtime_behind_it(tmp_path: Path) -> None:

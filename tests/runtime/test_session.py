@@ -117,15 +117,6 @@ def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_
         assert session.stats().replays == 5
 
 
-def test_one_steady_shape_needs_one_context_only(cuda: FakeCuda, open_session: Open) -> None:
-    engine = adding_engine(cuda)
-    with open_session(engine) as session:
-        made = len(engine.contexts)
-        for seed in range(4):
-            check_run(session, inputs_of(4, seed))
-        assert len(engine.contexts) == made
-
-
 def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), graphs=2) as session:
         for seed in range(100):
@@ -467,24 +458,6 @@ def test_a_bound_call_that_nobody_holds_gives_its_context_back(cuda: FakeCuda, o
         check_run(session, inputs_of(2))
 
 
-def test_work_that_makes_an_input_comes_first(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        device = session._gpus[0].device
-        inputs = inputs_of(4)
-        row = OnGpu(device, inputs["row"])
-        with device.stream() as producer:
-            x = OnGpu(device, np.zeros((4, 3), np.float32), stream=producer.handle)
-            for seed in range(4):
-                values = inputs_of(4, seed)["x"]
-                cuda.push(
-                    producer.handle,
-                    lambda to=x.buffer.handle, values=values: ctypes.memmove(to, values.ctypes.data, values.nbytes),
-                )
-                result = session.run({"x": x, "row": row})["y"]
-                np.testing.assert_array_equal(result.numpy(), values + inputs["row"])
-        del x, row, result
-
-
 def test_values_of_a_shape_tensor_decide_the_output_shape(cuda: FakeCuda, open_session: Open) -> None:
     engine = FakeEngine(
         cuda,
@@ -531,33 +504,6 @@ def test_output_shapes_that_depend_on_the_data(cuda: FakeCuda, open_session: Ope
             session.run({"x": values}, out={"where": OnGpu(session._gpus[0].device, given)})
         np.testing.assert_array_equal(session.run({"x": values})["where"], expected)
     assert "cudaStreamBeginCapture" not in cuda.calls
-
-
-def test_bfloat16_and_bool_pass_through(cuda: FakeCuda, open_session: Open) -> None:
-    import ml_dtypes
-
-    engine = FakeEngine(
-        cuda,
-        {"x": ("BF16", "bfloat16", (2,), "INPUT", "DEVICE"), "y": ("BOOL", "bool", (2,), "OUTPUT", "DEVICE")},
-        [{"x": ((2,),) * 3}],
-        lambda shapes: {"y": (2,)},
-        lambda arrays: {"y": arrays["x"] > 1},
-    )
-    with open_session(engine) as session:
-        for _ in range(3):
-            result = session.run({"x": np.array([0.5, 2.5], ml_dtypes.bfloat16)})["y"]
-            assert result.dtype == np.bool_
-            assert result.tolist() == [False, True]
-
-
-def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
-    torch = pytest.importorskip("torch")
-    with open_session(adding_engine(cuda)) as session:
-        inputs = inputs_of(3)
-        for _ in range(3):
-            results = session.run({name: torch.from_numpy(array) for name, array in inputs.items()})
-            assert isinstance(results["y"], torch.Tensor)
-            np.testing.assert_array_equal(results["y"].numpy(), inputs["x"] + inputs["row"])
 
 
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:

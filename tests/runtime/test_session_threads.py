@@ -96,13 +96,6 @@ def test_contexts_are_made_and_first_run_one_at_a_time(
     assert most == [1]
 
 
-def test_a_call_that_waits_too_long_is_told(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda), contexts=1) as session:
-        with busy(session), pytest.raises(Busy, match="all 1 are in use"):
-            session.run(inputs_of(1), timeout=0.05)
-        check_run(session, inputs_of(1))
-
-
 def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,17 +116,6 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
         monkeypatch.setattr(type(slot), "_finish", finish)
         for seed in range(3):
             check_run(session, inputs_of(4, seed))
-
-
-def test_a_slot_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda), contexts=1) as session:
-        thread = threading.Thread(target=session._slots.take)  # ends without giving back
-        thread.start()
-        thread.join()
-        check_run(session, inputs_of(2))
-        session._slots.take()  # as if an exception had struck right after it
-        check_run(session, inputs_of(2))
-        session._slots.take()
 
 
 def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_session: Open) -> None:

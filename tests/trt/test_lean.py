@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,6 @@ from standins import API, LEAN_VERSIONS, SCRATCH, Simulation
 import trtopt
 import trtopt.cuda.device
 from trtopt.core.errors import EngineMismatch, NoBackend, UnsupportedRequest, UsageError
-from trtopt.core.library_output import quiet
 from trtopt.core.values import BuildSpec, ShapeRange
 from trtopt.core.version import to_install
 from trtopt.engine.inspection import EngineReport
@@ -135,35 +133,6 @@ def test_warnings_that_are_errors_break_no_session(made: str, stand_in: Install,
     assert {context._how for context in contexts} == {"without" if made == "8.6.0" else managed}
 
 
-def test_a_deprecated_call_while_libraries_are_muted_leaves_the_filters_as_they_were(
-    stand_in: Install, lean: Lean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two threads: the one that begins first ends first, so each would put back what the other one has changed."""
-    _, found = lean("lean-10.16.1")
-    loaded = found.load(plan_of("8.6.0", stand_in, tmp_path, version_compatible=True), "m.engine", host_code=True)
-    nbytes, filters = loaded.scratch_bytes, warnings.filters
-    before, inside, leave = list(filters), threading.Event(), threading.Event()
-
-    def mute() -> None:
-        with quiet():
-            inside.set()
-            assert leave.wait(10)
-
-    name, thread = "create_execution_context_without_device_memory", threading.Thread(target=mute)
-    make = getattr(type(loaded.engine), name)
-
-    def make_meanwhile(engine: Any) -> Any:
-        thread.start()
-        assert inside.wait(10)
-        return make(engine)
-
-    monkeypatch.setattr(type(loaded.engine), name, make_meanwhile)
-    assert loaded.context(0x7F00_0000, nbytes)._how == "without"
-    leave.set()
-    thread.join()
-    assert warnings.filters is filters and filters == before
-
-
 def test_only_a_plans_own_version_says_what_it_is_asked() -> None:
     """A plan of 10.3 on 10.16: it knows the calls of 10.1, and those of 10.15 not."""
 
@@ -187,17 +156,6 @@ def test_sessions_make_no_other_call_that_came_after_86() -> None:
     for fake, name in ((FakeEngine, "ICudaEngine"), (FakeContext, "IExecutionContext")):
         methods = {key for key, value in vars(fake).items() if callable(value) and not key.startswith("_")}
         assert methods and methods <= set(known[name])
-
-
-@pytest.mark.parametrize("version", LEAN_VERSIONS)
-def test_the_library_in_a_plan_is_run_only_if_trusted(
-    version: str, stand_in: Install, lean: Lean, tmp_path: Path
-) -> None:
-    plan = plan_of(version, stand_in, tmp_path, version_compatible=True)
-    _, found = lean(version)
-    with pytest.raises(UsageError, match=r"m\.engine .*machine code.*`trust_host_code=True`"):
-        found.load(plan, "m.engine")
-    assert found.load(plan, "m.engine", host_code=True).engine is not None
 
 
 def test_a_mismatch_says_what_runs_the_plan(stand_in: Install, lean: Lean, tmp_path: Path) -> None:
@@ -415,13 +373,6 @@ def test_another_version_on_the_path_hides_that_of_a_wheel(compiler: str, tmp_pa
     second.with_name("__init__.py").touch()
     done = asked(tmp_path, "10.16.1.11", LD_LIBRARY_PATH=str(first.parent))
     assert "(libnvinfer_lean.so.10 is of 10.9.0" in done.stdout.splitlines()[0], done.stderr
-
-
-def test_a_library_on_the_path_serves_without_a_wheel(compiler: str, tmp_path: Path) -> None:
-    path = tmp_path / "lib/libnvinfer_lean.so.8.6.0"
-    library(compiler, path, 8600, "libnvinfer_lean.so.8")
-    done = asked(tmp_path, "8.6.0", LD_LIBRARY_PATH=str(path.parent))
-    assert done.stdout.splitlines() == ["''", "8600", str(path)], done.stderr
 
 
 def test_names_of_the_library() -> None:
