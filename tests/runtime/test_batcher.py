@@ -232,15 +232,6 @@ def test_a_fixed_batch_is_filled_up_and_cut(cuda: FakeCuda, open_session: Open) 
     assert [list(ran) for ran in engine.ran] == [[1] * 8, [8] * 8, [3] * 8]
 
 
-def test_a_batch_smaller_than_the_engine_takes_keeps_its_samples(cuda: FakeCuda, open_session: Open) -> None:
-    engine = Engine(cuda, [(16, 32)])
-    with open_session(engine.engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
-        futures = [batcher.submit(sample(1, seed=seed)) for seed in range(2)]
-        for seed, future in enumerate(futures):
-            check(sample(1, seed=seed), future.result(20))
-    assert [list(ran) for ran in engine.ran] == [[0] + [1] * 15]
-
-
 @pytest.mark.parametrize(
     ("ranges", "capacity", "sizes"),
     [
@@ -256,15 +247,6 @@ def test_a_batch_smaller_than_the_engine_takes_keeps_its_samples(cuda: FakeCuda,
 )
 def test_sizes_that_run(ranges: list[tuple[int, int]], capacity: int, sizes: tuple[int, ...]) -> None:
     assert _sizes(ranges, capacity) == sizes
-
-
-def test_results_are_the_callers_own(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
-        one, other = batcher.submit(sample(1)), batcher.submit(sample(1))
-        kept = one.result(20)["y"]
-        assert kept.base is None
-        kept[...] = -1
-        check(sample(1), other.result(20))
 
 
 def test_onnx_runtime_behind_it(tmp_path: Path) -> None:

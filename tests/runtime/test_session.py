@@ -75,36 +75,6 @@ def test_describes_the_engine(cuda: FakeCuda, open_session: Open) -> None:
         assert session.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "count", "calls"),
-    [
-        ((1, 4), 11, [4, 4, 1, 1, 1]),  # nothing between the profiles
-        ((4,), 6, [4, 4]),  # the last one filled up
-        ((), 5, [2, 2, 2]),  # a batch of two for good
-    ],
-)
-def test_batches_are_of_sizes_that_the_engine_takes(
-    cuda: FakeCuda, open_session: Open, sizes: tuple[int, ...], count: int, calls: list[int]
-) -> None:
-    tensors = {
-        name: ("FLOAT", "float32", (-1, 3) if sizes else (2, 3), role, "DEVICE")
-        for name, role in (("x", "INPUT"), ("y", "OUTPUT"))
-    }
-    profiles = [{"x": ((size, 3),) * 3} for size in sizes]
-    ran: list[int] = []
-
-    def double(arrays: dict[str, Any]) -> dict[str, Any]:
-        ran.append(len(arrays["x"]))
-        return {"y": arrays["x"] * 2}
-
-    engine = FakeEngine(cuda, tensors, profiles or [{"x": ((2, 3),) * 3}], lambda shapes: {"y": shapes["x"]}, double)
-    engine.num_optimization_profiles = len(profiles)
-    session = open_session(engine)
-    x = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
-    np.testing.assert_array_equal(session.run_batches({"x": x})["y"], 2 * x)
-    assert ran == calls
-
-
 def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
         for seed in range(5):

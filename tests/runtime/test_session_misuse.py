@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import gc
 import multiprocessing
 import os
 import pickle
@@ -374,31 +373,6 @@ def test_a_service_runs_without_a_place_for_kernels(
         assert (trouble == "none") == (not session.notes), session.notes
         assert all("kernels are compiled again" in note for note in session.notes)
     assert given == [(None, False), (b"kernels" if trouble == "none" else None, True)]
-
-
-def test_only_closing_keeps_what_was_compiled(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from trtopt.trt.plans import LoadedEngine
-
-    cache, engine = tmp_path / "cache", adding_engine(cuda)
-    monkeypatch.setenv("TRTOPT_CACHE", str(cache))
-
-    def load(plan: bytes, name: str, **_: Any) -> Any:
-        return _Loaded(LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace()))  # type: ignore[arg-type]
-
-    rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
-    open_session(engine).close()  # for its patches
-    monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: rtx)
-    session = Session(tmp_path / "net.engine", trust=True)
-    check_run(session, inputs_of(2))
-    del session
-    gc.collect()
-    assert cuda.live == 0
-    assert list(cache.rglob("*.cache")) == [], "a finalizer wrote a file"
-    with Session(tmp_path / "net.engine", trust=True) as session:
-        check_run(session, inputs_of(2))
-    assert [path.read_bytes() for path in cache.rglob("*.cache")] == [b"kernels"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import os
 import sys
 import threading
 import time
@@ -183,14 +182,6 @@ def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, 
         session.run(inputs_of(1))
 
 
-def test_closing_frees_everything_and_is_done_once(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(adding_engine(cuda))
-    check_run(session, inputs_of(3))
-    session.close()
-    session.close()
-    assert cuda.live == 0
-
-
 def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open) -> None:
     session = open_session(adding_engine(cuda))
     for _ in range(3):
@@ -291,18 +282,6 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
     closer.join(10)
     assert not closer.is_alive(), "it waits for the context that the bound call has"
     assert cuda.live == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        check_run(session, inputs_of(1))
-        parent = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-        for call in (session.run, session.submit):
-            with pytest.raises(DeviceError, match=r"forked.*'spawn'"):
-                call(inputs_of(1))
-        monkeypatch.undo()
 
 
 def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: Open) -> None:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, UsageError
-from trtopt.cuda.arrays import View, like, like_host, start
+from trtopt.cuda.arrays import LEGACY, View, like, like_host, start
 from trtopt.cuda.device import after_capture
+from trtopt.cuda.memory import Block
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import STAGED, Source
 from trtopt.runtime.native_call import NativeCall, copying
-from trtopt.runtime.slot import Copy, Slot, check_shape, read_on, wanted_on_host
+from trtopt.runtime.slot import Copy, Slot, location_of, read_on
 
 
 class BoundCall:
@@ -104,36 +104,33 @@ def prepare_call(
     own, raw = (slot.stream_ptr, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
-    location_list, copies_in, makers = _inputs(slot, arrays, bound_context.staging, own)
+    location_list = slot.input_locations(bound_context, arrays, own)
+    makers = {number for array in arrays if isinstance(array, View) for number in (LEGACY, array.stream or LEGACY)}
+    copies_in: list[Copy] = [
+        (staging, array)
+        for staging, array, location in zip(bound_context.staging, arrays, location_list)
+        if isinstance(array, np.ndarray) and location == STAGED
+    ]
     results: dict[str, Any] = {}
     copies_out: list[Copy] = []
-    on_gpu = View in map(type, arrays)
-    for tensor, shape, size, landing in zip(
-        slot.signature.outputs, bound_context.outputs, bound_context.sizes, bound_context.landing
+    targets = slot.targets(bound_context, out, View in map(type, arrays), own)
+    for tensor, shape, landing, target in zip(
+        slot.signature.outputs, bound_context.outputs, bound_context.landing, targets
     ):
-        assert shape is not None
-        assert landing is not None
-        out_array = out.get(tensor.name) if out else None
-        if out_array is not None:
-            check_shape(tensor, out_array, shape)
-        if isinstance(out_array, View):
-            slot.order(out_array, own)
-            location_list.append(out_array.address)
-            results[tensor.name] = out_array.owner
-        elif out_array is None and on_gpu and not tensor.on_host:
-            block = slot.blocks.take(size, own)
-            location_list.append(block.address)
+        assert shape is not None and landing is not None
+        value: Any
+        if isinstance(target, Block):
             if stream is not None:
-                block.streams.add(stream)
-            value: Any = slot.wrap(tensor, block, shape, None)
+                target.streams.add(stream)
+            value = slot.wrap(tensor, target, shape, None)
             results[tensor.name] = value if example is None else like(example, value)
+        elif isinstance(target, View):
+            results[tensor.name] = target.owner
         else:
-            location_list.append(STAGED)
-            array = np.empty(shape, tensor.dtype) if out_array is None else out_array
-            copies_out.append((array, landing))
-            results[tensor.name] = array if example is None or out_array is not None else like_host(example, array)
-    for target, source in copies_in:
-        np.copyto(target, source)
+            value = np.empty(shape, tensor.dtype) if target is None else target
+            copies_out.append((value, landing))
+            results[tensor.name] = value if example is None or target is not None else like_host(example, value)
+        location_list.append(location_of(target))
     locations = tuple(location_list)
 
     def enqueue() -> None:
@@ -169,28 +166,6 @@ def prepare_call(
             np.copyto(target, source)
 
     return call, results, note, (graph, arrays, out)
-
-
-def _inputs(
-    slot: Slot, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
-) -> tuple[list[int], list[Copy], set[int]]:
-    """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
-    locations: list[int] = []
-    copies: list[Copy] = []
-    makers = set()
-    for tensor, array, target in zip(slot.signature.inputs, arrays, staging):
-        if isinstance(array, View):
-            if tensor.on_host:
-                raise wanted_on_host(tensor)
-            makers |= {1, array.stream or 1}
-            slot.order(array, own)
-            locations.append(array.address)
-        elif not tensor.on_host and (address := slot.pinned_at(array)):
-            locations.append(-address)
-        else:
-            copies.append((target, array))
-            locations.append(STAGED)
-    return locations, copies, makers
 
 
 def _native_call(

@@ -179,9 +179,9 @@ class Slot:
             location_list += bound_context.staged
         else:
             waits = stream is None or min(location_list, default=1) <= STAGED
-            results = self._targets(bound_context, out, on_gpu, target)
+            results = self.targets(bound_context, out, on_gpu, target)
             for result in results:
-                location = STAGED if result is None or isinstance(result, np.ndarray) else result.address
+                location = location_of(result)
                 waits = waits or location == STAGED
                 location_list.append(location)
         locations = tuple(location_list)
@@ -198,7 +198,7 @@ class Slot:
             read_on(target, arrays)
         return self._finish(bound_context, results, raw, target, waits, example)
 
-    def _targets(
+    def targets(
         self, bound_context: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
         """Where each result goes. None: an array in host memory, still to be made."""
@@ -207,7 +207,7 @@ class Slot:
             out_array = out.get(tensor.name) if out else None
             if out_array is not None:
                 if shape is not None:
-                    check_shape(tensor, out_array, shape)
+                    _check_shape(tensor, out_array, shape)
                 elif isinstance(out_array, View):
                     raise UsageError(
                         f"the shape of output {tensor.name!r} depends on the data, so it comes in host memory: give a NumPy "
@@ -251,7 +251,7 @@ class Slot:
                 if landing is None:
                     landing = self.contexts.host[tensor.name].array(tensor.dtype, self.contexts.allocated[tensor.name])
                     if result is not None:
-                        check_shape(tensor, result, landing.shape)
+                        _check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
                 value = value if example is None or result is not None else like_host(example, value)
@@ -297,7 +297,9 @@ class Slot:
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound_context.staging):
             if isinstance(array, View):
                 if tensor.on_host:
-                    raise wanted_on_host(tensor)
+                    raise UsageError(
+                        f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
+                    )
                 if array.stream is not None or array.ordinal != self._ordinal:
                     self.order(array, target)
                 locations.append(array.address)
@@ -418,6 +420,11 @@ def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
     )
 
 
+def location_of(result: Block | Source | None) -> int:
+    """Where a result is written: its address in GPU memory, or `STAGED`."""
+    return STAGED if result is None or isinstance(result, np.ndarray) else result.address
+
+
 def read_on(stream: int, arrays: Sequence[Source]) -> None:
     """Arrays of ours may be let go of before the stream has read them."""
     for array in arrays:
@@ -425,11 +432,7 @@ def read_on(stream: int, arrays: Sequence[Source]) -> None:
             array.owner.streams.add(stream)
 
 
-def wanted_on_host(tensor: Tensor) -> UsageError:
-    return UsageError(f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array")
-
-
-def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
+def _check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
     if tuple(array.shape) != shape:
         raise UsageError(f"out[{tensor.name!r}] has shape {x(array.shape)}; this call gives {x(shape)}")
 
