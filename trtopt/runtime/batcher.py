@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import copy
+import itertools
 import math
 import os
 import threading
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,15 +74,8 @@ class BatcherStats(Described):
     longest_wait: float
 
 
-@dataclass(frozen=True)
-class Group:
-    """Samples that can run together.
-
-    Attributes:
-        shapes: of one sample, for each input.
-        capacity: samples a batch at the most.
-        sizes: that batches run at, growing; the last is the first that isn't below the capacity.
-    """
+class Group(NamedTuple):
+    """Samples that can run together: their shapes, how many a batch holds, and the sizes that batches run at, growing."""
 
     shapes: Shapes
     capacity: int
@@ -95,7 +89,6 @@ class Request:
     Attributes:
         example: an array of the library that results are made arrays of; None: NumPy's.
         accepted: when the caller came, in seconds of the queue's clock.
-        first: where its samples are in the batch, of `size` samples, that gave `outputs`; `infos`: where these have samples.
     """
 
     group: Group
@@ -106,11 +99,8 @@ class Request:
     task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
     future: Future[dict[str, Any]] | None = None
     batch: Batch | None = None
+    results: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
-    outputs: Mapping[str, Array] = field(default_factory=dict)
-    infos: Sequence[TensorInfo] = ()
-    first: int = 0
-    size: int = 0
     accepted: float = 0.0
 
     def starts(self) -> bool:
@@ -120,26 +110,12 @@ class Request:
     def cancel(self) -> None:
         if self.future is not None:
             self.future.cancel()
-        else:
-            self.error = self.error or CancelledError()
+        self.error = self.error or CancelledError()
 
-    def fail(self, error: BaseException) -> None:
-        if self.future is None:
-            self.error = self.error or error
-        elif not self.future.done():
-            self.future.set_exception(error)
-
-    def results(self) -> dict[str, Any]:
-        """Arrays of the caller's own; or raise what went wrong."""
+    def collect(self) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
-        results = {}
-        for info in self.infos:
-            output = self.outputs[info.name]
-            rows = share(output, info, self.size, self.first, self.first + self.samples)
-            rows = rows if rows is output else _copied(rows)
-            results[info.name] = rows if self.example is None else like_host(self.example, rows)
-        return results
+        return self.results
 
 
 class Batch:
@@ -365,46 +341,41 @@ class _Runner:
             requests = [request for request in batch.requests if request.starts()]
             if requests:
                 self._run(batch, requests)
-            results = [(request.future, request.results()) for request in requests if request.future is not None]
-            for future, result in results:
-                future.set_result(result)
         except BaseException as error:  # whatever it is, no caller may wait forever
             for request in batch.requests:
-                request.fail(_own(error))
+                request.error = request.error or _own(error)
         finally:
-            _notify(batch.requests)
+            _deliver(batch.requests)
             batch.requests.clear()  # they refer to it: results must be freed without the garbage collector
         return True
 
     def _run(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Give each request the outputs."""
+        """Run requests together and give each its rows: arrays of the caller's own."""
         self._queue.started(batch, requests)
-        samples = 0
-        for request in requests:
-            request.first = samples
-            samples += request.samples
-        size = next(size for size in batch.group.sizes if size >= samples)
+        ends = list(itertools.accumulate(request.samples for request in requests))
+        parts = [slice(end - request.samples, end) for request, end in zip(requests, ends)]
+        size = next(size for size in batch.group.sizes if size >= ends[-1])
         arrays = self._arrays(batch.group.shapes, size)
-        rows = []
+        copies = []
         for index, target in enumerate(arrays.values()):
-            for request in requests:
+            for request, part in zip(requests, parts):
                 source = request.arrays[index]
                 if available() and source.flags.c_contiguous:
-                    rows.append(
-                        copying(start(target) + request.first * target.strides[0], start(source), source.nbytes)
-                    )
+                    copies.append(copying(start(target) + part.start * target.strides[0], start(source), source.nbytes))
                 else:
-                    np.copyto(target[request.first : request.first + request.samples], source)
-        if rows:
-            NativeCall(rows).run_without_gil()
-        if size > samples:
+                    np.copyto(target[part], source)
+        if copies:
+            NativeCall(copies).run_without_gil()
+        if size > ends[-1]:
             for array in arrays.values():
-                array[samples:] = array[samples - 1]
+                array[ends[-1] :] = array[ends[-1] - 1]
         outputs = self._session.run(arrays)
-        for info in self._session.outputs:
-            share(outputs[info.name], info, size, 0, size)  # refuses what can't be divided
-        for request in requests:
-            request.outputs, request.infos, request.size = outputs, self._session.outputs, size
+        for request, part in zip(requests, parts):
+            for info in self._session.outputs:
+                output = outputs[info.name]
+                rows = share(output, info, size, part.start, part.stop)
+                rows = rows if rows is output else _copied(rows)
+                request.results[info.name] = rows if request.example is None else like_host(request.example, rows)
 
     def _arrays(self, shapes: Shapes, samples: int) -> dict[str, Array]:
         """Arrays of so many samples, at the start of the memory. The same objects each time, as far as possible: the session
@@ -425,14 +396,19 @@ class _Runner:
         return arrays
 
 
-def _notify(requests: Sequence[Request]) -> None:
-    """Wake who waits: each thread, and each event loop once for all its tasks."""
+def _deliver(requests: Sequence[Request]) -> None:
+    """Settle futures, and wake who waits: each thread, and each event loop once for all its tasks."""
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for request in requests:
         if request.task is not None:
             loops.setdefault(request.task[0], []).append(request.task[1])
         elif request.future is None:
             request.done.release()
+        elif not request.future.done():
+            if request.error is None:
+                request.future.set_result(request.results)
+            else:
+                request.future.set_exception(request.error)
     for loop, futures in loops.items():
         with contextlib.suppress(RuntimeError):  # it was closed over its tasks
             loop.call_soon_threadsafe(_wake, futures)
@@ -456,17 +432,14 @@ class Batcher:
     """Collects requests of equal shapes into batches that a session runs.
 
     A request joins the batch of its shape that is filling. A batch is due when it is full, when its oldest request has waited
-    `max_delay`, or when more than `max_queue` batches wait. Whenever one of the `slots` is free it takes the due batch whose
-    first request is oldest, copies the samples into its page-locked memory and runs them, so that one batch is copied while
-    another runs and a third fills. A partial batch runs at the next power of two that the engine takes (its last sample is
-    repeated, and the further results are dropped), since each size that runs needs a context and CUDA graphs. A batch doesn't
-    start early because the GPU is idle: after a full batch all its callers come back at once, and the first would take the GPU
-    for itself; where callers are few, `max_delay=0` starts whatever there is as soon as a slot is free.
+    `max_delay`, or when more than `max_queue` batches wait; whenever one of the `slots` is free it takes the due batch whose
+    first request is oldest. A partial batch runs at the next power of two that the engine takes (its last sample is repeated),
+    since each size that runs needs a context and CUDA graphs. It doesn't start early because the GPU is idle: after a full
+    batch all its callers come back at once, and the first would take the GPU for itself; where callers are few, `max_delay=0` does.
 
-    Results are arrays of the caller's own, copied out of the batch's: keeping one keeps no other caller's in memory. Inputs
-    must stay as they are while `run` or `run_async` waits; `submit` copies them. Callbacks of futures run in the batcher's
-    threads: one that waits there holds up a slot. Many tasks of one event loop are served faster than as many threads, which
-    queue for Python's GIL.
+    Results are arrays of the caller's own. Inputs must stay as they are while `run` or `run_async` waits; `submit` copies them.
+    Callbacks of futures run in the batcher's threads: one that waits there holds up a slot. Many tasks of one event loop are
+    served faster than as many threads, which queue for Python's GIL.
 
     Args:
         session: stays the caller's: close it after the batcher. The first axis of each of its inputs must be the batch,
@@ -569,7 +542,7 @@ class Batcher:
         except BaseException:
             self._queue.leave(request)
             raise
-        return request.results()
+        return request.collect()
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """`run` for asyncio: never blocks the event loop.
@@ -586,7 +559,7 @@ class Batcher:
         except BaseException:
             self._queue.leave(request)
             raise
-        return request.results()
+        return request.collect()
 
     def stats(self) -> BatcherStats:
         """What it did so far."""
