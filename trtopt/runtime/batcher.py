@@ -435,7 +435,7 @@ class Batcher:
     `max_delay`, or when more than `max_queue` batches wait; whenever one of the `slots` is free it takes the due batch whose
     first request is oldest. A partial batch runs at the next power of two that the engine takes (its last sample is repeated),
     since each size that runs needs a context and CUDA graphs. It doesn't start early because the GPU is idle: after a full
-    batch all its callers come back at once, and the first would take the GPU for itself; where callers are few, `max_delay=0` does.
+    batch all its callers come back at once, and the first would take the GPU for itself; `max_delay=0` is for few callers.
 
     Results are arrays of the caller's own. Inputs must stay as they are while `run` or `run_async` waits; `submit` copies them.
     Callbacks of futures run in the batcher's threads: one that waits there holds up a slot. Many tasks of one event loop are
