@@ -277,15 +277,10 @@ class Slot:
             self._cuda("cudaStreamSynchronize", raw)
 
     def wait_previous(self, stream: int | None) -> None:
-        """What the last call left behind is over, or comes before what is given to `stream` now."""
-        if self.shared:  # given to a stream of the caller's, nobody knows until when
+        """Let what the last call left behind be over, or come before what is given to `stream` now."""
+        if self.shared or self._incomplete:  # work is on a stream of the caller's, nobody knows until when
             self.device.synchronize()
-            self.shared = False
-        if self._incomplete:
-            self.stream.synchronize()
-            if self._pending_stream is not None:
-                self._event.synchronize()
-            self._incomplete, self._pending_stream = False, None
+            self.shared, self._incomplete, self._pending_stream = False, False, None
         elif self._pending_stream is not None and self._pending_stream != stream:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
             self._pending_stream = None
