@@ -38,7 +38,7 @@ def copying(to: int, source: int, nbytes: int) -> Row:
 
 
 def same(at: int, value: int) -> Row:
-    """Fails unless the word at that address is `value`."""
+    """A row that fails unless the word at that address is `value`."""
     return _SAME, at, value, 0
 
 
@@ -77,7 +77,12 @@ class PreparedCall:
 
 
 def prepare(staging: Iterable[NDArray[Any]], work: Sequence[Row], landing: Sequence[NDArray[Any]]) -> PreparedCall:
-    """`staging` and `landing`: the pinned memory of inputs that are copied, and of outputs; `work`: what is done in between."""
+    """Prepare a call.
+
+    Args:
+        staging, landing: the pinned memory of inputs that are copied, and of outputs.
+        work: rows between these copies.
+    """
     into = [copying(start(array), 0, array.nbytes) for array in staging]
     back = [copying(0, start(array), array.nbytes) for array in landing]
     first = len(into) + len(work)

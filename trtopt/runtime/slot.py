@@ -201,7 +201,7 @@ class Slot:
     def targets(
         self, bound_context: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
-        """Where each result goes. None: an array in host memory, still to be made."""
+        """List where each result goes. None: an array in host memory, still to be made."""
         results: list[Block | Source | None] = []
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
             out_array = out.get(tensor.name) if out else None
@@ -272,7 +272,7 @@ class Slot:
             self._cuda("cudaGraphLaunch", graph, raw)
 
     def wait(self, raw: Any, stream: int) -> None:
-        """Until what was given to the stream, `raw` to the runtime, is done."""
+        """Wait until what was given to the stream, `raw` to the runtime, is done."""
         if self._driver is None or stream != self.stream_ptr or self._driver.synchronize(stream):
             self._cuda("cudaStreamSynchronize", raw)
 
@@ -350,14 +350,14 @@ class Slot:
             self.follow(array.stream, target)
 
     def after(self, streams: Sequence[int]) -> None:
-        """What the slot's own stream is given from now on comes after what those have to do by now."""
+        """Order what the slot's own stream is given from now on after what those have to do by now."""
         with self.device.current():  # whose default stream is meant
             for stream in streams:
                 if not self.device.idle(stream):
                     self.follow(stream, self.stream_ptr)
 
     def follow(self, stream: int, target: int) -> None:
-        """What is given to `target` from now on comes after what `stream` has to do by now."""
+        """Order what is given to `target` from now on after what `stream` has to do by now."""
         self._cuda("cudaEventRecord", self._event.raw, stream)
         self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
@@ -401,14 +401,14 @@ class Slot:
 
 
 def _follow_default(device: Device, event: Event, stream: int) -> None:
-    """What is given to the stream from now on comes after what the current device's default stream has to do by now."""
+    """Order what is given to the stream from now on after what the current device's default stream has to do by now."""
     if not device.idle(LEGACY):
         device.cuda("cudaEventRecord", event.raw, LEGACY)
         device.cuda("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
 def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
-    """Whether results can be copied as they are into those arrays of the caller's."""
+    """Tell whether results can be copied as they are into those arrays of the caller's."""
     pairs = [(out[name], shape) for name, shape, _ in bound_context.results if name in out]
     return all(
         not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in pairs
@@ -416,7 +416,7 @@ def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
 
 
 def location_of(result: Block | Source | None) -> int:
-    """Where a result is written: its address in GPU memory, or `STAGED`."""
+    """Return where a result is written: its address in GPU memory, or `STAGED`."""
     return STAGED if result is None or isinstance(result, np.ndarray) else result.address
 
 
