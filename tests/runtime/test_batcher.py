@@ -569,7 +569,7 @@ def test_close_finishes_what_was_accepted_and_refuses_the_rest(cuda: FakeCuda, o
 
 def slot_pinned(session: Session) -> list[int]:
     """Bytes of page-locked memory that the session's own slots hold."""
-    slots = [slot for free in session._slots._free for slot in free]
+    slots = session._slots.all()
     return [held.nbytes for slot in slots for held in slot.contexts.host.values()]  # type: ignore[attr-defined]
 
 

@@ -108,7 +108,7 @@ def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open
     with open_session(adding_engine(cuda, capturable=False)) as session:
         for seed in range(6):
             check_run(session, inputs_of(4, seed))
-        assert "plain enqueues" in session._slots._free[0][0].contexts.note
+        assert "plain enqueues" in session._slots.all()[0].contexts.note
         assert (session.stats().graphs, session.stats().replays) == (0, 0)
     assert cuda.calls.count("cudaStreamBeginCapture") == 1
 
@@ -478,7 +478,7 @@ def test_output_shapes_that_depend_on_the_data(cuda: FakeCuda, open_session: Ope
 
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
-        context = session._slots._free[0][0].contexts._fallback.context
+        context = session._slots.all()[0].contexts._fallback.context
         context.execute_async_v3 = lambda stream: False
         with pytest.raises(EngineError, match="couldn't enqueue") as caught:
             session.run(inputs_of(2))

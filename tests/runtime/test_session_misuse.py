@@ -269,7 +269,7 @@ def test_shapes_that_always_change_do_not_fill_the_gpu(cuda: FakeCuda, open_sess
             for _ in range(3):
                 results = session.run({"x": x, "row": row})
                 assert results["s"].numpy()[-1] == 3 * batch
-            blocks = session._slots._free[0][0].blocks
+            blocks = session._slots.all()[0].blocks
             most = max(most, len(blocks._returned))
         assert most == 32
         kept = sum(map(len, blocks._returned.values()))

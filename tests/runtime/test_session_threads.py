@@ -103,7 +103,7 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
 
     with open_session(adding_engine(cuda), contexts=1) as session:
         check_run(session, inputs_of(4))
-        slot = session._slots._free[0][0]
+        slot = session._slots.all()[0]
         finish = type(slot)._finish
 
         def stopped(self: Any, *arguments: Any) -> Any:

@@ -18,19 +18,16 @@ CLOSED = "this session is closed; open the engine again"
 
 
 class Lease(Generic[T]):
-    """An item taken from a pool, or a place in the queue for one.
+    """An item of a pool, and the right to use it.
 
-    The item goes back by `SlotPool.give`; else with the last reference to this, so that an exception thrown into a thread,
-    at whatever moment, loses none.
+    It goes back by `SlotPool.give`; else with the last reference to this, so that an exception thrown into a thread, at
+    whatever moment, loses no item.
     """
 
-    __slots__ = ("_returned", "accepts", "item", "ready")
-    item: Any  # None: none any more, or not yet
-    accepts: Callable[[T], bool] | None
-    ready: threading.Lock
+    __slots__ = ("_returned", "item")
 
-    def __init__(self, returned: deque[T]) -> None:
-        self._returned, self.item = returned, None
+    def __init__(self, item: Any, returned: deque[T]) -> None:
+        self.item, self._returned = item, returned
 
     def drop(self) -> None:
         """Give the item back without taking the pool's lock: the garbage collector may call it in a thread that has it."""
@@ -39,6 +36,15 @@ class Lease(Generic[T]):
             self.item = None
 
     __del__ = drop
+
+
+class _Waiter(Generic[T]):
+    """A place in the queue; `ready` is released when `lease` is there, or the end has come."""
+
+    def __init__(self, accepts: Callable[[T], bool] | None) -> None:
+        self.accepts, self.ready = accepts, threading.Lock()
+        self.lease: Lease[T] | None = None
+        self.ready.acquire()
 
 
 class SlotPool(Generic[T]):
@@ -56,9 +62,9 @@ class SlotPool(Generic[T]):
         self._make, self.most, self._instead = make, most, instead
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._free: list[list[T]] = [[] for _ in range(groups)]
-        self._homes: dict[T, list[T]] = {}  # item → the list of these that it comes back to
-        self._waiting: deque[Lease[T]] = deque()
+        self._free: list[list[Lease[T]]] = [[] for _ in range(groups)]
+        self._homes: dict[T, list[Lease[T]]] = {}  # item → the list of these that it comes back to
+        self._waiting: deque[_Waiter[T]] = deque()
         self._returned: deque[T] = deque()  # by `Lease.drop`
         self._count = 0
         self._closed = False
@@ -74,33 +80,35 @@ class SlotPool(Generic[T]):
         """
         if timeout is not None:
             check_timeout(timeout)
-        lease: Lease[T] = Lease(self._returned)
         if accepts is None:  # the common case, short: it stands between every call and its launch
             with self._lock:
                 free = self._free[0] if len(self._free) == 1 else max(self._free, key=len)
                 if free and not (self._waiting or self._closed or self._returned):
                     # No call between these two, here and below: nothing that is thrown into the thread strikes between them.
-                    lease.item = free[-1]
+                    lease = free[-1]
                     del free[-1]
                     return lease
-        lease.accepts = accepts
+        waiter, lease = _Waiter(accepts), Lease(None, self._returned)
         with self._lock:
             if self._closed:
                 raise DeviceError(CLOSED)
             self._collect()
-            if not self._waiting and self._hand(lease):
-                return lease
+            if not self._waiting:
+                self._hand(waiter)
             number = self._count
-            if number < self.most:
+            if waiter.lease is None and number < self.most:
                 lease.item = _BEING_MADE
                 self._count += 1
-        if lease.item is not _BEING_MADE:
-            self._wait(lease, timeout)
-            return lease
+        if waiter.lease is not None:
+            return waiter.lease
+        if lease.item is None:
+            return self._wait(waiter, timeout)
         try:
             item = self._make(number)
         except BaseException:
-            self.give(lease)
+            with self._lock:
+                lease.drop()
+                self._serve()
             raise
         self._homes[item] = self._free[number % len(self._free)]
         lease.item = item
@@ -111,13 +119,9 @@ class SlotPool(Generic[T]):
 
     def give(self, lease: Lease[T]) -> None:
         """Give an item back."""
+        home = self._homes[lease.item]
         with self._lock:
-            if lease.item is _BEING_MADE:
-                lease.drop()
-            else:
-                home = self._homes[lease.item]
-                home += [lease.item]
-                lease.item = None
+            home += [lease]
             if self._waiting or self._closed or self._returned:
                 self._serve()
 
@@ -139,65 +143,69 @@ class SlotPool(Generic[T]):
         with self._lock:
             self._closed = True
             if not finish:
-                for lease in self._waiting:
-                    lease.ready.release()
+                for waiter in self._waiting:
+                    waiter.ready.release()
                 self._waiting.clear()
             self._serve()
             while sum(map(len, self._free)) < self._count or self._waiting:
                 self._changed.wait(_POLL)
                 self._serve()
-            items = [item for free in self._free for item in free]
+            items = list(self._homes)
+            for lease in [lease for free in self._free for lease in free]:
+                lease.item = None
             self._free, self._homes = [[]], {}
         return items
 
-    def _wait(self, lease: Lease[T], timeout: float | None) -> None:
-        """Queue up until `lease` has an item."""
+    def _wait(self, waiter: _Waiter[T], timeout: float | None) -> Lease[T]:
+        """Queue up for an item."""
         end = None if timeout is None else time.monotonic() + timeout
-        ready = lease.ready = threading.Lock()
-        ready.acquire()
         try:
             with self._lock:
-                self._waiting.append(lease)
+                self._waiting.append(waiter)
                 self.waits += 1
                 self._serve()
-            while not ready.acquire(timeout=_POLL if end is None else max(0.0, min(_POLL, end - time.monotonic()))):
+            while not waiter.ready.acquire(
+                timeout=_POLL if end is None else max(0.0, min(_POLL, end - time.monotonic()))
+            ):
                 with self._lock:
                     self._serve()
-                    if end is not None and time.monotonic() >= end and lease.item is None:
+                    if end is not None and time.monotonic() >= end and waiter.lease is None:
                         raise Busy(
                             f"nothing came free in {timeout:.3g} s: all {self.most} are in use and {len(self._waiting)} calls "
                             f"wait; call less often, or {self._instead}"
                         )
         except BaseException:
             with self._lock:
-                if lease in self._waiting:
-                    self._waiting.remove(lease)
-            lease.drop()
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+            if waiter.lease is not None:
+                waiter.lease.drop()
             raise
-        if lease.item is None:
+        if waiter.lease is None:
             raise DeviceError(CLOSED)
+        return waiter.lease
 
     def _serve(self) -> None:
         """Match free items with those who wait, in their order. The lock is held."""
         self._collect()
-        for lease in tuple(self._waiting):
+        for waiter in tuple(self._waiting):
             if not any(self._free):
                 break
-            if self._hand(lease):
-                self._waiting.remove(lease)
-                lease.ready.release()
+            self._hand(waiter)
+            if waiter.lease is not None:
+                self._waiting.remove(waiter)
+                waiter.ready.release()
         if self._closed:
             self._changed.notify_all()
 
-    def _hand(self, lease: Lease[T]) -> bool:
-        """Hand a free item over, if one is accepted. The lock is held."""
+    def _hand(self, waiter: _Waiter[T]) -> None:
+        """Hand over a free item, if one is accepted. The lock is held."""
         for free in sorted(self._free, key=len, reverse=True):
             for index in range(len(free) - 1, -1, -1):  # the last used one has the warmest memory
-                if lease.accepts is None or lease.accepts(free[index]):
-                    lease.item = free[index]
+                if waiter.accepts is None or waiter.accepts(free[index].item):
+                    waiter.lease = free[index]
                     del free[index]
-                    return True
-        return False
+                    return
 
     def _collect(self) -> None:
         """Put items that came back by `Lease.drop` among the free ones. The lock is held."""
@@ -205,5 +213,5 @@ class SlotPool(Generic[T]):
             item = self._returned.popleft()
             if item is _BEING_MADE:
                 self._count -= 1
-            else:
-                self._homes[item].append(item)
+            elif item in self._homes:
+                self._homes[item].append(Lease(item, self._returned))
