@@ -91,7 +91,7 @@ _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 
 def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
-    """Where an array's bytes are; nothing is copied.
+    """Find where an array's bytes are; nothing is copied.
 
     Args:
         obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
@@ -166,7 +166,7 @@ start = _read_start if _start_is_read() else _start
 
 
 def writable(obj: Any) -> bool:
-    """Whether what is written into the view of an array gets into the array itself."""
+    """Tell whether what is written into the view of an array gets into the array itself."""
     if isinstance(obj, np.ndarray):
         return True
     shares_memory = hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
@@ -214,7 +214,7 @@ def _root(kind: type[Any]) -> str:
 
 
 def _from_cupy(array: Any) -> View | None:
-    """What a CuPy array says by its interface, from its attributes, which is faster. None: no plain one in C order."""
+    """Read what a CuPy array says by its interface from its attributes, which is faster. None: no plain one in C order."""
     cupy = sys.modules["cupy"]
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
@@ -358,7 +358,7 @@ def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
 
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
-    """Whether steps are those of C order, `stride` being the innermost one."""
+    """Tell whether steps are those of C order, `stride` being the innermost one."""
     if 0 in shape:
         return True
     for size, step in zip(reversed(shape), reversed(list(strides))):
@@ -536,7 +536,7 @@ def like(example: Any, result: DeviceArray) -> Any:
 
 
 def _cupy_array(result: DeviceArray) -> Any:
-    """As CuPy's `from_dlpack`, which is much slower."""
+    """Make an array as CuPy's `from_dlpack` does, which is much slower."""
     cupy = sys.modules["cupy"]
     if result.dtype.isbuiltin != 1:
         return cupy.from_dlpack(result)

@@ -22,7 +22,7 @@ def driver_library() -> ctypes.CDLL | None:
 
 
 def address_of(function: Any) -> int:
-    """Of a function of a library that ctypes loaded."""
+    """Return the address of a function of a library that ctypes loaded."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 

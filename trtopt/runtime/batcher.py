@@ -51,7 +51,7 @@ CLOSED = "this batcher is closed; make another one"
 
 @dataclass(frozen=True)
 class BatcherStats(Described):
-    """What a batcher did since it was made.
+    """The work of a batcher since it was made.
 
     Attributes:
         requests: that ran; cancelled ones aren't counted.
@@ -562,7 +562,7 @@ class Batcher:
         return request.collect()
 
     def stats(self) -> BatcherStats:
-        """What it did so far."""
+        """Return what it did so far."""
         return self._queue.stats()
 
     def close(self, finish: bool = True) -> None:
@@ -632,7 +632,7 @@ class Batcher:
         return Request(group, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
 
     def _group(self, full: Shapes) -> Group:
-        """Which batches samples of these shapes can be in.
+        """Return the batches that samples of these shapes can be in.
 
         Raises:
             UsageError: no profile takes them; the message is the session's.

@@ -105,7 +105,7 @@ class _LeastRecentlyUsed:
         self._full = 0
 
     def makes_room(self, calls: int, candidates: Callable[[], Iterable[tuple[int, Callable[[], object]]]]) -> bool:
-        """Whether one more can be kept, the one used longest ago being dropped if need be.
+        """Tell whether one more can be kept, the one used longest ago being dropped if need be.
 
         Args:
             candidates: gives, for each, the number of the call that used it last, and what drops it.
@@ -447,7 +447,7 @@ class ContextCache:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
     def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:
-        """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
+        """Tell whether to capture now: a shape that stays, run once before, at addresses that came before."""
         if (
             not self._for_contexts.most
             or not bound_context.warm

@@ -84,7 +84,7 @@ class MemoryReport(Described):
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
+    """A count of what a session's calls did since it was opened, and of what it keeps for them; zeros without a GPU.
 
     Attributes:
         contexts: execution contexts that are there now, over all slots and GPUs.
@@ -464,7 +464,7 @@ class Session:
         raise DeviceError(CLOSED)
 
     def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
-        """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
+        """Return a test of which slots a call can take, those on the GPU of its arrays; None: any, for arrays on the host."""
         ordinal = next(
             (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None), None
         )
@@ -588,7 +588,7 @@ class Session:
         return [self.best(row, int(top)) for row in scores]
 
     def preparation(self) -> Preprocess:
-        """How an image becomes the input.
+        """Return how an image becomes the input.
 
         Raises:
             UsageError: the engine's preprocessing isn't known, or it has several inputs.
@@ -634,7 +634,7 @@ class Session:
         return pixels(image, 0, self.preparation())
 
     def stacked(self, samples: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """What `preparation` made of images, as the input."""
+        """Stack what `preparation` made of images into the input."""
         batch = np.stack(samples).astype(self._signature.inputs[0].dtype, copy=False)
         return laid_out({self.inputs[0].name: batch}, self.inputs)
 
@@ -653,11 +653,11 @@ class Session:
         return joined([call.cut(self.run(call.feed), self.outputs) for call in self.calls(arrays)], self.outputs)
 
     def calls(self, inputs: Arrays, *, limit: int | None = None, more: bool = False) -> list[Call]:
-        """What `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
+        """Divide inputs into what `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
         return calls(inputs, self.inputs, self.outputs, self.profiles, limit=limit, more=more)
 
     def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
-        """Whether an output is scores, samples × classes: as `kinds` or the manifest says; else every floating one may be."""
+        """Tell whether an output is scores: as `kinds` or the manifest says; else any floating one may be."""
         kind = ({**((self.manifest and self.manifest.output_kinds) or {}), **self.kinds}).get(name)
         possible = output.ndim == 2 and output.dtype.kind not in "iub"
         return possible and kind in (None, Kind.CLASSES)
@@ -671,7 +671,7 @@ class Session:
         return best(scores, top, self.classes, self.engine.name)
 
     def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
-        """As the engine has them; where samples lie the manifest knows."""
+        """Describe tensors as the engine has them; where samples lie the manifest knows."""
         entries = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
         axes = {item["name"]: item.get("batch_axis", 0) for item in entries}
         return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
@@ -702,7 +702,7 @@ class Session:
         return self._gpus[0].memory.pinned(tensor.nbytes(sizes)).array(tensor.dtype, sizes)
 
     def memory(self) -> MemoryReport:
-        """What this holds now."""
+        """Return what this holds now."""
         return MemoryReport(
             gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
@@ -712,7 +712,7 @@ class Session:
         )
 
     def stats(self) -> SessionStats:
-        """What its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
+        """Count what its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
         slots = [slot for slot in self._slots.all() if isinstance(slot, Slot)]
         return SessionStats(
             contexts=sum(slot.contexts.contexts for slot in slots),

@@ -127,7 +127,7 @@ class SlotPool(Generic[T]):
 
     @property
     def items(self) -> int:
-        """How many were made."""
+        """The number of items that were made."""
         return self._count
 
     def all(self) -> list[T]:

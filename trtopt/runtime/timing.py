@@ -40,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing(Described):
-    """How long one inference takes, without copies to and from the host.
+    """The time of one inference, without copies to and from the host.
 
     Attributes:
         gpu: between CUDA events, with the next launches already queued, so the GPU never waits for the host.
@@ -91,7 +91,7 @@ class LayerTimes:
 
     @property
     def total_ms(self) -> float:
-        """What the layers' times add up to."""
+        """The sum of the layers' times."""
         return sum(layer.ms for layer in self.layers)
 
 

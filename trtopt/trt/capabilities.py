@@ -1,4 +1,4 @@
-"""What a TensorRT generation can do, read off its own module: elsewhere code asks "can it?", never "which version?"."""
+"""The abilities of a TensorRT generation, read off its own module: elsewhere code asks "can it?", never "which version?"."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SWITCHES = {  # options that are also capabilities: why not, what to do instead
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What this generation honours.
+    """The options that a generation honours.
 
     Attributes:
         typed_graph: precision comes from the ONNX graph's own types (strongly typed builds).
@@ -93,7 +93,7 @@ class Capabilities:
     stored_codes: frozenset[Precision] = frozenset({Precision.INT8})
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return them as plain JSON values."""
         plain = asdict(self)
         plain["precisions"] = sorted(map(str, self.precisions))
         plain["hardware_levels"] = sorted(self.hardware_levels)

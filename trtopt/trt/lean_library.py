@@ -20,14 +20,14 @@ _held: list[ctypes.CDLL] = []  # never unloaded
 
 
 def library_name(version: str) -> str:
-    """What TensorRT asks the loader for: 8 by the whole version, later ones by its first number (as TensorRT-RTX does)."""
+    """Return what TensorRT asks the loader for: 8 by the whole version, later ones (and TensorRT-RTX) by its first number."""
     release = numbers(version)
     return "libnvinfer_lean.so." + ".".join(map(str, release[: 3 if release[0] < 10 else 1]))
 
 
 def problem(version: str, folder: Path) -> str:
-    """Why TensorRT `version` can't make version-compatible plans that carry the lean runtime, and what to install; empty: it
-    can, from now on.
+    """Say why TensorRT `version` can't make version-compatible plans that carry the lean runtime, and what to install;
+    empty: it can, from now on.
 
     Args:
         folder: of TensorRT's module, where it looks, too.
