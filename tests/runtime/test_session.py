@@ -557,35 +557,16 @@ def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("version", "message"),
     [
-        (
-            {"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1"},
-            "built by TensorRT 10.16.1, here is TensorRT",
-        ),
-        (
-            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"},
-            "built by TensorRT 8.6.1, here is TensorRT 8.6.0: build it again",
-        ),
-        (
-            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0", "gpu": "NVIDIA H200 (sm90, 139 GiB)"},
-            r"built on NVIDIA H200 \(sm90, 139 GiB\); GPU 0 is Fake GPU \(sm89",
-        ),
+        ("10.16.1", "built by TensorRT 10.16.1, here is TensorRT"),
+        ("8.6.1", "built by TensorRT 8.6.1, here is TensorRT 8.6.0: build it again"),
     ],
 )
 def test_a_plan_for_something_else_is_refused_with_both_named(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], message: str
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, version: str, message: str
 ) -> None:
-    manifest = SimpleNamespace(
-        generation={"gpu": None, **made},
-        targets=[],
-        spec={},
-        origin=PlanOrigin(made["product"], made["version"]),
-        preprocess=None,
-        classes=None,
-        built_for=(90,) if made.get("gpu") else (),
-        check_plan=lambda path, digest: None,
-    )
+    manifest = SimpleNamespace(origin=PlanOrigin("TensorRT", version))
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
     with pytest.raises(EngineMismatch, match=message):
         open_session(adding_engine(cuda))
