@@ -35,8 +35,7 @@ from trtopt.cuda.device import DeviceInfo, Probe, probe
 from trtopt.engine.manifest import embedded_by, load_manifest
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
-from trtopt.runtime.profiling import LayerTime, LayerTimes
-from trtopt.runtime.timing import Spread, Timing
+from trtopt.runtime.timing import LayerTime, LayerTimes, Spread, Timing
 from trtopt.trt import select
 
 pytestmark = pytest.mark.usefixtures("rtx")

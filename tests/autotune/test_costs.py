@@ -18,8 +18,7 @@ from trtopt.core.values import Precision
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.view import to_ir
-from trtopt.runtime.profiling import LayerTime, LayerTimes
-from trtopt.runtime.timing import Spread
+from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 
 LAYERS = ("c0", "c1", "c2", "c3", "c4")
 

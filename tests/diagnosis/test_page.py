@@ -34,8 +34,7 @@ from trtopt.diagnosis.contents import rounding
 from trtopt.diagnosis.measured import keep
 from trtopt.diagnosis.profiling import EngineProfile
 from trtopt.engine.manifest import Manifest
-from trtopt.runtime.profiling import LayerTime, LayerTimes
-from trtopt.runtime.timing import Spread
+from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m\"'&$\\frac{1}{2}$"
 VOID = {"meta", "link", "input", "br", "path", "use", "rect"}

@@ -17,8 +17,7 @@ from trtopt.core.errors import DeviceError, OutputError, UsageError
 from trtopt.core.values import Precision, ShapeRange, TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.diagnosis import profiling
-from trtopt.runtime.profiling import LayerTime, LayerTimes
-from trtopt.runtime.timing import Spread
+from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 
 LAYERS = (
     LayerTime("reformat", 0.05, 0.04, 0.06),

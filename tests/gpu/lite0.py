@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from numpy.typing import NDArray
 
 FILES = ("model.onnx", "calib.npz", "calib.json", "photos.npz", "reference.npz", "lite0.cache")
@@ -42,7 +43,11 @@ class Inputs:
 
 
 class Builds:
-    """Builds each engine once per session, all with one timing cache."""
+    """Builds each engine once per session, all with one timing cache.
+
+    Args:
+        native: TensorRT has a calibrator of its own; tests of what needs one are skipped without.
+    """
 
     OPTIONS: ClassVar[dict[str, dict[str, Any]]] = {
         "fp32": {},
@@ -55,12 +60,14 @@ class Builds:
         "int8 Q/DQ from TensorRT's cache": {"int8": True},
     }
 
-    def __init__(self, inputs: Inputs, folder: Path) -> None:
-        self.inputs, self.folder = inputs, folder
+    def __init__(self, inputs: Inputs, folder: Path, native: bool) -> None:
+        self.inputs, self.folder, self.native = inputs, folder, native
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         """The BuildResult; a failed build fails each test that needs it, and isn't tried again."""
+        if not self.native and "calibrator" in (self.OPTIONS | self.FROM_CACHES)[name]:
+            pytest.skip("this TensorRT has no calibrator of its own")
         if name not in self._made:
             try:
                 self._made[name] = self._build(name)
@@ -71,6 +78,11 @@ class Builds:
         if isinstance(found, Exception):
             raise found
         return found
+
+    @property
+    def available(self) -> list[str]:
+        """Names of `OPTIONS` that can be built here."""
+        return [name for name, options in self.OPTIONS.items() if self.native or "calibrator" not in options]
 
     @property
     def native_cache(self) -> Path:

@@ -74,7 +74,7 @@ def test_our_cache_is_taken_and_no_batch_is_asked_for(
     if not generation.capabilities.native_calibrator:
         pytest.skip(f"{generation} has no calibrator of its own")
     # Never an engine kept from an earlier run: this one's calls are looked at.
-    fresh = Builds(inputs, tmp_path)
+    fresh = Builds(inputs, tmp_path, native=True)
     if (builds.folder / "timing.cache").is_file():
         (tmp_path / "timing.cache").write_bytes((builds.folder / "timing.cache").read_bytes())
     result = fresh[OURS]

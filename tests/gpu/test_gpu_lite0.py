@@ -69,7 +69,7 @@ def test_speed(generation: Any, gpu: Device, builds: Builds, inputs: Inputs, bat
     photos = inputs.photos["input"]
     images = np.concatenate([photos] * -(-batch // len(photos)))[:batch]
     medians: dict[str, float] = {}
-    for name in Builds.OPTIONS:
+    for name in builds.available:
         with Session(builds[name].engine) as session:
             timing = session.time({"input": images}, iterations=200, warmup=50)
         assert timing.gpu.minimum > 0
@@ -77,7 +77,7 @@ def test_speed(generation: Any, gpu: Device, builds: Builds, inputs: Inputs, bat
         medians[name] = timing.gpu.median
         note = f"p90 {timing.gpu.p90:.3f}, p99 {timing.gpu.p99:.3f}; host {timing.host.median:.3f} ms"
         rows.append((f"{name}, batch {batch}", f"{timing.gpu.median:.3f} ms", note))
-    for name in ("int8 Q/DQ", "int8 native"):
+    for name in builds.available[2:]:
         rows.append((f"{name} over fp16, batch {batch}", f"{medians['fp16'] / medians[name]:.2f}×", "GPU time"))
 
 

@@ -1,9 +1,12 @@
-"""Several ways of running a model, timed in turns."""
+"""Several ways of running a model, timed in turns; and each layer, as TensorRT's profiler tells it."""
 
 from __future__ import annotations
 
 import pytest
+from fake_cuda import FakeCuda
+from fake_session import Open, adding_engine, check_run, inputs_of
 
+from trtopt.core.errors import UsageError
 from trtopt.runtime import timing
 
 
@@ -38,3 +41,46 @@ def test_the_time_of_a_call_comes_with_what_it_gave(monkeypatch: pytest.MonkeyPa
     played = Ways(monkeypatch, call=7)
     ms, result = timing.timed(played.ways["call"])
     assert (ms, result) == (pytest.approx(7), 7)
+
+
+LAYERS = {"conv": 0.5, "add": 0.25, "conv ": 0.125}
+
+
+def test_layers_come_in_their_order_with_the_whole_beside(cuda: FakeCuda, open_session: Open) -> None:
+    engine = adding_engine(cuda, layers=LAYERS)
+    session = open_session(engine)
+    contexts = len(engine.contexts)
+    found = session.profile(inputs_of(4), iterations=5, warmup=2)
+    assert {layer.name: layer.ms for layer in found.layers} == LAYERS
+    assert list(LAYERS) == [layer.name for layer in found.layers]
+    assert found.total_ms == pytest.approx(0.875)
+    assert found.gpu.median == pytest.approx(engine.milliseconds)
+    assert found.shapes == {"x": "4x3", "row": "3"} and found.iterations == 5
+    profiled = [context for context in engine.contexts if context.profiler is not None]
+    assert len(profiled) == 1 and engine.contexts.index(profiled[0]) >= contexts
+    for _ in range(3):
+        check_run(session, inputs_of(4))
+    assert profiled[0] in engine.contexts[contexts:]
+
+
+def test_what_was_taken_is_given_back(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(adding_engine(cuda, layers=LAYERS))
+    session.run(inputs_of(32))
+    live = cuda.live
+    session.profile(inputs_of(32), iterations=1, warmup=0)
+    session.profile(inputs_of(32), iterations=1, warmup=0)
+    assert cuda.live == live
+
+
+def test_what_can_not_be_profiled_says_why(cuda: FakeCuda, open_session: Open) -> None:
+    alone = open_session(adding_engine(cuda, shares=False))
+    with pytest.raises(UsageError, match="lets one context use its profile"):
+        alone.profile(inputs_of(4))
+    session = open_session(adding_engine(cuda))
+    with pytest.raises(UsageError, match="iterations is 0"):
+        session.profile(inputs_of(4), iterations=0)
+    with pytest.raises(UsageError, match=r"batch|profile|shape"):
+        session.profile(inputs_of(1000))
+    session.close()
+    with pytest.raises(Exception, match="closed"):
+        session.profile(inputs_of(4))

@@ -6,22 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 FLOATS = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 
 
 def _tensor(name: str, values: NDArray[np.floating], kind: int) -> TensorProto:
     return helper.make_tensor(name, kind, values.shape, values.astype(np.float32).ravel())
-
-
-def save(path: Path, nodes: list[onnx.NodeProto], inputs, outputs, initializers, opset: int = 17) -> Path:
-    graph = helper.make_graph(nodes, "net", inputs, outputs, initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    model.ir_version = 8
-    onnx.save(model, path)
-    return path
 
 
 def conv_net(
@@ -71,67 +64,34 @@ def conv_net(
     nodes.append(helper.make_node("Flatten", ["pooled"], ["flat"], name="flatten"))
     nodes.append(helper.make_node("Gemm", [qdq("flat", 4.0), weights("w3", (16, 32))], ["logits"], name="fc", transB=1))
     nodes.append(helper.make_node("Cast", ["logits"], ["y"], name="to_float", to=TensorProto.FLOAT))
-    return save(
-        path,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 32, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 16])],
-        initializers,
-        opset,
-    )
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 32, 32])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 16])
+    graph = helper.make_graph(nodes, "net", [x], [y], initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
+def _parsed(path: Path, text: str) -> Path:
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "example" : 1]> {text}'), path)
+    return path
 
 
 def bad_nodes(path: Path) -> Path:
     """Two nodes that no parser takes, in one model: Det (unsupported) and a custom operator (no plugin)."""
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"], name="fine"),
-        helper.make_node("Frobnicate", ["a"], ["b"], name="custom_node", domain="example"),
-        helper.make_node("Relu", ["b"], ["c"], name="also_fine"),
-        helper.make_node("Det", ["c"], ["y"], name="det_node"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "bad",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("example", 1)])
-    model.ir_version = 8
-    onnx.save(model, path)
-    return path
+    nodes = "[fine] a = Relu(x) [custom_node] b = example.Frobnicate(a) [also_fine] c = Relu(b) [det_node] y = Det(c)"
+    return _parsed(path, f"bad (float[2,4,4] x) => (float[2] y) {{ {nodes} }}")
 
 
 def shape_input_net(path: Path) -> Path:
     """Reshape whose target is an input (a shape tensor): data (n, 16) float32, sizes (2,) int64 → y."""
-    return save(
-        path,
-        [
-            helper.make_node("Reshape", ["data", "sizes"], ["out"], name="reshape"),
-            helper.make_node("Relu", ["out"], ["y"], name="relu"),
-        ],
-        [
-            helper.make_tensor_value_info("data", TensorProto.FLOAT, ["n", 16]),
-            helper.make_tensor_value_info("sizes", TensorProto.INT64, [2]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["p", "q"])],
-        [],
-    )
+    nodes = "[reshape] out = Reshape(data, sizes) [relu] y = Relu(out)"
+    return _parsed(path, f"net (float[n,16] data, int64[2] sizes) => (float[p,q] y) {{ {nodes} }}")
 
 
 def unbuildable_net(path: Path) -> Path:
     """NonMaxSuppression: TensorRT-RTX 1.7 parses it, then has no runner for it."""
-    constants = [
-        numpy_helper.from_array(np.array([10], np.int64), "most"),
-        numpy_helper.from_array(np.array([0.5], np.float32), "iou"),
-        numpy_helper.from_array(np.array([0.1], np.float32), "score"),
-    ]
-    return save(
-        path,
-        [helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "iou", "score"], ["y"], name="nms_node")],
-        [
-            helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [1, 100, 4]),
-            helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 2, 100]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.INT64, ["n", 3])],
-        constants,
+    constants = "<int64[1] most = {10}, float[1] iou = {0.5}, float[1] score = {0.1}>"
+    node = "[nms_node] y = NonMaxSuppression(boxes, scores, most, iou, score)"
+    return _parsed(
+        path, f"net (float[1,100,4] boxes, float[1,2,100] scores) => (int64[n,3] y) {constants} {{ {node} }}"
     )

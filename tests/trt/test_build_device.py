@@ -85,19 +85,6 @@ def test_the_build_is_on_that_gpu_and_the_caller_stays_on_its_own(
     assert "device" not in manifest.spec
 
 
-def test_the_first_gpu_needs_no_driver_function(
-    stand_in: Install, gpus: Gpus, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sim, _ = stand_in("8.6.0")
-    gpus.see(*GPUS)
-    current = gpus.noted(sim)
-    monkeypatch.setattr(devices.Driver, "load", lambda: pytest.fail("the driver was asked"))
-    result = trtopt.build(model, tmp_path / "m.engine", **OPTIONS)
-    assert current == [None]
-    manifest = load_manifest(result.engine)
-    assert manifest is not None and manifest.generation["gpu"] == str(GPUS[0])
-
-
 def test_gpus_that_are_not_there_are_refused_before_any_work(
     stand_in: Install, gpus: Gpus, model: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import nets
 import pytest
 from standins import Simulation
 
-import trtopt.trt
 from trtopt.builder import construction
 from trtopt.builder.construction import build
 from trtopt.trt.generation import Generation
@@ -97,40 +95,3 @@ def test_one_that_cannot_be_written_at_the_end_fails_no_build(
     built = _build(float_net, tmp_path / "a.engine")
     assert built.engine.is_file()
     assert any("timing cache isn't kept" in warning for warning in built.warnings)
-
-
-def test_builds_that_end_at_once_lose_no_timings(
-    stand_in: Install, float_net: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
-    sim, _ = stand_in("8.6.0")
-    path = tmp_path / "t.cache"
-    head = f"timings of {sim.version}\n".encode()
-    reading = trtopt.trt.generation._read_timing_cache
-
-    class Config:
-        def __init__(self, own: bytes) -> None:
-            self.own = own
-
-        def get_timing_cache(self) -> Any:
-            made = sim.module.ITimingCache()
-            made._content = head + self.own
-            return made
-
-        def create_timing_cache(self, content: bytes) -> Any:
-            made = sim.module.ITimingCache()
-            made._content = content
-            return made
-
-    def slowly(place: Path) -> bytes:
-        content = reading(place)
-        threading.Event().wait(0.02)
-        return content
-
-    monkeypatch.setattr(trtopt.trt.generation, "_read_timing_cache", slowly)
-    save = trtopt.trt.generation._save_timing_cache
-    threads = [threading.Thread(target=save, args=(Config(b"%d\n" % number), path)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(path.read_bytes().splitlines()) == {head.strip(), *(b"%d" % number for number in range(6))}

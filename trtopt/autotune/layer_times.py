@@ -15,7 +15,6 @@ from trtopt.autotune.selection import EQUAL, at_opt, measured
 from trtopt.autotune.tuning import Tuning, Work, kept_file
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
-from trtopt.builder.kernels import REGION
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
@@ -30,10 +29,10 @@ from trtopt.data.rebatch import Arrays
 from trtopt.diagnosis.measured import Profiled
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.session import Session
-from trtopt.runtime.timing import Spread
+from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 from trtopt.trt import select
+from trtopt.trt.layers import REGION
 
 Content = TypeVar("Content")
 

@@ -22,7 +22,6 @@ from typing import Any, cast
 import onnx
 
 from trtopt.builder.asked import check_outputs, is_none, spec_of, with_profiles
-from trtopt.builder.kernels import seen_through
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples, sizes_of_samples
@@ -362,11 +361,6 @@ class _Build:
         self._warn_of_shapes()
         lowered, engine, report = self._construct(folded)
         tell_cut_off(request)
-        if count := len(lowered.merged):
-            reporter.note(
-                f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, "
-                "which is faster on this GPU"
-            )
         for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
             reporter.warn(warning)
         return self._write(lowered, engine, report, time.monotonic() - start)
@@ -479,8 +473,7 @@ class _Build:
                 name=self.name,
                 reporter=self.request.reporter,
             )
-            shapes = opt_shapes(*self._engine())
-            return lowered, seen_through(engine, lowered, spec, shapes, self.request.reporter)
+            return lowered, engine
         except UnsupportedOperator as error:
             parts = written_out(graph, error.issues, self.request.reporter)
             readers = {} if self.table is None or error.issues else self._reading(str(error), graph)
@@ -691,7 +684,7 @@ class _Build:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         graph, cache = self.request.save_onnx, self.request.save_cache
         kept_nodes = [replace(item, reason=MEASURED) if item.node in self._unsafe else item for item in lowered.kept]
-        counts, summary = precision_summary(engine.layers, kept_nodes, engine.layers_unknown or engine.unseen)
+        counts, summary = precision_summary(engine.layers, kept_nodes, engine.layers_unknown or report.hidden)
         generation, device, spec = self.generation, self.generation.device(self.spec), self.spec.describe()
         embedded, (inputs, profiles) = self.embedded, self._engine()
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):

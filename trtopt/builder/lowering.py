@@ -22,7 +22,6 @@ from trtopt.graph.passes.old_parser import as_read, readable, with_float_weights
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
 from trtopt.graph.passes.quantize import insert_qdq, is_quantized
-from trtopt.graph.passes.rearrange import rearrange
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.smooth import smooth
@@ -32,6 +31,7 @@ from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import WEIGHTED as WORKING
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.layers import HEAVY_OPS, REGION
 
 _TYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
@@ -51,7 +51,6 @@ class Lowered:
         quantized: the graph holds Q/DQ.
         layer_precision: node → precision, for weakly typed builds.
         preferred: node → precision to compute in where that can be built, for weakly typed builds.
-        merged: node → the one that computes it as well (`graph.rearrange`).
         typed: the graph carries its precisions itself.
         source: the graph that it was made of.
     """
@@ -61,7 +60,6 @@ class Lowered:
     kept: tuple[Kept, ...]
     quantized: bool
     layer_precision: Mapping[str, Precision]
-    merged: Mapping[str, str]
     preferred: Mapping[str, Precision] = field(default_factory=dict)
     typed: bool = True
     source: onnx.ModelProto | None = None
@@ -91,12 +89,10 @@ class _Placement:
     Attributes:
         points: in the build's own precision.
         fp8: in layers that run in FP8 beside INT8.
-        merged: as in `Lowered`.
     """
 
     points: Points
     fp8: Points
-    merged: Mapping[str, str]
 
 
 def lower(
@@ -132,7 +128,7 @@ def lower(
         unsafe |= overflowing(model, table.beyond_fp16)
     passes = [readable(model, capabilities.max_opset)]
     source = as_read(folded, passes[0])
-    nodes, placement = _nodes(model, spec, unsafe), _Placement(Points({}), Points({}), {})
+    nodes, placement = _nodes(model, spec, unsafe), _Placement(Points({}), Points({}))
     if table is not None:
         placement = _quantize(model, spec, generation, table, nodes, unquantized or {}, passes)
     layer_precision: dict[str, Precision] = {}
@@ -161,9 +157,7 @@ def lower(
             }
     proto = _written(model, spec, passes, folded)
     kept_layers = (*(item for item in placement.points.kept if item.node not in unsafe), *in_fp32)
-    return Lowered(
-        proto, asked, kept_layers, is_quantized(proto), layer_precision, placement.merged, preferred, typed, source
-    )
+    return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source)
 
 
 def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -222,10 +216,7 @@ def _quantize(
         passes.append(repairs)
     passes.append(insert_qdq(model, points, table.amax, base=spec.base if generation.typed(spec) else Precision.FP32))
     passes.append(insert_qdq(model, fp8, table.largest, base=spec.base))
-    if not generation.rearranges(spec):
-        return _Placement(points, fp8, {})
-    passes.append(rearrange(model, fixed=nodes.overrides))
-    return _Placement(points, fp8, {node: other for node, other in passes[-1].changes.items() if node != other})
+    return _Placement(points, fp8)
 
 
 def _points(
@@ -275,7 +266,7 @@ def _asked(
     if typed and not spec.precision.quantized:
         asked = {name: spec.base for name in nodes.heavy if name in reduced and name not in nodes.integer}
     else:
-        asked = {name: spec.precision for name in placement.points.quantized if name not in placement.merged}
+        asked = dict.fromkeys(placement.points.quantized, spec.precision)
     return {**asked, **dict.fromkeys(placement.fp8.quantized, Precision.FP8), **nodes.overrides}
 
 
@@ -333,6 +324,7 @@ class PrecisionReport:
         share: of the multiply-accumulates that were asked for, those that run as asked.
         problem: what to tell the user; empty: nothing.
         coverage: precision → share of all multiply-accumulates that run in it; empty where that isn't known.
+        hidden: which layers hide nodes that were asked for; empty: none. It is told, and never fails a build by itself.
     """
 
     lost: Mapping[str, Precision]
@@ -340,6 +332,7 @@ class PrecisionReport:
     share: float
     problem: str
     coverage: Mapping[Precision, float]
+    hidden: str = ""
 
 
 def judge(
@@ -359,23 +352,41 @@ def judge(
     weight = work if work.keys() >= {*asked_nodes, *lowered.asked} else dict.fromkeys((*asked_nodes, *lowered.asked), 1)
     total = sum(weight[node] for node in asked_nodes)
     unknown = engine.layers_unknown if not engine.layers or unnamed_nodes else ""
-    if not unknown and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:
+    hidden = _hidden(engine, lowered, spec, named_nodes)
+    if not unknown and not hidden and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:
         unknown = (
             f"its layers name {len(lowered.asked) - len(unnamed_nodes)} of the {len(lowered.asked)} nodes asked for"
         )
-        if engine.unseen:
-            unknown += f"; {engine.unseen}"
     kept_work = sum(weight[node] for node in lowered.asked if node not in lost)
     share = min(1.0, kept_work / total) if total else 1.0
     problem = ""
     if lost:
         some = first_of((f"{node} ({lowered.asked[node]} → {precision})" for node, precision in lost.items()), 5)
         problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}"
-    elif not lowered.typed and not lowered.asked and heavy and spec.precision not in {item.precision for item in heavy}:
+    elif (
+        not (lowered.typed or lowered.asked or hidden)
+        and heavy
+        and spec.precision not in {item.precision for item in heavy}
+    ):
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
         problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
         share = 0.0
-    return PrecisionReport(lost, unknown, share, problem, _coverage(engine, lowered, work))
+    return PrecisionReport(lost, unknown, share, problem, _coverage(engine, lowered, work), hidden)
+
+
+def _hidden(engine: BuiltPlan, lowered: Lowered, spec: BuildSpec, named_nodes: Collection[str]) -> str:
+    """Name the layers that TensorRT says nothing more of, where nodes that were asked for are in them; else nothing."""
+    regions = [layer.name for layer in engine.layers if REGION in layer.name]
+    if not regions or spec.precision is Precision.FP32:
+        return ""
+    asked_nodes = lowered.asked or [node.name for node in lowered.proto.graph.node if node.op_type in HEAVY_OPS]
+    count = sum(node not in named_nodes for node in asked_nodes)
+    if not count:
+        return ""
+    return (
+        f"what {count} of {len(asked_nodes)} nodes run in isn't known: TensorRT says nothing of what is in "
+        f"{first_of(regions, 2)}; that alone is no reason to refuse the engine"
+    )
 
 
 def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> dict[Precision, float]:
@@ -396,7 +407,6 @@ def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> d
     naming = [layer for layer in engine.layers if layer.kind in HEAVY or not nodes.keys().isdisjoint(layer.nodes)]
     for layer in sorted(naming, key=lambda layer: layer.kind not in HEAVY)[::-1]:  # the first one's wins, of those
         found |= dict.fromkeys(layer.nodes, layer.precision)
-    found |= {node: found[into] for node, into in lowered.merged.items() if into in found}
     known = sum(work[node] for node in found if node in work)
     if 10 * len(nodes.keys() - work.keys()) > len(nodes) or 10 * known < 9 * sum(work.values()):
         return {}

@@ -21,9 +21,9 @@ from trtopt.core.values import choice
 from trtopt.cuda.device import probe
 from trtopt.diagnosis.request import ProfileRequest
 from trtopt.evaluation.benchmark import aligned, inputs_for
-from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, Session
+from trtopt.runtime.timing import LayerTime, LayerTimes
 
 _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
 

@@ -65,7 +65,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What an engine gave.
+    """The outputs of an engine.
 
     Attributes:
         outputs: a summary of each output.
@@ -189,7 +189,7 @@ def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> R
 
 
 def _called(session: Session, calls: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
-    """What the samples of each call give."""
+    """Run each call and yield what its samples give."""
     for call in calls:
         time, outputs = timed(functools.partial(session.run, call.feed))
         milliseconds.append(time)
@@ -366,7 +366,7 @@ def _result(
     images: Sequence[str] = (),
     skipped: Sequence[Skipped] = (),
 ) -> RunResult:
-    """What all calls gave, written into the folder."""
+    """Join what all calls gave, and write it into the folder."""
     outputs = joined(parts, session.outputs)
     ranked = _ranked(session, outputs, request.top, images)
     summaries, written = _kept(outputs, files), list(files.values())
@@ -404,7 +404,7 @@ def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path | None]:
 
 
 def _files(folder: Path | None, session: Session) -> dict[str, Path]:
-    """Where each output goes, checked before anything is run. Names may hold slashes, which paths can't."""
+    """Choose where each output goes, checked before anything is run. Names may hold slashes, which paths can't."""
     files: dict[str, Path] = {}
     if folder is None:
         return files

@@ -25,7 +25,7 @@ class Prediction:
 
 
 def best(scores: NDArray[Any], top: int, classes: Sequence[str] | None, engine: str) -> list[Prediction]:
-    """Of one sample, as `Session.best`.
+    """Rank the scores of one sample, as `Session.best`.
 
     Args:
         classes: names; not used where there are more or fewer of them than scores.

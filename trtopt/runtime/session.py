@@ -9,12 +9,12 @@ by side and share the engine's weights.
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,10 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import DeviceError, EngineError, UsageError
+from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
-from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
+from trtopt.core.values import (
+    Kind,
+    LayerInfo,
+    Profile,
+    TensorInfo,
+    check_timeout,
+    choice,
+    chosen_builder,
+    parse_size,
+    x,
+)
 from trtopt.cuda.arrays import View, gpu_of, stream_handle, views
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
@@ -35,15 +45,13 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Arrays, Call, by_sizes, calls, joined, laid_out
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
 from trtopt.engine.store import Entry
-from trtopt.runtime.background import Background
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
 from trtopt.runtime.predictions import Prediction, best
-from trtopt.runtime.profiling import LayerTimes
-from trtopt.runtime.slot import Slot, call_key, check_out
+from trtopt.runtime.slot import Slot, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
-from trtopt.runtime.timing import Timing, time_slot
+from trtopt.runtime.timing import LayerTimes, Timing, time_slot
 
 if TYPE_CHECKING:
     from trtopt.runtime.onnx_slot import OnnxSlot
@@ -51,6 +59,7 @@ if TYPE_CHECKING:
     AnySlot = Slot | OnnxSlot
 
 _PLAIN = {np.ndarray}
+_WORKER = "trtopt-session"  # in the names of threads
 BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 
@@ -75,7 +84,7 @@ class MemoryReport(Described):
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
+    """A count of what a session's calls did since it was opened, and of what it keeps for them; zeros without a GPU.
 
     Attributes:
         contexts: execution contexts that are there now, over all slots and GPUs.
@@ -107,7 +116,7 @@ class Session:
             never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
             every thread that calls: those beyond only wait, and handing contexts over takes time.
-        queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
+        queue: calls that `submit` holds at the most; beyond, it waits.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
@@ -174,7 +183,7 @@ class Session:
         self.notes: list[str] = []
         self._process, self._forked = os.getpid(), False
         _opened.add(self)
-        self._queue = queue
+        self._queue, self._places = queue, threading.BoundedSemaphore(queue)  # for `submit`
         self._gpus: list[GpuEngine] = []
         self._limit = _bytes(memory)
         self._plan_bytes = self.engine.stat().st_size
@@ -208,7 +217,7 @@ class Session:
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
-        self._in_background: Background | None = None
+        self._workers: ThreadPoolExecutor | None = None  # of `submit` and `run_async`
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
         self._entry: Entry | None = None  # of the store, where it stays while this is open
@@ -300,7 +309,6 @@ class Session:
         self._slots: SlotPool[AnySlot] = SlotPool(
             lambda number: slot,
             1,
-            owned=True,
             instead="open several sessions: ONNX Runtime runs one call of each at a time",
         )
 
@@ -320,7 +328,6 @@ class Session:
             lambda number: gpus[number % len(gpus)].slot(),
             contexts * len(gpus),
             groups=len(gpus),
-            owned=True,
             instead="open the session with more `contexts=`",
         )
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
@@ -369,36 +376,33 @@ class Session:
             self._signature.check_names(inputs)
         if stream is None and out is None and {*map(type, values)} == _PLAIN:
             shapes = self._accept(values)
-            slot = self._slots.take(None, timeout)
+            lease = self._slots.take(None, timeout)
             try:
-                return slot.run(values, shapes)
+                return lease.item.run(values, shapes)  # type: ignore[no-any-return]
             except EngineError as error:
                 self._refuse_uneven(shapes, error)
                 raise
             finally:
-                self._slots.give(slot)
+                self._slots.give(lease)
         if out is not None and type(out) is not dict:
             check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
-        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
+        lease = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
-            target = slot.own if handle is None else handle
+            slot = lease.item
+            target = slot.stream_ptr if handle is None else handle
             arrays = views(values, target, self._names)
             results = dict(zip(out, views(out.values(), target, [*out], write=True))) if out else None
-            example = values[0] if values else None
-            key = call_key(arrays, results, out) if handle is None else None
-            outputs = None if key is None else slot.recall(key, results, example)
-            if outputs is None:
-                shapes = self._accept(arrays)
-                if results and out:
-                    check_out(self._signature, results, out)
-                try:
-                    outputs = slot.run(arrays, shapes, results, handle, example, key)
-                except EngineError as error:
-                    self._refuse_uneven(shapes, error)
-                    raise
+            shapes = self._accept(arrays)
+            if results and out:
+                check_out(self._signature, results, out)
+            try:
+                outputs: dict[str, Any] = slot.run(arrays, shapes, results, handle, values[0] if values else None)
+            except EngineError as error:
+                self._refuse_uneven(shapes, error)
+                raise
         finally:
-            self._slots.give(slot)
+            self._slots.give(lease)
         if out:
             outputs.update(out)
         return outputs
@@ -435,10 +439,10 @@ class Session:
         check_mapping("out", {} if out is None else out)
         handle = None if stream is None else stream_handle(stream)
         values = [inputs[name] for name in self._names]
-        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
+        lease = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
-            assert isinstance(slot, Slot)
-            target = slot.own if handle is None else handle
+            slot = lease.item
+            target = slot.stream_ptr if handle is None else handle
             arrays = views(values, target, self._names)
             shapes = self._accept(arrays)
             out = {} if out is None else out
@@ -448,11 +452,10 @@ class Session:
                 call, call_outputs, note, references = prepare_call(
                     slot, arrays, shapes, results, handle, values[0] if values else None
                 )
-            release = self._slots.keep(slot)
         except BaseException:
-            self._slots.give(slot)
+            self._slots.give(lease)
             raise
-        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (references, values, out), release)
+        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (references, values, out), lease.drop)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound_call)
@@ -461,7 +464,7 @@ class Session:
         raise DeviceError(CLOSED)
 
     def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
-        """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
+        """Return a test of which slots a call can take, those on the GPU of its arrays; None: any, for arrays on the host."""
         ordinal = next(
             (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None), None
         )
@@ -510,20 +513,44 @@ class Session:
             DeviceError: this is closed. What `run` raises comes from the future's `result()`.
         """
         self._alive()
-        return self._background().submit(functools.partial(self.run, inputs), timeout)
+        if timeout is not None:
+            check_timeout(timeout)
+        workers = self._in_background()
+        if not self._places.acquire(timeout=timeout):
+            raise Busy(
+                f"no place came free in {timeout:.3g} s: all {self._queue} are in use; call less often, or open the session "
+                "with a longer `queue=`"
+            )
+        try:
+            future = workers.submit(self.run, inputs)
+        except BaseException as error:
+            self._places.release()
+            raise self._no_thread(error) from None
+        future.add_done_callback(lambda _: self._places.release())
+        return future
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """`run` for asyncio: never blocks the event loop, also not while the queue is full."""
+        """`run` for asyncio: never blocks the event loop."""
         self._alive()
-        return await self._background().run(functools.partial(self.run, inputs))
+        try:
+            future = self._in_background().submit(self.run, inputs)
+        except RuntimeError as error:
+            raise self._no_thread(error) from None
+        return await asyncio.wrap_future(future)
 
-    def _background(self) -> Background:
+    def _in_background(self) -> ThreadPoolExecutor:
         with self._opening:
             if self._closing:
                 raise DeviceError(CLOSED)
-            if self._in_background is None:
-                self._in_background = Background(self._queue, self._slots.most)
-            return self._in_background
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix=_WORKER)
+            return self._workers
+
+    def _no_thread(self, error: BaseException) -> BaseException:
+        """The error for a call that no worker takes: they were shut down meanwhile, or Python ends."""
+        if not isinstance(error, RuntimeError):
+            return error
+        return DeviceError(CLOSED if self._closing else f"no thread for this call ({error}): use run")
 
     def run_images(
         self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
@@ -561,7 +588,7 @@ class Session:
         return [self.best(row, int(top)) for row in scores]
 
     def preparation(self) -> Preprocess:
-        """How an image becomes the input.
+        """Return how an image becomes the input.
 
         Raises:
             UsageError: the engine's preprocessing isn't known, or it has several inputs.
@@ -607,7 +634,7 @@ class Session:
         return pixels(image, 0, self.preparation())
 
     def stacked(self, samples: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """What `preparation` made of images, as the input."""
+        """Stack what `preparation` made of images into the input."""
         batch = np.stack(samples).astype(self._signature.inputs[0].dtype, copy=False)
         return laid_out({self.inputs[0].name: batch}, self.inputs)
 
@@ -626,11 +653,11 @@ class Session:
         return joined([call.cut(self.run(call.feed), self.outputs) for call in self.calls(arrays)], self.outputs)
 
     def calls(self, inputs: Arrays, *, limit: int | None = None, more: bool = False) -> list[Call]:
-        """What `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
+        """Divide inputs into what `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
         return calls(inputs, self.inputs, self.outputs, self.profiles, limit=limit, more=more)
 
     def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
-        """Whether an output is scores, samples × classes: as `kinds` or the manifest says; else every floating one may be."""
+        """Tell whether an output is scores: as `kinds` or the manifest says; else any floating one may be."""
         kind = ({**((self.manifest and self.manifest.output_kinds) or {}), **self.kinds}).get(name)
         possible = output.ndim == 2 and output.dtype.kind not in "iub"
         return possible and kind in (None, Kind.CLASSES)
@@ -644,7 +671,7 @@ class Session:
         return best(scores, top, self.classes, self.engine.name)
 
     def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
-        """As the engine has them; where samples lie the manifest knows."""
+        """Describe tensors as the engine has them; where samples lie the manifest knows."""
         entries = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
         axes = {item["name"]: item.get("batch_axis", 0) for item in entries}
         return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
@@ -675,7 +702,7 @@ class Session:
         return self._gpus[0].memory.pinned(tensor.nbytes(sizes)).array(tensor.dtype, sizes)
 
     def memory(self) -> MemoryReport:
-        """What this holds now."""
+        """Return what this holds now."""
         return MemoryReport(
             gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
@@ -685,7 +712,7 @@ class Session:
         )
 
     def stats(self) -> SessionStats:
-        """What its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
+        """Count what its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
         slots = [slot for slot in self._slots.all() if isinstance(slot, Slot)]
         return SessionStats(
             contexts=sum(slot.contexts.contexts for slot in slots),
@@ -701,14 +728,15 @@ class Session:
         Raises: as `run`; UsageError without a GPU.
         """
         arrays, shapes = self._to_measure(inputs, iterations, warmup)
-        slot = self._slots.take()
+        if not self._gpus:
+            raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+        lease = self._slots.take()
         try:
-            if not isinstance(slot, Slot):
-                raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+            slot = lease.item
             with slot.device.current():
                 return time_slot(slot, arrays, shapes, iterations, warmup)
         finally:
-            self._slots.give(slot)
+            self._slots.give(lease)
 
     @typed
     def profile(self, inputs: Mapping[str, Any], iterations: int = 50, warmup: int = 10) -> LayerTimes:
@@ -745,8 +773,9 @@ class Session:
             bound_calls = tuple(self._bound)
         if os.getpid() != self._process:
             return
-        if self._in_background is not None:
-            self._in_background.close(finish)
+        if self._workers is not None:
+            inside = threading.current_thread().name.startswith(_WORKER)  # in a callback of a future
+            self._workers.shutdown(wait=not inside, cancel_futures=not finish)
         for bound_call in bound_calls:
             bound_call.close()
         del bound_calls

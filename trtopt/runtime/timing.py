@@ -1,5 +1,4 @@
-"""How long things take: an engine's GPU time between events and host time from launch to synchronized, and several ways of
-running a model in turns."""
+"""Time an engine (GPU time between events, host time from launch to synchronized), its layers, and several ways in turns."""
 
 from __future__ import annotations
 
@@ -13,10 +12,12 @@ from typing import TypeVar
 import numpy as np
 
 from trtopt.core.documents import Described
+from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, Locations, Source
 from trtopt.runtime.slot import Slot
+from trtopt.trt.plans import LoadedEngine
 
 T = TypeVar("T")
 _QUEUED = 64  # timed launches in flight; far below the driver's queue, beyond which a launch would block
@@ -39,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing(Described):
-    """How long one inference takes, without copies to and from the host.
+    """The time of one inference, without copies to and from the host.
 
     Attributes:
         gpu: between CUDA events, with the next launches already queued, so the GPU never waits for the host.
@@ -52,6 +53,46 @@ class Timing(Described):
     iterations: int
     cuda_graph: bool
     note: str = ""
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One layer of the engine; of a fused one `nodes` are all that it computes.
+
+    Attributes:
+        ms: median over the inferences; low, high: the fastest and the slowest of them.
+        kind: "convolution", "deconvolution", "matmul" or "other"; precision: it computes in; None: not known.
+        nodes: of the ONNX graph.
+    """
+
+    name: str
+    ms: float
+    low: float
+    high: float
+    kind: str = "other"
+    precision: Precision | None = None
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """An engine's layers in the order that they run in.
+
+    Attributes:
+        shapes: input → "32x3x224x224".
+        gpu: the whole inference between CUDA events, without the profiler. The layers' times add up to more: with a profiler
+            they run one by one, each between two events, and not as a CUDA graph.
+    """
+
+    shapes: Mapping[str, str]
+    layers: tuple[LayerTime, ...]
+    gpu: Spread
+    iterations: int
+
+    @property
+    def total_ms(self) -> float:
+        """The sum of the layers' times."""
+        return sum(layer.ms for layer in self.layers)
 
 
 def time_slot(
@@ -88,13 +129,13 @@ def time_slot(
 
 def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[BoundContext, Locations]:
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
-    slot.settle(None)
+    slot.wait_previous(None)
     bound_context = slot.contexts.bind(arrays, shapes)
     locations = (
-        *slot.uploaded(arrays, slot.locate(bound_context, arrays, slot.own), slot.own),
+        *slot.uploaded(arrays, slot.input_locations(bound_context, arrays, slot.stream_ptr), slot.stream_ptr),
         *[STAGED] * len(bound_context.outputs),
     )
-    slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
+    slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
     slot.stream.synchronize()
     return bound_context, locations
 
@@ -108,8 +149,49 @@ def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tu
         inside.append(RESIDENT if shape is None else slot.contexts.buffer(tensor).handle)
     graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
     if graph is None:
-        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.own)), False, note
+        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.stream_ptr)), False, note
     return (lambda: graph.launch(slot.stream)), True, ""
+
+
+def profile_slot(
+    slot: Slot,
+    engine: LoadedEngine,
+    arrays: Sequence[Source],
+    shapes: tuple[Shape, ...],
+    layer_infos: Sequence[LayerInfo],
+    iterations: int,
+    warmup: int,
+) -> LayerTimes:
+    """Time each layer on `arrays`.
+
+    Args:
+        slot: one that nothing else uses, now or later: its context keeps the profiler.
+        layer_infos: what the manifest says of the layers.
+    """
+    whole = time_slot(slot, arrays, shapes, iterations, warmup)
+    bound_context, locations = run_once(slot, arrays, shapes)
+    times: dict[str, float] = {}
+
+    def note(name: str, milliseconds: float) -> None:
+        times[name] = times.get(name, 0.0) + milliseconds  # of a loop's body, each time that it ran
+
+    runs: list[dict[str, float]] = []
+    bound_context.context.profiler = profiler = engine.profiler(note)
+    for number in range(warmup + iterations):
+        times.clear()
+        slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
+        slot.stream.synchronize()
+        if number >= warmup:
+            runs.append(dict(times))
+    del profiler
+    by_name = {layer.name: layer for layer in layer_infos}
+    layers = []
+    for name in dict.fromkeys(name for run in runs for name in run):
+        each, info = [run.get(name, 0.0) for run in runs], by_name.get(name)
+        kind, precision, nodes = (info.kind, info.precision, info.nodes) if info else ("other", None, ())
+        layers.append(LayerTime(name, statistics.median(each), min(each), max(each), kind, precision, nodes))
+    shapes_text = {tensor.name: x(shape) for tensor, shape in zip(slot.signature.inputs, shapes)}
+    return LayerTimes(shapes_text, tuple(layers), whole.gpu, iterations)
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:

@@ -47,7 +47,7 @@ def loaders() -> tuple[Loader, ...]:
 
 
 def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
-    """What loads a plan: of those that are here the first that runs it, the full TensorRT before the lean runtime.
+    """Return what loads a plan: of those that are here the first that runs it, the full TensorRT before the lean runtime.
 
     Args:
         backend: "auto", "tensorrt", "lean" or "rtx".
@@ -110,7 +110,7 @@ def _to_install(backend: str) -> str:
 
 
 def _look(name: str) -> Loader | str:
-    """What an importable module is to us, or why nothing."""
+    """Return what an importable module is to us, or why it is nothing."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What a TensorRT generation can do, read off its own module: elsewhere code asks "can it?", never "which version?"."""
+"""The abilities of a TensorRT generation, read off its own module: elsewhere code asks "can it?", never "which version?"."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ _FP8_FLOATS = {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
     "ConvTranspose": "TensorRT has no transposed convolution in FP8",
     "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
 }
+_MEMBERS = {  # capability → what of the module shows it
+    "typed_graph": "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
+    "layer_precision": "ILayer.precision",
+    "timing_cache": "IBuilderConfig.set_timing_cache",
+    "strip": "BuilderFlag.STRIP_PLAN",
+    "refit": "BuilderFlag.REFIT",
+    "version_compatible": "BuilderFlag.VERSION_COMPATIBLE",
+    "sparsity": "BuilderFlag.SPARSE_WEIGHTS",
+    "tf32": "BuilderFlag.TF32",
+    "optimization_level": "IBuilderConfig.builder_optimization_level",
+}
 _SWITCHES = {  # options that are also capabilities: why not, what to do instead
     "timing_cache": ("has no timing cache", "drop it"),
     "strip": ("can't strip weights from a plan", "use `refit=True` alone, or drop it"),
@@ -31,7 +42,7 @@ _SWITCHES = {  # options that are also capabilities: why not, what to do instead
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What this generation honours.
+    """The options that a generation honours.
 
     Attributes:
         typed_graph: precision comes from the ONNX graph's own types (strongly typed builds).
@@ -82,7 +93,7 @@ class Capabilities:
     stored_codes: frozenset[Precision] = frozenset({Precision.INT8})
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return them as plain JSON values."""
         plain = asdict(self)
         plain["precisions"] = sorted(map(str, self.precisions))
         plain["hardware_levels"] = sorted(self.hardware_levels)
@@ -95,40 +106,38 @@ class Capabilities:
 
 def read(trt: Any) -> Capabilities:
     """Ask the module's own members, so that stand-ins and future minor versions answer for themselves."""
-    flags, config, types = trt.BuilderFlag, trt.IBuilderConfig, trt.DataType
-    typed_graph = hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-    precision_flags = hasattr(flags, "FP16") and hasattr(flags, "INT8")
+    config, types = trt.IBuilderConfig, trt.DataType
+    shown: dict[str, Any] = {}
+    for name, path in _MEMBERS.items():
+        owner, _, member = path.partition(".")
+        shown[name] = hasattr(getattr(trt, owner), member)
     precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
     if hasattr(types, "BF16"):
         precisions.add(Precision.BF16)
-    if typed_graph and hasattr(types, "FP8"):  # 8.6 has the type and a flag, but its ONNX parser has no FP8
+    if shown["typed_graph"] and hasattr(types, "FP8"):  # 8.6 has the type and a flag, but its ONNX parser has no FP8
         precisions.add(Precision.FP8)
     targets = None
     if hasattr(config, "set_compute_capability"):
         matches = (re.fullmatch(r"SM(\d+)", name) for name in dir(trt.ComputeCapability))
         targets = frozenset(int(match[1]) for match in matches if match)
     return Capabilities(
-        typed_graph=typed_graph,
-        precision_flags=precision_flags,
+        **shown,
+        precision_flags=hasattr(trt.BuilderFlag, "FP16") and hasattr(trt.BuilderFlag, "INT8"),
         native_calibrator=hasattr(trt, "IInt8EntropyCalibrator2") and hasattr(config, "int8_calibrator"),
-        layer_precision=hasattr(trt.ILayer, "precision"),
         precisions=frozenset(precisions),
         compute_targets=targets,
-        timing_cache=hasattr(config, "set_timing_cache"),
         hardware_levels=frozenset(
             level for level in HARDWARE_LEVELS if hasattr(trt.HardwareCompatibilityLevel, level.upper())
         ),
-        strip=hasattr(flags, "STRIP_PLAN"),
-        refit=hasattr(flags, "REFIT"),
-        version_compatible=hasattr(flags, "VERSION_COMPATIBLE"),
-        sparsity=hasattr(flags, "SPARSE_WEIGHTS"),
-        tf32=hasattr(flags, "TF32"),
         float_only_fp8=_FP8_FLOATS,
-        optimization_level=hasattr(config, "builder_optimization_level"),
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         types=frozenset(
             {"float32", "float64", "float16", "int8", "int32", "int64", "bool"}
-            | {name for member, name in _TYPES.items() if hasattr(types, member) and (typed_graph or member != "FP8")}
+            | {
+                name
+                for member, name in _TYPES.items()
+                if hasattr(types, member) and (shown["typed_graph"] or member != "FP8")
+            }
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Which TensorRT runs which plan: the one table, and what it says in words.
+"""A table of which TensorRT runs which plan: the only one, and what it says in words.
 
 | plan of | built | runs on | known from |
 |---|---|---|---|
@@ -34,7 +34,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PlanOrigin:
-    """How a plan was made.
+    """The origin of a plan.
 
     Attributes:
         product: "TensorRT" or "TensorRT-RTX"; version: its own, such as "10.16.1.11".
@@ -52,7 +52,7 @@ class PlanOrigin:
 
 
 def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
-    """Why version `here` of a plan's product doesn't run it, and what to do; empty: it does.
+    """Say why version `here` of a plan's product doesn't run it, and what to do; empty: it does.
 
     Args:
         here: it may have fewer numbers than the plan's, as 8.6.0's module says three of four.
@@ -81,7 +81,7 @@ def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
 
 
 def runs_on(origin: PlanOrigin) -> str:
-    """What runs a plan, in a line."""
+    """Say what runs a plan, in a line."""
     if not origin.compatible:
         return str(origin)
     if not origin.carries:

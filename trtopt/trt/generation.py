@@ -1,4 +1,4 @@
-"""What every TensorRT generation shares, written once: parse, configure, build, read the layers back, load.
+"""The work that every TensorRT generation shares, written once: parse, configure, build, read the layers back, load.
 
 It is TensorRT 10 and 11 as it stands; a family (tensorrt8.py, rtx.py) overrides the few hooks that differ.
 """
@@ -52,12 +52,11 @@ _CRASHED = (
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """What a build gives.
+    """The result of a build.
 
     Attributes:
         plan: the serialized engine, bytes-like.
         layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
-        unseen: what is in regions that TensorRT reports no layers of, and why an inference didn't show it.
         warnings: TensorRT's warnings, repeated ones counted.
         seconds: wall-clock time of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
@@ -71,7 +70,6 @@ class BuiltPlan:
     seconds: float
     targets: tuple[int, ...] = ()
     layers_unknown: str = ""
-    unseen: str = ""
     native_cache: bytes | None = None
     scratch: int | None = None
 
@@ -118,15 +116,11 @@ class Generation(Loader):
         return []
 
     def _cautions(self, spec: BuildSpec) -> list[str]:
-        """What the user should know before the build."""
+        """Say what the user should know before the build."""
         return []
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         """Settings that only this family has."""
-
-    def rearranges(self, spec: BuildSpec) -> bool:
-        """Whether quantized graphs are to be given in another form, faster here (`trtopt.graph.passes.rearrange`)."""
-        return False
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
@@ -155,11 +149,11 @@ class Generation(Loader):
         return gpus[spec.device] if gpus else None
 
     def typed(self, spec: BuildSpec) -> bool:
-        """Whether a build takes its precisions from the ONNX graph's types; else it wants an FP32-typed graph."""
+        """Tell whether a build takes its precisions from the ONNX graph's types; else it wants an FP32-typed graph."""
         return self.capabilities.typed_graph and spec.calibrator != "native"
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values, for `trtopt version` and manifests."""
+        """Describe it as plain JSON values, for `trtopt version` and manifests."""
         gpu = self.gpu()
         can_build = bool(gpu) or self.capabilities.builds_without_gpu
         why_not = "" if can_build else gpu.reason
@@ -220,7 +214,7 @@ class Generation(Loader):
             return tuple((info.name, value_count(info)) for info in inputs if info.name in names)
 
     def limits(self, graph: ModelProto | None) -> tuple[Issue, ...]:
-        """What no build of this generation takes, found without its parser; nothing in a file that onnx can't read."""
+        """List what no build of this generation takes, found without its parser; nothing in a file that onnx can't read."""
         from trtopt.graph import limits
 
         return () if graph is None else limits.issues(graph, self.capabilities.types, self.capabilities.absent)

@@ -56,6 +56,7 @@ _KINDS = (  # of the layer's type, the first that matches
     (r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", "matmul"),
 )
 _PROFILE = re.compile(r" \[profile [1-9]\d*\]$")
+REGION = "ForeignNode"  # in the name of a layer that hides others: 8.6's, of most of a transformer
 HEAVY_OPS = {
     "Conv": "convolution",
     "ConvTranspose": "deconvolution",
@@ -78,7 +79,7 @@ def profile_suffix(name: str) -> str:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What an engine says of its layers.
+    """The layers of an engine, as it reports them.
 
     Attributes:
         layers: those that touch a floating or quantized tensor.
@@ -163,14 +164,14 @@ def _of_those(
 
 
 def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
-    """Whether a layer casts what it reads before it multiplies; `ops` is in the order of the graph."""
+    """Tell whether a layer casts what it reads before it multiplies; `ops` is in the order of the graph."""
     inside = set(nodes)
     kinds = [op for name, op in ops.items() if name in inside and (op == "Cast" or op in HEAVY_OPS)]
     return len(kinds) > 1 and kinds[0] == "Cast"
 
 
 def _multiplies_floats(nodes: Sequence[str], ops: Mapping[str, str], in_float: Collection[str]) -> bool:
-    """Whether all products of a layer are among those that can't compute quantized."""
+    """Tell whether all products of a layer are among those that can't compute quantized."""
     products = [name for name in nodes if ops.get(name) in HEAVY_OPS]
     return bool(products) and all(name in in_float for name in products)
 

@@ -36,11 +36,11 @@ class Loader:
         return f"{self.product}{' lean' if self.lean else ''} {self.version}"
 
     def gpu(self) -> Probe:
-        """What the NVIDIA driver says; asked before TensorRT, which may crash without a GPU."""
+        """Ask what the NVIDIA driver says; this comes before TensorRT, which may crash without a GPU."""
         return probe()
 
     def unread(self, origin: PlanOrigin) -> str:
-        """Why it doesn't run a plan of its product, and what to do; empty: it does."""
+        """Say why it doesn't run a plan of its product, and what to do; empty: it does."""
         return compatibility.unread(origin, self.version, lean=self.lean)
 
     def reads(self) -> str:
@@ -50,7 +50,7 @@ class Loader:
         return compatibility.reads(self.version, lean=self.lean)
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values, for `trtopt version` and manifests."""
+        """Describe it as plain JSON values, for `trtopt version` and manifests."""
         gpu = self.gpu()
         return {
             "family": self.family,
@@ -110,7 +110,7 @@ class Loader:
     def _runtime_settings(
         self, engine: Any, runtime: Any, runtime_cache: bytes | None, capture: bool
     ) -> RuntimeSettings | None:
-        """How contexts of the engine are made, where that takes an IRuntimeConfig."""
+        """Return how contexts of the engine are made, where that takes an IRuntimeConfig."""
         return None
 
 

@@ -259,7 +259,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
 
 
 def in_words(text: str) -> str:
-    """What a message of TensorRT's means; empty where we don't know it."""
+    """Say what a message of TensorRT's means; empty where we don't know it."""
     return next((words for _, words, _ in _known([" ".join(text.split())])), "")
 
 
@@ -272,7 +272,7 @@ def translate(errors: tuple[str, ...], failure: str, default: type[TrtoptError] 
 
 
 def _known(lines: Sequence[str]) -> Iterator[tuple[type[TrtoptError], str, str]]:
-    """What is known of messages, one line each: the error, our words, the message."""
+    """Yield what is known of messages, one line each: the error, our words, the message."""
     for kind, texts in _KNOWN.items():
         for pattern, words in texts.items():
             for line in lines:

@@ -28,7 +28,7 @@ _TARGETS = (75, 80, 86, 89, 120, 121)
 
 @dataclass(frozen=True)
 class PlanHeader:
-    """Who made a plan: "TensorRT" or "TensorRT-RTX", and its version ("10.16.1.11").
+    """The maker of a plan: "TensorRT" or "TensorRT-RTX", and its version ("10.16.1.11").
 
     Attributes:
         nbytes: length of the plan, where its header says it (TensorRT-RTX); 0: it doesn't.
@@ -129,17 +129,17 @@ class LoadedEngine:
         return unwarned() if numbers(self._version) >= (10,) else nullcontext()  # older ones don't warn
 
     def _answers(self, since: tuple[int, ...]) -> bool:
-        """Whether a call that came with that version of TensorRT may be made of this plan."""
+        """Tell whether a call that came with that version of TensorRT may be made of this plan."""
         return not self.made or self.made >= since
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user may want to know, such as a runtime cache that didn't fit."""
+        """Notes for the user, such as a runtime cache that didn't fit."""
         return () if self.settings is None else self.settings.notes
 
     @property
     def captures_itself(self) -> bool:
-        """Whether TensorRT-RTX captures CUDA graphs on its own, so that its caller must not."""
+        """Tell whether TensorRT-RTX captures CUDA graphs on its own, so that its caller must not."""
         return self.settings is not None and self.settings.captures
 
     def context(self, scratch: int, nbytes: int) -> Any:
@@ -176,13 +176,13 @@ class LoadedEngine:
         return context
 
     def aliases(self, source: str, result: str) -> bool:
-        """Whether that output is that input, written in place (caches of keys and values; TensorRT 10.15 and later)."""
+        """Tell whether that output is that input, written in place (caches of keys and values; TensorRT 10.15 and later)."""
         has_aliases = self._answers((10, 15)) and _has(self.engine, "get_aliased_input_tensor")
         return has_aliases and bool(self.engine.get_aliased_input_tensor(result) == source)
 
     @staticmethod
     def shares_profiles(context: Any) -> bool:
-        """Whether a further context, just made, can use a profile that an earlier one uses.
+        """Tell whether a further context, just made, can use a profile that an earlier one uses.
 
         8.6 gives a second context no profile, unless the engine was built with PreviewFeature.PROFILE_SHARING_0806;
         setting profile 0 on such a context ends the process (seen on an H200).
@@ -287,7 +287,7 @@ class LoadedEngine:
 
 
 def _has(thing: Any, name: str) -> bool:
-    """Whether TensorRT's class of `thing` has the name; asked of the class, where properties aren't read."""
+    """Tell whether TensorRT's class of `thing` has the name; asked of the class, where properties aren't read."""
     return hasattr(type(thing), name)
 
 
@@ -326,7 +326,7 @@ def host_code_refused(name: str) -> UsageError:
 
 
 def plan_origin(plan: bytes | memoryview) -> PlanOrigin | None:
-    """How a plan was made, as far as it says so itself: one without the lean runtime may be version-compatible, too."""
+    """Read how a plan was made, as far as it says so itself: one without the lean runtime may be version-compatible, too."""
     header = plan_header(plan)
     if header is None:
         return None

@@ -10,12 +10,12 @@ from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
 
 
 def may_be_values(info: TensorInfo) -> bool:
-    """Whether a profile may give this input's *values* (a shape tensor: integers, rank 0 or 1, known length)."""
+    """Tell whether a profile may give this input's *values* (a shape tensor: integers, rank 0 or 1, known length)."""
     return info.dtype.startswith(("int", "uint")) and len(info.shape) <= 1 and not info.open_axes
 
 
 def value_count(info: TensorInfo) -> int:
-    """How many values a shape input has."""
+    """Return how many values a shape input has."""
     return int(info.shape[0]) if info.shape else 1
 
 
@@ -92,7 +92,7 @@ def _too_long(info: TensorInfo, shape: ShapeRange, longest: Mapping[tuple[str, i
 
 
 def _uncovered(open_inputs: Sequence[TensorInfo], values: Collection[str]) -> list[str]:
-    """What is missing altogether: ranges of sizes, and of the values that decide sizes."""
+    """List what is missing altogether: ranges of sizes, and of the values that decide sizes."""
     dynamic = ", ".join(f"{info.name} {info.dims}" for info in open_inputs if info.name not in values)
     problems = [f"the model leaves sizes open, and no `shapes=` gives their range: {dynamic}"] if dynamic else []
     for info in open_inputs:

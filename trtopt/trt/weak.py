@@ -26,7 +26,7 @@ _DATA_TYPES = {Precision.FP32: "FLOAT", Precision.FP16: "HALF", Precision.BF16: 
 
 @dataclass(frozen=True)
 class Options:
-    """What a weakly typed build is given besides its `BuildSpec`; see `Generation.build`."""
+    """The arguments of a weakly typed build besides its `BuildSpec`; see `Generation.build`."""
 
     quantized: bool
     layer_precision: Mapping[str, Precision]
