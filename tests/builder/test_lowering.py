@@ -27,7 +27,7 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import infer_shapes
-from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.generation import BuiltPlan
 
 
 @pytest.fixture(scope="module")
@@ -57,42 +57,21 @@ def lowered(
     block: onnx.ModelProto,
     table: Table,
     *,
-    rearranges: bool,
     stored_codes: Collection[Precision] = Precision,
     **changes: Any,
 ) -> Lowered:
     can = SimpleNamespace(stored_codes=stored_codes, max_opset=17, float_only={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can, rearranges=lambda _: rearranges)
+    generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can)
     return lower(block, BuildSpec(precision=Precision.INT8, **changes), generation, table)
 
 
-def test_what_another_node_computes_is_not_looked_for(block: onnx.ModelProto, table: Table) -> None:
-    plain, made = (lowered(block, table, rearranges=wanted) for wanted in (False, True))
-    assert plain.merged == {}
-    assert plain.asked == dict.fromkeys(["first", "main", "skip", "next"], Precision.INT8)
-    assert made.merged == {"skip": "main"}
-    assert made.asked == dict.fromkeys(["first", "main", "next"], Precision.INT8)
-    assert {node.name for node in made.proto.graph.node} >= set(made.asked)
-    assert made.quantized
-
-
-def test_a_node_with_a_precision_of_its_own_stays(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, rearranges=True, overrides=(Override("add", Precision.FP32),))
-    assert made.merged == {}
-    assert made.layer_precision["add"] is Precision.FP32
-    assert made.asked["skip"] is Precision.INT8
-
-
-def test_a_real_builder_takes_rearranged_graphs_and_the_user_is_told(
-    block: onnx.ModelProto, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_quantized_layers_are_asked_for_in_int8_and_overridden_nodes_in_theirs(
+    block: onnx.ModelProto, table: Table
 ) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-
-    heard = Heard()
-    monkeypatch.setattr(Generation, "rearranges", lambda *_: True)
-    made = build(block, tmp_path / "b.engine", int8=True, calib=table, target="sm89", backend="rtx", reporter=heard)
-    assert made.precision_summary == "3 of 3 convolutions INT8"
-    assert any(text.startswith("1 convolution of residual skips computed by the last one") for text in heard.notes)
+    made = lowered(block, table, overrides=(Override("add", Precision.FP32),))
+    assert made.quantized and made.layer_precision["add"] is Precision.FP32
+    int8 = dict.fromkeys(["first", "main", "skip", "next"], Precision.INT8)
+    assert made.asked == {**int8, "add": Precision.FP32}
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +99,18 @@ def excited(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, 
 
 def test_what_lies_between_fp16_layers_is_preferred_in_fp16(excited: tuple[onnx.ModelProto, Table]) -> None:
     """Left to itself 8.6 takes FP32 for them: efficientnet_b0's SiLU layers on an H200."""
-    made = lowered(*excited, rearranges=False)
+    made = lowered(*excited)
     assert set(made.asked) == {"before", "after"}
     assert made.preferred == dict.fromkeys(
         ["squeeze", "sigmoid", "silu", "excite", "gate", "gated", "mean"], Precision.FP16
     )
-    pinned = lowered(*excited, rearranges=False, overrides=(Override("silu", Precision.FP32),))
+    pinned = lowered(*excited, overrides=(Override("silu", Precision.FP32),))
     assert "silu" not in pinned.preferred
 
 
 def test_a_generation_without_stored_codes_gets_floats(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, rearranges=True, stored_codes=())
-    plain = lowered(block, table, rearranges=True)
+    made = lowered(block, table, stored_codes=())
+    plain = lowered(block, table)
     for proto, wanted in ((made.proto, set()), (plain.proto, {TensorProto.INT8})):
         weights = {item.name: item.data_type for item in proto.graph.initializer}
         read = [item.input[0] for item in proto.graph.node if item.op_type == "DequantizeLinear"]
@@ -143,16 +122,8 @@ def _layers(**precisions: Precision) -> tuple[LayerInfo, ...]:
     return tuple(LayerInfo(name, "convolution", found, (name,)) for name, found in precisions.items())
 
 
-def test_the_work_of_a_merged_node_counts_where_it_is_done(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, rearranges=True)
-    built = BuiltPlan(b"", _layers(first=Precision.INT8, main=Precision.INT8, next=Precision.INT8), (), 1.0)
-    work = dict.fromkeys(["first", "main", "skip", "next"], 10)
-    report = judge(built, made, BuildSpec(precision=Precision.INT8), work, made.asked)
-    assert report.coverage == {Precision.INT8: 1.0}
-
-
 def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, rearranges=False)
+    made = lowered(block, table)
     built = BuiltPlan(
         b"", _layers(first=Precision.INT8), (), 1.0, unseen="nothing is said of {ForeignNode[main...next]}"
     )
@@ -165,7 +136,7 @@ def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) ->
 def test_shapes_are_inferred_once(
     typed: bool, block: onnx.ModelProto, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Placement, quantization, rearrangement and typing keep up what is known of each tensor."""
+    """Placement, quantization and typing keep up what is known of each tensor."""
     inferred = []
 
     def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -180,9 +151,9 @@ def test_shapes_are_inferred_once(
         float_only_fp8={},
         conv_borders="",
     )
-    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: not typed)
+    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     made = lower(block, BuildSpec(precision=Precision.INT8), generation, table)
-    assert made.quantized and bool(made.merged) is not typed
+    assert made.quantized
     assert len(inferred) == 1
     values = {value.name: value.type.tensor_type for value in made.proto.graph.value_info}
     unknown = {name for node in made.proto.graph.node for name in node.output} - values.keys() - {"y"}
@@ -209,7 +180,7 @@ def forked() -> onnx.ModelProto:
 def _mixed(proto: onnx.ModelProto, in_fp8: tuple[str, ...], **spec: Any) -> Lowered:
     found = calibrate(proto, data={"x": values(64, 32, 8, 8)}).table
     can = SimpleNamespace(stored_codes=Precision, max_opset=None, float_only={}, float_only_fp8={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: True, capabilities=can, rearranges=lambda _: False)
+    generation: Any = SimpleNamespace(typed=lambda _: True, capabilities=can)
     table = replace(found, left_out=dict.fromkeys(in_fp8, "tried"), in_fp8=in_fp8)
     return lower(proto, BuildSpec(precision=Precision.INT8, **{"fp8_layers": True, **spec}), generation, table)
 
@@ -268,7 +239,7 @@ def _lower(proto: onnx.ModelProto, table: Table | None, *, typed: bool, **spec: 
     given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
     newest, stored = (None, Precision) if typed else (17, ())
     can = SimpleNamespace(stored_codes=stored, max_opset=newest, float_only={}, float_only_fp8={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: False)
+    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)
 
 
@@ -364,7 +335,7 @@ def test_a_graph_that_came_out_invalid_is_refused(
 
 
 def test_a_lost_layer_is_named_and_its_work_counted(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, rearranges=False)
+    made = lowered(block, table)
     layers = _layers(first=Precision.INT8, main=Precision.FP16, skip=Precision.INT8, next=Precision.INT8)
     work = {"first": 10, "main": 50, "skip": 20, "next": 20}
     report = judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(precision=Precision.INT8), work, made.asked)
@@ -391,7 +362,7 @@ def test_native_calibration_that_quantized_nothing_is_said(found: Precision, blo
 
 
 def test_layers_that_are_not_known_are_said(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, rearranges=False)
+    made = lowered(block, table)
     spec, work = BuildSpec(precision=Precision.INT8), {"first": 10, "main": 10, "skip": 10, "next": 30}
     none = judge(BuiltPlan(b"", (), (), 1.0, layers_unknown="no inspector"), made, spec, work, made.asked)
     assert none.unknown == "no inspector" and none.coverage == {}

@@ -413,32 +413,6 @@ def test_the_gpu_itself_can_refuse_a_precision(
         build(generation, float_net, BuildSpec(precision=precision, profiles=PROFILES[:1]))
 
 
-@pytest.mark.parametrize(
-    ("version", "capability", "changes", "wanted"),
-    [
-        ("8.6.0", 90, {}, True),
-        ("8.6.0", 87, {}, False),
-        ("8.6.0", None, {}, False),
-        ("8.6.0", 90, {"precision": Precision.FP16}, False),
-        ("8.6.0", 90, {"hardware_compatibility": "ampere_plus"}, False),
-        ("8.6.0", 90, {"refit": True}, False),
-        ("10.16.1", 90, {}, False),
-        ("11.4.0", 90, {}, False),
-    ],
-)
-def test_graphs_are_rearranged_only_where_that_was_measured(
-    version: str,
-    capability: int | None,
-    changes: dict[str, Any],
-    wanted: bool,
-    stand_in: Install,
-    with_gpu: Callable[[int | None], None],
-) -> None:
-    _, generation = stand_in(version)
-    with_gpu(capability)
-    assert generation.rearranges(BuildSpec(**{"precision": Precision.INT8, **changes})) is wanted
-
-
 def test_86_lists_everything_it_refuses_at_once(stand_in: Install, float_net: Path) -> None:
     _, generation = stand_in("8.6.0")
     spec = BuildSpec(precision=Precision.FP8, remainder=Precision.BF16, targets=(89,), strip=True)

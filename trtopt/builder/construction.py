@@ -362,11 +362,6 @@ class _Build:
         self._warn_of_shapes()
         lowered, engine, report = self._construct(folded)
         tell_cut_off(request)
-        if count := len(lowered.merged):
-            reporter.note(
-                f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, "
-                "which is faster on this GPU"
-            )
         for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
             reporter.warn(warning)
         return self._write(lowered, engine, report, time.monotonic() - start)

@@ -68,7 +68,7 @@ def seen_through(
     regions = [layer.name for layer in engine.layers if REGION in layer.name]
     if not regions or spec.precision is Precision.FP32:
         return engine
-    named_nodes = {node for layer in engine.layers for node in layer.nodes} | lowered.merged.keys()
+    named_nodes = {node for layer in engine.layers for node in layer.nodes}
     graph = lowered.proto.graph
     nodes = {
         node.name: (node, kind)

@@ -22,7 +22,6 @@ from trtopt.graph.passes.old_parser import as_read, readable, with_float_weights
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
 from trtopt.graph.passes.quantize import insert_qdq, is_quantized
-from trtopt.graph.passes.rearrange import rearrange
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.smooth import smooth
@@ -51,7 +50,6 @@ class Lowered:
         quantized: the graph holds Q/DQ.
         layer_precision: node → precision, for weakly typed builds.
         preferred: node → precision to compute in where that can be built, for weakly typed builds.
-        merged: node → the one that computes it as well (`graph.rearrange`).
         typed: the graph carries its precisions itself.
         source: the graph that it was made of.
     """
@@ -61,7 +59,6 @@ class Lowered:
     kept: tuple[Kept, ...]
     quantized: bool
     layer_precision: Mapping[str, Precision]
-    merged: Mapping[str, str]
     preferred: Mapping[str, Precision] = field(default_factory=dict)
     typed: bool = True
     source: onnx.ModelProto | None = None
@@ -91,12 +88,10 @@ class _Placement:
     Attributes:
         points: in the build's own precision.
         fp8: in layers that run in FP8 beside INT8.
-        merged: as in `Lowered`.
     """
 
     points: Points
     fp8: Points
-    merged: Mapping[str, str]
 
 
 def lower(
@@ -132,7 +127,7 @@ def lower(
         unsafe |= overflowing(model, table.beyond_fp16)
     passes = [readable(model, capabilities.max_opset)]
     source = as_read(folded, passes[0])
-    nodes, placement = _nodes(model, spec, unsafe), _Placement(Points({}), Points({}), {})
+    nodes, placement = _nodes(model, spec, unsafe), _Placement(Points({}), Points({}))
     if table is not None:
         placement = _quantize(model, spec, generation, table, nodes, unquantized or {}, passes)
     layer_precision: dict[str, Precision] = {}
@@ -161,9 +156,7 @@ def lower(
             }
     proto = _written(model, spec, passes, folded)
     kept_layers = (*(item for item in placement.points.kept if item.node not in unsafe), *in_fp32)
-    return Lowered(
-        proto, asked, kept_layers, is_quantized(proto), layer_precision, placement.merged, preferred, typed, source
-    )
+    return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source)
 
 
 def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -222,10 +215,7 @@ def _quantize(
         passes.append(repairs)
     passes.append(insert_qdq(model, points, table.amax, base=spec.base if generation.typed(spec) else Precision.FP32))
     passes.append(insert_qdq(model, fp8, table.largest, base=spec.base))
-    if not generation.rearranges(spec):
-        return _Placement(points, fp8, {})
-    passes.append(rearrange(model, fixed=nodes.overrides))
-    return _Placement(points, fp8, {node: other for node, other in passes[-1].changes.items() if node != other})
+    return _Placement(points, fp8)
 
 
 def _points(
@@ -275,7 +265,7 @@ def _asked(
     if typed and not spec.precision.quantized:
         asked = {name: spec.base for name in nodes.heavy if name in reduced and name not in nodes.integer}
     else:
-        asked = {name: spec.precision for name in placement.points.quantized if name not in placement.merged}
+        asked = dict.fromkeys(placement.points.quantized, spec.precision)
     return {**asked, **dict.fromkeys(placement.fp8.quantized, Precision.FP8), **nodes.overrides}
 
 
@@ -396,7 +386,6 @@ def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> d
     naming = [layer for layer in engine.layers if layer.kind in HEAVY or not nodes.keys().isdisjoint(layer.nodes)]
     for layer in sorted(naming, key=lambda layer: layer.kind not in HEAVY)[::-1]:  # the first one's wins, of those
         found |= dict.fromkeys(layer.nodes, layer.precision)
-    found |= {node: found[into] for node, into in lowered.merged.items() if into in found}
     known = sum(work[node] for node in found if node in work)
     if 10 * len(nodes.keys() - work.keys()) > len(nodes) or 10 * known < 9 * sum(work.values()):
         return {}

@@ -124,10 +124,6 @@ class Generation(Loader):
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         """Settings that only this family has."""
 
-    def rearranges(self, spec: BuildSpec) -> bool:
-        """Whether quantized graphs are to be given in another form, faster here (`trtopt.graph.passes.rearrange`)."""
-        return False
-
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
         return ()

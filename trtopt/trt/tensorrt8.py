@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtopt.core.values import BuildSpec, Precision
+from trtopt.core.values import BuildSpec
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import Generation
 
@@ -29,14 +29,6 @@ class TensorRT8(Generation):
             conv_borders="TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "
             "or behind a Relu or Clip",
         )
-
-    def rearranges(self, spec: BuildSpec) -> bool:
-        """For sm90, where it was measured; other GPUs have other kernels. A refit finds weights by their names."""
-        for_this_gpu = spec.hardware_compatibility == "none" and not spec.refit
-        if spec.precision is not Precision.INT8 or not for_this_gpu:
-            return False
-        device = self.device(spec)
-        return device is not None and device.compute_capability == 90
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it

@@ -24,7 +24,6 @@ _QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered")
 _ORT_QUANTIZED = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QMoE",
                   "QEmbedLayerNormalization", "GatherBlockQuantized")  # fmt: skip
 OPSET = {Precision.INT8: 13, Precision.FP8: 19}  # the first with per-axis, and with float8 Q/DQ
-FLOATS = "float weight"  # in `meta` of a DequantizeLinear node: the tensor that its codes were made of
 LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
 _STORED: dict[Precision, Any] = {Precision.INT8: np.int8, Precision.FP8: ml_dtypes.float8_e4m3fn}
 _ROUNDED: dict[Precision, Any] = {
@@ -171,11 +170,7 @@ def _dequantized_weight(writer: Writer, value: ir.Value | None, weight: Weight, 
             f"can't hold: build with `bf16=True` besides, or keep it out with `precision_override='{weight.node}=fp32'`"
         )
     codes = quantize_weight(weights, scale, weight.axis, writer.precision)
-    result = writer.dequantize(weight.name, codes, scale, weight.axis)
-    producer = result.producer()
-    assert producer is not None
-    producer.meta[FLOATS] = value
-    return result
+    return writer.dequantize(weight.name, codes, scale, weight.axis)
 
 
 class Writer(Editor):
