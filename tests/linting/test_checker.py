@@ -325,17 +325,10 @@ def test_faults_of_quantized_models() -> None:
     assert "qdq-zero-point" not in codes(quantized())
 
 
-def test_int8_hazards_of_weights() -> None:
-    spread, zero = values(4, 3, 3, 3), values(4, 3, 3, 3)
+def test_a_channel_spread_that_int8_would_not_hold() -> None:
+    spread = values(4, 3, 3, 3)
     spread[2] *= 1e5
-    zero[1] = 0
     assert codes(conv_relu(weights={"w": spread}))["int8-channel-spread"].node == "c"
-    assert codes(conv_relu(weights={"w": zero}))["int8-zero-channel"].node == "c"
-    inputs: dict[str, list[int | str]] = {"x": [1, 3, 8, 8], "w": [4, 3, 3, 3]}
-    assert codes(model([node("Conv", "x w", "y", "c")], inputs=inputs))["int8-dynamic-weights"].node == "c"
-    narrow = [node("Conv", "x w", "h", "c1"), node("Conv", "h v", "y", "c2")]
-    weights = {"w": values(2, 3, 1, 1), "v": values(8, 2, 1, 1)}
-    assert codes(model(narrow, weights=weights))["int8-few-channels"].node == "c2"
 
 
 def test_padding_and_batchnorm_that_do_not_fold() -> None:

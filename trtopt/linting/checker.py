@@ -42,20 +42,20 @@ from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.cut import cut
-from trtopt.graph.decided import decided
+from trtopt.graph.fixed_inputs import fix_inputs
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.lengths import longest
+from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.limits import instead
-from trtopt.graph.one_sample import HeldBatch, held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import Links, whole_copy
+from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import lost_shapes
 from trtopt.linting.refusals import asked
@@ -77,7 +77,7 @@ _PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # wh
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found.
+    """Report of a check.
 
     Attributes:
         model: the path, or "the model".
@@ -175,7 +175,7 @@ def check(request: CheckRequest) -> CheckReport:
             loaded = load_model(request.model, lazy=True)
             fingerprint = loaded.fingerprint
             if request.set:
-                loaded = replace(load_model(decided(loaded.proto, request.set)), path=loaded.path)
+                loaded = replace(load_model(fix_inputs(loaded.proto, request.set)), path=loaded.path)
             if request.outputs:
                 loaded = replace(load_model(cut(loaded.proto, request.outputs)), path=loaded.path)
     except InvalidModel as error:
@@ -217,7 +217,9 @@ def check(request: CheckRequest) -> CheckReport:
     suggestion = NOTHING
     if not profiles:
         lost = lost_shapes(folded)
-        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen, lost=lost)
+        suggestion = suggested_shapes(
+            loaded.inputs, values=values, longest=max_input_lengths(folded), seen=seen, lost=lost
+        )
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
@@ -263,7 +265,7 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
-    """What the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
+    """Return what the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
 
     Operators that a build would write out aren't refused.
     """
@@ -288,7 +290,7 @@ def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list
 
 
 def _unless_refused(findings: Sequence[Finding], answers: Sequence[Finding]) -> Iterator[Finding]:
-    """What was found, without what the parser's answers say of the same operator, input or output."""
+    """Return what was found, without what the parser's answers say of the same operator, input or output."""
     told = {answer.op or answer.node for answer in answers if answer.level == "error"}
     for finding in findings:
         if finding.code not in _PARSERS or (finding.op or finding.node) not in told:
@@ -296,7 +298,7 @@ def _unless_refused(findings: Sequence[Finding], answers: Sequence[Finding]) -> 
 
 
 class _Texts(Reporter):
-    """What is said, for findings of their own."""
+    """Texts of notes and warnings, for findings of their own."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -322,7 +324,7 @@ def _samples(request: CheckRequest, model: Model, profiles: Sequence[Profile]) -
 
 
 def _ranges(samples: Batches, folded: ModelProto) -> Iterator[Finding]:
-    """What samples show: values that aren't finite, or wouldn't be in FP16."""
+    """Return what samples show: values that aren't finite, or wouldn't be in FP16."""
     try:
         ranges = measure_ranges(folded, (run.feed for run in single_runs(network_inputs(folded), samples)))
     except ModelError as error:
@@ -349,7 +351,7 @@ def _request(
     profiles: Sequence[Profile],
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
-    ends = longest(folded)
+    ends = max_input_lengths(folded)
     for info in model.inputs:
         for axis, size in enumerate(info.shape):
             if isinstance(size, int) and size > (end := ends.get((info.name, axis), size)):
@@ -371,17 +373,17 @@ def _request(
             yield Finding("warning", "target", "", "", text)
 
 
-def _held(original: ModelProto, folded: ModelProto) -> HeldBatch:
-    """Where the model holds a batch of 1; opened as it came, where folding hides what belongs there."""
-    held = held_batch(folded)
+def _held(original: ModelProto, folded: ModelProto) -> TracedBatch:
+    """Return where the model holds a batch of 1; opened as it came, where folding hides what belongs there."""
+    held = find_traced_batch(folded)
     if not held.issues:
         return held
-    before = held_batch(original)
-    return before if before.opened is not None else held
+    before = find_traced_batch(original)
+    return before if before.dynamic_model is not None else held
 
 
 def _fix(
-    model: Model, folded: ModelProto, held: HeldBatch, output: Path, limit: int | None, how: Mapping[str, Any]
+    model: Model, folded: ModelProto, held: TracedBatch, output: Path, limit: int | None, how: Mapping[str, Any]
 ) -> tuple[list[Finding], bool, bool]:
     """Write the cleaned model if it computes the same; findings, whether that was tried, and whether it is for any batch.
 
@@ -390,8 +392,8 @@ def _fix(
     """
     findings = list[Finding]()
     lost = "report the model; build folds less then, and with `min_snr=30` and samples judges the engine by the model itself"
-    if held.opened is not None:
-        cleaned, kept = _cleaned(fold(held.opened)[0], limit)
+    if held.dynamic_model is not None:
+        cleaned, kept = _cleaned(fold(held.dynamic_model)[0], limit)
         try:
             gap = invalid(cleaned) or compare(model.proto, cleaned, model.inputs, profiles=how["profiles"], opened=True)
         except (MissingDependency, ModelError) as error:
@@ -421,7 +423,7 @@ def _fix(
 
 
 def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Finding]]:
-    """At the opset that a generation reads, if that can be, and with the open ends of Slice within int32."""
+    """Lower a graph to the opset that a generation reads, if that can be, and bound the open ends of Slice to int32."""
     cleaned, findings = whole_copy(folded), list[Finding]()
     try:
         cleaned = readable_model(cleaned, limit)
