@@ -364,15 +364,13 @@ def test_fix_writes_a_model_with_the_same_outputs(tmp_path: Path) -> None:
     assert again.folding is not None and not again.folding.changed
 
 
-def test_fix_lowers_the_opset_and_bounds_slices(tmp_path: Path, backend: Any) -> None:
+def test_fix_lowers_the_opset(tmp_path: Path, backend: Any) -> None:
     backend(FakeGeneration(max_opset=17))
     proto = open_slice()
     proto.opset_import[0].version = 18
     report = check(proto, fix=tmp_path / "clean.onnx")
     clean = load_model(tmp_path / "clean.onnx")
     assert report.verified and clean.opset == 17
-    ends = {tensor.name: numpy_helper.to_array(tensor) for tensor in clean.proto.graph.initializer}
-    assert max(int(array.max()) for array in ends.values()) == 2**31 - 1
 
 
 def test_fix_without_onnxruntime_says_that_it_was_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,9 +153,9 @@ def joins_much(proto: ModelProto) -> bool:
     """Return whether Concats of Concats have more than `JOINED` parts."""
     parts: dict[str, int] = {}
     for node in all_nodes(proto.graph):
-        if node.op_type == "Concat" or node.op_type in _PASSING:
-            count = sum if node.op_type == "Concat" else max
-            parts[node.output[0]] = count([parts.get(name, 1) for name in node.input] or [1])
+        if node.output and node.op_type in ("Concat", *_PASSING):
+            counts = [parts.get(name, 1) for name in node.input] or [1]
+            parts[node.output[0]] = sum(counts) if node.op_type == "Concat" else max(counts)
             if parts[node.output[0]] > JOINED:
                 return True
     return False

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from trtopt import trt
 from trtopt.core.documents import plain
@@ -54,13 +53,13 @@ from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import Links, whole_copy
+from trtopt.graph.proto import whole_copy
 from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import lost_shapes
 from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
-from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, one_sample, opset_findings, such
+from trtopt.linting.rules import LEVELS, Finding, find, one_sample, opset_findings, such
 from trtopt.ort.comparison import compare
 from trtopt.ort.folding import first_feeds
 from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
@@ -143,10 +142,9 @@ def check(request: CheckRequest) -> CheckReport:
     An invalid model is a finding, not an exception. The hazards are those of the folded graph, which is what is built.
 
     Args:
-        fix: write the cleaned model here: folded, opset lowered to what the backend reads, open ends of Slice within
-            int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed. Where
-            a batch of 1 stands in constants though the inputs leave theirs open, it is opened, if two samples then give
-            what each of them gives alone.
+        fix: write the cleaned model here: folded, opset lowered to what the backend reads. Written only if ONNX Runtime
+            gives the same outputs (on seeded synthetic inputs) or isn't installed. Where a batch of 1 stands in constants
+            though the inputs leave theirs open, it is opened, if two samples then give what each of them gives alone.
         set: what is decided of inputs, before all else: "sr=16000", a value, which becomes a constant of the model that `fix`
             writes (several numbers with commas between; one fills an input), or "x:batchx576", sizes and their names. A
             dimension called batch counts samples, whichever it is.
@@ -423,22 +421,10 @@ def _fix(
 
 
 def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Finding]]:
-    """Lower a graph to the opset that a generation reads, if that can be, and bound the open ends of Slice to int32."""
+    """Lower a graph to the opset that a generation reads, if that can be."""
     cleaned, findings = whole_copy(folded), list[Finding]()
     try:
         cleaned = readable_model(cleaned, limit)
     except ModelError as error:
         findings.append(Finding("warning", "opset-kept", "", "", str(error)))
-    _bound_slices(cleaned)
     return cleaned, findings
-
-
-def _bound_slices(proto: ModelProto) -> None:
-    """Open ends of Slice, INT64_MAX by custom, as int32's: TensorRT 8.6 warns of each and clamps it so."""
-    readers = Links(proto.graph).readers
-    for tensor in proto.graph.initializer:
-        if {node.op_type for node in readers.get(tensor.name, ())} == {"Slice"}:
-            values = numpy_helper.to_array(tensor)
-            bounded = np.clip(values, -INT32_MAX, INT32_MAX)
-            if not np.array_equal(values, bounded):
-                tensor.CopyFrom(numpy_helper.from_array(bounded.astype(values.dtype), tensor.name))

@@ -60,12 +60,10 @@ from trtopt.graph.proto import (
 )
 from trtopt.graph.view import (
     attribute,
-    constant,
     constant_tensor,
     infer_into,
     operand,
     read_ir,
-    sizes,
     to_proto,
 )
 
@@ -74,8 +72,6 @@ ROUNDS = 12  # every model seen settles in two or three
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
-PIECES = 1024  # of a sequence that are made nodes' outputs
-_HIDDEN = "trtopt.later"  # a domain that no library knows
 
 
 @dataclass(frozen=True)
@@ -263,9 +259,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
-    splits = [node for node in model.graph.all_nodes() if node.op_type == "SplitToSequence"]
-    for node in splits:
-        node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):
         lift(model)
         with _library("onnxscript"):
@@ -282,13 +275,8 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
             common.CommonSubexpressionEliminationPass()(model)
             common.DeduplicateInitializersPass()(model)
             common.RemoveUnusedNodesPass()(model)
-        known = [node for node in splits if node.domain and 0 <= _pieces(node) <= PIECES]
-        for node in known:
-            node.domain = ""
-        if not folded.modified and not known:
+        if not folded.modified:
             break
-    for node in splits:
-        node.domain = ""
     _cast_pixels_first(model)
     _cast_pixels_last(model)
     tidy(model)
@@ -324,16 +312,6 @@ def _refuse(proto: ModelProto) -> None:
             raise ModelError(
                 f"{node.name or node.op_type} ({node.op_type}) works on optional values, which TensorRT hasn't"
             )
-
-
-def _pieces(node: ir.Node) -> int:
-    """Return how many tensors a SplitToSequence makes; -1 where that isn't known, and where onnxscript leaves it as it is."""
-    shape, lengths, axis = sizes(operand(node, 0)), operand(node, 1), attribute(node, "axis", 0)
-    form, length = sizes(lengths), constant(lengths)
-    if form:
-        return -1 if form[0] is None else form[0]
-    size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
-    return -1 if size is None or length is None else size // max(1, int(length))
 
 
 def _cast_as_written(model: ir.Model) -> None:
