@@ -403,13 +403,6 @@ def test_of_text_recognition(part: str, expected: str) -> None:
     assert guess(lazy.proto, lazy.outputs) == {output.name: Kind(expected)}
 
 
-def test_of_a_sentence_encoder(exported: Callable[[str], Path]) -> None:
-    original = load_model(exported("minilm"))
-    expected = dict.fromkeys(("last_hidden_state", "pooler_output"), Kind.EMBEDDING)
-    for proto in (original.proto, fold(original.proto)[0]):
-        assert guess(proto, load_model(proto).outputs) == expected
-
-
 def test_of_classifiers(exported: Callable[[str], Path]) -> None:
     zoo = package_file("package:onnx/backend/test/data/light/light_densenet121.onnx").parent
     found = {path.stem: load_model(path) for path in sorted(zoo.glob("*.onnx"))}
