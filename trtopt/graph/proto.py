@@ -146,7 +146,7 @@ def value_propagation_is_cheap(light: ModelProto) -> bool:
         return True
     values = (value for body in all_graphs(graph) for value in (*body.input, *body.value_info, *body.output))
     shapes = (value.type.tensor_type.shape.dim for value in values)
-    return sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED
+    return bool(sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED)
 
 
 def joins_much(proto: ModelProto) -> bool:
