@@ -14,7 +14,7 @@ from commit import turn
 import trtopt
 from trtopt.data.samples import write_crops
 from trtopt.engine.manifest import load_manifest
-from trtopt.graph.passes.placement import WEIGHTED
+from trtopt.graph.op_types import WEIGHTED
 from trtopt.recipes.loader import Recipe, known_recipes, load_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")

@@ -10,13 +10,13 @@ from onnx import ModelProto
 
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.mixing import mixing
-from trtopt.graph.decided import decided
+from trtopt.graph.fixed_inputs import fix_inputs
 
 WIDTH = 16
 
 
 def attention(steps: int, shape: Any = ("a", "b", WIDTH), last: str = "Asinh") -> ModelProto:
-    """Softmax(x · xᵀ) · x · w over the axis `steps` of x, 0 or 1; then an operator that `graph.mixed` doesn't know."""
+    """Softmax(x · xᵀ) · x · w over the axis `steps` of x, 0 or 1; then an operator that isn't known."""
     perm = [1, 0, 2] if steps == 0 else [0, 1, 2]
     nodes = [
         node("Transpose", "x", "t", perm=perm),
@@ -59,7 +59,7 @@ def test_calibrate_warns() -> None:
         for steps in (0, 1)
     ]
     assert ["depends on the samples beside it" in text for text in said] == [True, False]
-    as_told = calibrate(decided(attention(0), ["x:steps,batch,16"]), data=values(5, 20, WIDTH), cache=False)
+    as_told = calibrate(fix_inputs(attention(0), ["x:steps,batch,16"]), data=values(5, 20, WIDTH), cache=False)
     assert as_told.table.samples == 20 and "depends on" not in " ".join(as_told.notes)
     named = calibrate(attention(0, ("steps", "batch", WIDTH)), data=values(5, 20, WIDTH), cache=False)
     assert named.table.samples == 20

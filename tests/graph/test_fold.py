@@ -418,12 +418,11 @@ def test_initializers_that_were_inputs_take_the_ir_version_along() -> None:
     assert [value.name for value in load_model(result).proto.graph.input] == ["x"]
 
 
-@pytest.mark.parametrize("opset", [6, 9, 11])
+@pytest.mark.parametrize("opset", [9, 11])
 def test_operator_forms_newer_than_the_opset_raise_it(opset: int) -> None:
     """onnxscript drops a Gemm's C of zeros, which had to be given before opset 11."""
-    legacy = {"broadcast": 1} if opset < 7 else {}
     proto = model(
-        [node("Gemm", "x w c", "y", "g", **legacy)],
+        [node("Gemm", "x w c", "y", "g")],
         inputs={"x": [2, 4]},
         outputs={"y": [2, 3]},
         weights={"w": values(4, 3), "c": np.zeros(3, np.float32)},
@@ -531,19 +530,6 @@ def test_capital_letters_of_einsum_become_small_in_their_order(equation: str) ->
     feed = {name: values(*shape) for name, shape in inputs.items()}
     expected = np.einsum(equation, *feed.values())
     np.testing.assert_allclose(OnnxSession(made)(feed)["y"], expected, rtol=1e-5)
-
-
-def test_slopes_of_old_prelu_stay_one_a_channel() -> None:
-    """Before opset 7 a slope for each channel is a vector, and with IR 3 an input, too."""
-    proto = model([node("PRelu", "x s", "y", "prelu")], weights={"s": np.array([0.1, 0.5, 2], np.float32)}, opset=6)
-    proto.ir_version = 3
-    proto.graph.input.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, [3]))
-    made, report = fold(load_model(proto).proto)
-    assert not report.problem
-    assert load_model(made).opset >= 7
-    x = values(2, 3, 8, 8)
-    expected = np.where(x < 0, x * np.array([0.1, 0.5, 2], np.float32).reshape(3, 1, 1), x)
-    np.testing.assert_allclose(OnnxSession(made)({"x": x})["y"], expected, rtol=1e-6)
 
 
 def test_what_would_be_large_is_left_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.io import load_model
-from trtopt.graph.one_sample import held_batch
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import tensor_info
+from trtopt.graph.traced_batch import find_traced_batch
 
 N, H = 8, 16
 
@@ -233,7 +233,7 @@ def test_an_output_has_samples_where_it_grows_with_them(text: str, shape: Any, a
 
 def test_what_is_opened_for_any_batch_declares_any_batch() -> None:
     proto = written("(float[n,4] x) => (float[1,2,2] y) <int64[3] s = {1, 2, 2}> { y = Reshape(x, s) }")
-    opened = held_batch(proto).opened
+    opened = find_traced_batch(proto).dynamic_model
     assert opened is not None
     assert tensor_info(opened.graph.output[0]).shape == ("n", 2, 2)
     folded, _ = fold(load_model(written("(float[n,3] x) => (float[1,3] y) { y = Neg(x) }")).proto)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.errors import InvalidModel, OutputError
+from trtopt.core.errors import InvalidModel
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.lazy_weights import is_lazy, parse_light
 from trtopt.graph.passes.fold import fold
@@ -66,25 +64,6 @@ def test_it_may_be_written_over_its_own_file(path: Path) -> None:
     before = load_model(path).proto
     save_model(load_model(path, lazy=True).proto, path)
     assert load_model(path).proto == before
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read and written")
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSPC])
-def test_what_the_system_does_not_copy_is_read_and_written(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def failing(*_: int) -> int:
-        raise OSError(number, os.strerror(number))
-
-    lazy, target = load_model(path, lazy=True).proto, tmp_path / "again.onnx"
-    monkeypatch.setattr(os, "sendfile", failing)
-    if number == errno.ENOSPC:
-        with pytest.raises(OutputError, match="No space left"):
-            save_model(lazy, target, inline_limit=0)
-        assert not target.exists()
-    else:
-        save_model(lazy, target, inline_limit=0)
-        assert load_model(target).proto == load_model(path).proto
 
 
 def test_folding_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 from graphs import model, node, points_of, quantized, rapidocr, typed, values
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Precision, TensorInfo
 from trtopt.graph.io import load_model
-from trtopt.graph.output_kinds import Kind, by_shape, guess, parse, resolve, stated
+from trtopt.graph.output_kinds import Kind, by_shape, guess, index_outputs, parse, resolve, stated
 from trtopt.graph.passes.fold import fold
 from trtopt.recipes.loader import package_file
 
@@ -55,272 +55,152 @@ WORDS: dict[str, Sequence[int | str]] = {"x": ["n", "l", 32], "m": ["n", "l", 1]
 IMAGES: dict[str, Sequence[int | str]] = {"x": ["n", 3, "h", "w"]}
 FIXED: dict[str, Sequence[int | str]] = {"x": ["n", 3, 16, 16]}
 
-_NORM = [  # a layer's normalization written out, from h to d
-    node("ReduceMean", "h", "mean", axes=[-1]),
-    node("Sub", "h mean", "centred"),
-    node("Mul", "centred centred", "square"),
-    node("ReduceMean", "square", "variance", axes=[-1]),
-    node("Add", "variance eps", "safe"),
-    node("Sqrt", "safe", "deviation"),
-    node("Div", "centred deviation", "d"),
-]
-_RMS = [
-    node("Mul", "h h", "square"),
-    node("ReduceMean", "square", "mean", axes=[-1]),
-    node("Add", "mean eps", "safe"),
-    node("Sqrt", "safe", "size"),
-    node("Reciprocal", "size", "inverse"),
-    node("Mul", "h inverse", "d"),
-    node("Mul", "d gamma", "y"),
-]
-_POOL = [
-    node("Mul", "h m", "masked"),
-    node("ReduceSum", "masked axis1", "sum", keepdims=0),
-    node("ReduceSum", "m axis1", "count", keepdims=0),
-    node("Clip", "count eps", "some"),
-    node("Div", "sum some", "y"),
-]
-_CONV = node("Conv", "x c", "h", "conv", pads=[1, 1, 1, 1])
-_HEAD = [  # a detector's: 8 and 21 channels of 256 anchors
-    _CONV,
-    node("Conv", "h c8", "near"),
-    node("Reshape", "near as8", "n8"),
-    node("Conv", "h c21", "far"),
-    node("Reshape", "far as21", "f21"),
-    node("Sigmoid", "f21", "scores"),
-]
+# A layer's normalization written out, from h to d.
+_NORM = (
+    "mean = ReduceMean <axes = [-1]> (h) centred = Sub (h, mean) square = Mul (centred, centred) "
+    "variance = ReduceMean <axes = [-1]> (square) safe = Add (variance, eps) deviation = Sqrt (safe) "
+    "d = Div (centred, deviation)"
+)
+_RMS = (
+    "square = Mul (h, h) mean = ReduceMean <axes = [-1]> (square) safe = Add (mean, eps) size = Sqrt (safe) "
+    "inverse = Reciprocal (size) d = Mul (h, inverse) y = Mul (d, gamma)"
+)
+_POOL = (
+    "masked = Mul (h, m) sum = ReduceSum <keepdims = 0> (masked, axis1) "
+    "count = ReduceSum <keepdims = 0> (m, axis1) some = Clip (count, eps) y = Div (sum, some)"
+)
+_CONV = "h = Conv <pads = [1, 1, 1, 1]> (x, c)"
+# A detector's: 8 and 21 channels of 256 anchors.
+_HEAD = (
+    f"{_CONV} near = Conv (h, c8) n8 = Reshape (near, as8) far = Conv (h, c21) f21 = Reshape (far, as21) "
+    "scores = Sigmoid (f21)"
+)
 
 
 def _in(width: int | str, *more: int | str) -> dict[str, Sequence[int | str]]:
     return {"y": ["n", width, *more]}
 
 
-Case = tuple[list[NodeProto], dict[str, Sequence[int | str]], dict[str, Sequence[int | str]], str]
+Case = tuple[str, dict[str, Sequence[int | str]], dict[str, Sequence[int | str]], str]
 CASES: dict[str, Case] = {
     # samples × N
-    "product": ([node("Gemm", "x w b", "y")], VECTORS, _in(10), "classes"),
-    "product and bias": ([node("MatMul", "x w", "h"), node("Add", "b h", "y")], VECTORS, _in(10), "classes"),
-    "product and temperature": ([node("MatMul", "x w", "h"), node("Div", "h two", "y")], VECTORS, _in(10), "classes"),
+    "product": ("y = Gemm (x, w, b)", VECTORS, _in(10), "classes"),
+    "product and bias": ("h = MatMul (x, w) y = Add (b, h)", VECTORS, _in(10), "classes"),
+    "product and temperature": ("h = MatMul (x, w) y = Div (h, two)", VECTORS, _in(10), "classes"),
     "product, as large again as the input": (
-        [node("Gemm", "x w b", "h"), node("ReduceMean", "x", "mean", axes=[-1]), node("Mul", "h mean", "y")],
-        VECTORS,
-        _in(10),
-        "other",
+        "h = Gemm (x, w, b) mean = ReduceMean <axes = [-1]> (x) y = Mul (h, mean)",
+        VECTORS, _in(10), "other",
     ),
     "product and normalization of the batch": (
-        [node("Gemm", "x w b", "h"), node("BatchNormalization", "h b b b var", "y")],
-        VECTORS,
-        _in(10),
-        "classes",
+        "h = Gemm (x, w, b) y = BatchNormalization (h, b, b, b, var)",
+        VECTORS, _in(10), "classes",
     ),
-    "product, reshaped": ([node("MatMul", "x w", "h"), node("Reshape", "h flat", "y")], VECTORS, _in(10), "classes"),
-    "softmax": ([node("Gemm", "x wide", "h"), node("Softmax", "h", "y")], VECTORS, _in(128), "classes"),
+    "product, reshaped": ("h = MatMul (x, w) y = Reshape (h, flat)", VECTORS, _in(10), "classes"),
+    "softmax": ("h = Gemm (x, wide) y = Softmax (h)", VECTORS, _in(128), "classes"),
     "softmax written out": (
-        [
-            node("Gemm", "x w b", "h"),
-            node("Exp", "h", "e"),
-            node("ReduceSum", "e last", "s"),
-            node("Div", "e s", "y"),
-        ],
-        VECTORS,
-        _in(10),
-        "classes",
+        "h = Gemm (x, w, b) e = Exp (h) s = ReduceSum (e, last) y = Div (e, s)",
+        VECTORS, _in(10), "classes",
     ),
-    "sigmoid": ([node("Gemm", "x w b", "h"), node("Sigmoid", "h", "y")], VECTORS, _in(10), "other"),
-    "one value": ([node("Gemm", "x one", "y")], VECTORS, _in(1), "other"),
-    "product of an embedding's width": ([node("Gemm", "x wide", "y")], VECTORS, _in(128), "embedding"),
-    "rectified product": ([node("Gemm", "x w b", "h"), node("Relu", "h", "y")], VECTORS, _in(10), "other"),
-    "product of two inputs": (
-        [node("Transpose", "x", "t", perm=[1, 0]), node("MatMul", "x t", "y")],
-        {"x": [4, 32]},
-        {"y": [4, 4]},
-        "other",
-    ),
-    "unit length": (
-        [node("Gemm", "x w b", "h"), node("LpNormalization", "h", "y", axis=1, p=2)],
-        VECTORS,
-        _in(10),
-        "embedding",
-    ),
+    "sigmoid": ("h = Gemm (x, w, b) y = Sigmoid (h)", VECTORS, _in(10), "other"),
+    "one value": ("y = Gemm (x, one)", VECTORS, _in(1), "other"),
+    "product of an embedding's width": ("y = Gemm (x, wide)", VECTORS, _in(128), "embedding"),
+    "rectified product": ("h = Gemm (x, w, b) y = Relu (h)", VECTORS, _in(10), "other"),
+    "product of two inputs": ("t = Transpose <perm = [1, 0]> (x) y = MatMul (x, t)", {"x": [4, 32]}, {"y": [4, 4]}, "other"),
+    "unit length": ("h = Gemm (x, w, b) y = LpNormalization <axis = 1, p = 2> (h)", VECTORS, _in(10), "embedding"),
     "unit length written out": (
-        [
-            node("Gemm", "x w b", "h"),
-            node("ReduceL2", "h", "l", axes=[1]),
-            node("Clip", "l eps", "s"),
-            node("Shape", "h", "as"),
-            node("Expand", "s as", "e"),
-            node("Div", "h e", "y"),
-        ],
-        VECTORS,
-        _in(10),
-        "embedding",
+        ("h = Gemm (x, w, b) l = ReduceL2 <axes = [1]> (h) s = Clip (l, eps) as = Shape (h) e = Expand (s, as) "
+        "y = Div (h, e)"),
+        VECTORS, _in(10), "embedding",
     ),
-    "Tanh": ([node("Gemm", "x w b", "h"), node("Tanh", "h", "y")], VECTORS, _in(10), "embedding"),
+    "Tanh": ("h = Gemm (x, w, b) y = Tanh (h)", VECTORS, _in(10), "embedding"),
     "sigmoids, weighted by attention": (
-        [
-            *_HEAD,
-            node("Softmax", "f21", "shares", axis=2),
-            node("Mul", "shares scores", "parts"),
-            node("ReduceSum", "parts last", "y", keepdims=0),
-        ],
-        FIXED,
-        _in(21),
-        "other",
+        f"{_HEAD} shares = Softmax <axis = 2> (f21) parts = Mul (shares, scores) y = ReduceSum <keepdims = 0> (parts, last)",
+        FIXED, _in(21), "other",
     ),
-    "a mean of sigmoids": ([*_HEAD, node("ReduceMean", "scores", "y", axes=[-1], keepdims=0)], FIXED, _in(21), "other"),
-    "pooled image": (
-        [_CONV, node("Relu", "h", "r"), node("GlobalAveragePool", "r", "p"), node("Flatten", "p", "y")],
-        IMAGES,
-        _in(16),
-        "embedding",
-    ),
-    "pooled image, not flattened": ([_CONV, node("GlobalAveragePool", "h", "y")], IMAGES, _in(16, 1, 1), "embedding"),
+    "a mean of sigmoids": (f"{_HEAD} y = ReduceMean <axes = [-1], keepdims = 0> (scores)", FIXED, _in(21), "other"),
+    "pooled image": (f"{_CONV} r = Relu (h) p = GlobalAveragePool (r) y = Flatten (p)", IMAGES, _in(16), "embedding"),
+    "pooled image, not flattened": (f"{_CONV} y = GlobalAveragePool (h)", IMAGES, _in(16, 1, 1), "embedding"),
     "convolution of a pooled image": (
-        [_CONV, node("GlobalAveragePool", "h", "p"), node("Conv", "p c21", "q"), node("Flatten", "q", "y")],
-        IMAGES,
-        _in(21),
-        "classes",
+        f"{_CONV} p = GlobalAveragePool (h) q = Conv (p, c21) y = Flatten (q)",
+        IMAGES, _in(21), "classes",
     ),
     "pooled scores": (
-        [node("Conv", "x c21", "h", pads=[0] * 4), node("GlobalAveragePool", "h", "p"), node("Flatten", "p", "y")],
-        {"x": ["n", 16, 8, 8]},
-        _in(21),
-        "classes",
+        "h = Conv <pads = [0, 0, 0, 0]> (x, c21) p = GlobalAveragePool (h) y = Flatten (p)",
+        {"x": ["n", 16, 8, 8]}, _in(21), "classes",
     ),
-    "mean of words": ([node("Identity", "x", "h"), *_POOL], WORDS, _in(32), "embedding"),
+    "mean of words": (f"h = Identity (x) {_POOL}", WORDS, _in(32), "embedding"),
     "first word": (
-        [node("LayerNormalization", "x gamma beta", "h"), node("Gather", "h first", "y", axis=1)],
-        {"x": WORDS["x"]},
-        _in(32),
-        "embedding",
+        "h = LayerNormalization (x, gamma, beta) y = Gather <axis = 1> (h, first)",
+        {"x": WORDS["x"]}, _in(32), "embedding",
     ),
-    "layer": ([node("Identity", "x", "h"), *_NORM, node("Mul", "d gamma", "y")], VECTORS, _in(32), "embedding"),
+    "layer": (f"h = Identity (x) {_NORM} y = Mul (d, gamma)", VECTORS, _in(32), "embedding"),
     # samples × positions × N
     "softmax of positions": (
-        [node("MatMul", "x vocabulary", "h"), node("Softmax", "h", "y", axis=2)],
-        {"x": WORDS["x"]},
-        _in("l", 100),
-        "tokens",
+        "h = MatMul (x, vocabulary) y = Softmax <axis = 2> (h)",
+        {"x": WORDS["x"]}, _in("l", 100), "tokens",
     ),
-    "product of positions": ([node("MatMul", "x vocabulary", "y")], {"x": WORDS["x"]}, _in("l", 100), "tokens"),
+    "product of positions": ("y = MatMul (x, vocabulary)", {"x": WORDS["x"]}, _in("l", 100), "tokens"),
     "attention": (
-        [node("Transpose", "x", "t", perm=[0, 2, 1]), node("MatMul", "x t", "h"), node("Softmax", "h", "y", axis=1)],
-        {"x": WORDS["x"]},
-        _in("l", "l"),
-        "other",
+        "t = Transpose <perm = [0, 2, 1]> (x) h = MatMul (x, t) y = Softmax <axis = 1> (h)",
+        {"x": WORDS["x"]}, _in("l", "l"), "other",
     ),
-    "projected positions": ([node("MatMul", "x wide", "y")], {"x": WORDS["x"]}, _in("l", 128), "embedding"),
-    "normalized positions": (
-        [node("LayerNormalization", "x gamma beta", "y")],
-        {"x": WORDS["x"]},
-        _in("l", 32),
-        "embedding",
-    ),
-    "positions by their root mean square": ([node("Identity", "x", "h"), *_RMS], {"x": WORDS["x"]}, _in("l", 32), "embedding"),
+    "projected positions": ("y = MatMul (x, wide)", {"x": WORDS["x"]}, _in("l", 128), "embedding"),
+    "normalized positions": ("y = LayerNormalization (x, gamma, beta)", {"x": WORDS["x"]}, _in("l", 32), "embedding"),
+    "positions by their root mean square": (f"h = Identity (x) {_RMS}", {"x": WORDS["x"]}, _in("l", 32), "embedding"),
     "turned positions": (
-        [node("MatMul", "x vocabulary", "h"), node("Transpose", "h", "y", perm=[0, 2, 1])],
-        {"x": WORDS["x"]},
-        _in(100, "l"),
-        "other",
+        "h = MatMul (x, vocabulary) y = Transpose <perm = [0, 2, 1]> (h)",
+        {"x": WORDS["x"]}, _in(100, "l"), "other",
     ),
-    "a value for each position": ([node("MatMul", "x one", "y")], {"x": WORDS["x"]}, _in("l", 1), "other"),
+    "a value for each position": ("y = MatMul (x, one)", {"x": WORDS["x"]}, _in("l", 1), "other"),
     # Boxes
     "coordinates and scores": (
-        [*_HEAD, node("Split", "n8 four4", "xywh rest", axis=1), node("Concat", "xywh scores", "y", axis=1)],
-        FIXED,
-        _in(25, 256),
-        "boxes",
+        f"{_HEAD} xywh, rest = Split <axis = 1> (n8, four4) y = Concat <axis = 1> (xywh, scores)",
+        FIXED, _in(25, 256), "boxes",
     ),
     "coordinates in two parts, anchors of two sizes": (
-        [
-            *_HEAD,
-            node("Split", "n8 two2", "xy wh rest", axis=1),
-            node("Mul", "xy two", "pixels"),
-            node("Concat", "pixels wh scores", "small", axis=1),
-            node("Mul", "small half", "large"),
-            node("Concat", "small large", "all", axis=2),
-            node("Transpose", "all", "y", perm=[0, 2, 1]),
-        ],
-        FIXED,
-        _in(512, 25),
-        "boxes",
+        (f"{_HEAD} xy, wh, rest = Split <axis = 1> (n8, two2) pixels = Mul (xy, two) "
+        "small = Concat <axis = 1> (pixels, wh, scores) large = Mul (small, half) all = Concat <axis = 2> (small, large) "
+        "y = Transpose <perm = [0, 2, 1]> (all)"),
+        FIXED, _in(512, 25), "boxes",
     ),
     "coordinates of anchors of two sizes": (
-        [
-            *_HEAD,
-            node("Split", "n8 four4", "small large", axis=1),
-            node("Concat", "small large", "all", axis=2),
-            node("Transpose", "all", "y", perm=[0, 2, 1]),
-        ],
-        FIXED,
-        _in(512, 4),
-        "boxes",
+        (f"{_HEAD} small, large = Split <axis = 1> (n8, four4) all = Concat <axis = 2> (small, large) "
+        "y = Transpose <perm = [0, 2, 1]> (all)"),
+        FIXED, _in(512, 4), "boxes",
     ),
-    "joined features": ([*_HEAD, node("Concat", "n8 scores", "y", axis=1)], FIXED, _in(29, 256), "other"),
+    "joined features": (f"{_HEAD} y = Concat <axis = 1> (n8, scores)", FIXED, _in(29, 256), "other"),
     # samples × channels × height × width
-    "enlarged classes": (
-        [_CONV, node("Conv", "h c21", "k"), node("Resize", "k nothing twice", "y")],
-        IMAGES,
-        _in(21, "a", "b"),
-        "mask",
-    ),
+    "enlarged classes": (f"{_CONV} k = Conv (h, c21) y = Resize (k, nothing, twice)", IMAGES, _in(21, "a", "b"), "mask"),
     "enlarged by a transposed convolution": (
-        [_CONV, node("ConvTranspose", "h up", "y", strides=[2, 2])],
-        IMAGES,
-        _in(21, "a", "b"),
-        "mask",
+        f"{_CONV} y = ConvTranspose <strides = [2, 2]> (h, up)",
+        IMAGES, _in(21, "a", "b"), "mask",
     ),
     "optical flow, in pixels of the larger size": (
-        [_CONV, node("Conv", "h c21", "k"), node("Resize", "k nothing twice", "e"), node("Mul", "e two", "y")],
-        IMAGES,
-        _in(21, "a", "b"),
-        "other",
+        f"{_CONV} k = Conv (h, c21) e = Resize (k, nothing, twice) y = Mul (e, two)",
+        IMAGES, _in(21, "a", "b"), "other",
     ),
-    "an image": (
-        [_CONV, node("ConvTranspose", "h up3", "y", strides=[2, 2])],
-        IMAGES,
-        _in(3, "a", "b"),
-        "other",
-    ),
+    "an image": (f"{_CONV} y = ConvTranspose <strides = [2, 2]> (h, up3)", IMAGES, _in(3, "a", "b"), "other"),
     "three classes": (
-        [_CONV, node("ConvTranspose", "h up3", "k", strides=[2, 2]), node("Softmax", "k", "y", axis=1)],
-        IMAGES,
-        _in(3, "a", "b"),
-        "mask",
+        f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up3) y = Softmax <axis = 1> (k)",
+        IMAGES, _in(3, "a", "b"), "mask",
     ),
-    "reduced classes": (
-        [_CONV, node("Conv", "h c21", "k"), node("Resize", "k nothing halved", "y")],
-        FIXED,
-        _in(21, 8, 8),
-        "other",
-    ),
-    "objects": (
-        [_CONV, node("ConvTranspose", "h up1", "k", strides=[2, 2]), node("Sigmoid", "k", "y")],
-        IMAGES,
-        _in(1, "a", "b"),
-        "mask",
-    ),
-    "depths": ([_CONV, node("Conv", "h c1", "k"), node("Resize", "k nothing twice", "y")], IMAGES, _in(1, "a", "b"), "other"),
-    "softmax of channels": (
-        [_CONV, node("Conv", "h c21", "k"), node("Softmax", "k", "y", axis=1)],
-        IMAGES,
-        _in(21, "h", "w"),
-        "mask",
-    ),
-    "classes of the image's size": ([_CONV, node("Conv", "h c21", "y")], IMAGES, _in(21, "h", "w"), "mask"),
-    "classes of a fixed image's size": ([_CONV, node("Conv", "h c21", "y")], FIXED, _in(21, 16, 16), "mask"),
-    "features of another size": ([node("Conv", "x c", "y", strides=[2, 2])], IMAGES, _in(16, "a", "b"), "other"),
+    "reduced classes": (f"{_CONV} k = Conv (h, c21) y = Resize (k, nothing, halved)", FIXED, _in(21, 8, 8), "other"),
+    "objects": (f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up1) y = Sigmoid (k)", IMAGES, _in(1, "a", "b"), "mask"),
+    "depths": (f"{_CONV} k = Conv (h, c1) y = Resize (k, nothing, twice)", IMAGES, _in(1, "a", "b"), "other"),
+    "softmax of channels": (f"{_CONV} k = Conv (h, c21) y = Softmax <axis = 1> (k)", IMAGES, _in(21, "h", "w"), "mask"),
+    "classes of the image's size": (f"{_CONV} y = Conv (h, c21)", IMAGES, _in(21, "h", "w"), "mask"),
+    "classes of a fixed image's size": (f"{_CONV} y = Conv (h, c21)", FIXED, _in(21, 16, 16), "mask"),
+    "features of another size": ("y = Conv <strides = [2, 2]> (x, c)", IMAGES, _in(16, "a", "b"), "other"),
     "channels last": (
-        [_CONV, node("Conv", "h c21", "k"), node("Transpose", "k", "y", perm=[0, 2, 3, 1])],
-        IMAGES,
-        {"y": ["n", "h", "w", 21]},
-        "other",
+        f"{_CONV} k = Conv (h, c21) y = Transpose <perm = [0, 2, 3, 1]> (k)",
+        IMAGES, _in("h", "w", 21), "other",
     ),
 }  # fmt: skip
 
 
 def _model(case: Case) -> ModelProto:
-    nodes, inputs, outputs, _ = case
+    text, inputs, outputs, _ = case
+    nodes = onnx.parser.parse_graph(f"g () => () {{ {text} }}").node
     read = {name for item in nodes for name in item.input}
     weights = {name: value for name, value in WEIGHTS.items() if name in read}
     proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
@@ -523,13 +403,6 @@ def test_of_text_recognition(part: str, expected: str) -> None:
     assert guess(lazy.proto, lazy.outputs) == {output.name: Kind(expected)}
 
 
-def test_of_a_sentence_encoder(exported: Callable[[str], Path]) -> None:
-    original = load_model(exported("minilm"))
-    expected = dict.fromkeys(("last_hidden_state", "pooler_output"), Kind.EMBEDDING)
-    for proto in (original.proto, fold(original.proto)[0]):
-        assert guess(proto, load_model(proto).outputs) == expected
-
-
 def test_of_classifiers(exported: Callable[[str], Path]) -> None:
     zoo = package_file("package:onnx/backend/test/data/light/light_densenet121.onnx").parent
     found = {path.stem: load_model(path) for path in sorted(zoo.glob("*.onnx"))}
@@ -590,3 +463,29 @@ def test_users_decide_before_names_of_classes_and_these_before_the_guess() -> No
 def test_without_a_graph_type_and_shape_decide() -> None:
     infos = (*OUTPUTS, TensorInfo("one", "float32", ("n", 1)), TensorInfo("image", "float16", (1, 3, 8, 8)))
     assert [str(kind) for kind in by_shape(infos).values()] == ["classes", "tokens", "other", "other", "other"]
+
+
+def test_what_is_taken_at_chosen_places_follows_a_choice() -> None:
+    nodes = [
+        node("MatMul", "x w", "scores", "product"),
+        node("TopK", "scores k", "best places", "top", axis=1),
+        node("GatherElements", "x places", "taken", "take", axis=1),
+        node("Relu", "taken", "boxes"),
+        node("ArgMax", "boxes", "largest", "arg", axis=1, keepdims=1),
+        node("Cast", "largest", "late", to=TensorProto.FLOAT),
+        node("ArgMax", "ids", "last", "of_integers", axis=1, keepdims=1),
+        node("GatherElements", "x last", "pooled", "pool", axis=1),
+        node("Shape", "places", "size"),
+        node("Expand", "one size", "shaped"),
+    ]
+    outputs = ["scores", "best", "boxes", "late", "pooled", "shaped"]
+    proto = model(
+        nodes, inputs={"x": ["n", 8]}, weights={"w": values(8, 8), "one": values(1, 1)}, outputs=dict.fromkeys(outputs)
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([3]), "k"))
+    ids = proto.graph.input.add()
+    ids.CopyFrom(proto.graph.input[0])
+    ids.name, ids.type.tensor_type.elem_type = "ids", TensorProto.INT64
+    assert index_outputs(proto) == {"boxes": "TopK top", "late": "ArgMax arg"}
+    del proto.graph.node[1:]
+    assert index_outputs(proto) == {}

@@ -102,6 +102,7 @@ def test_built_graphs_compute_the_same_within_their_precision(precision: str, mo
                 backend="rtx",
                 target="sm89",
                 save_onnx=kept,
+                optimization_level=0,
                 **options,
             )
         except TrtoptError as error:  # more dimensions than TensorRT has, and such

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from graphs import model, node, values
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
@@ -26,63 +26,6 @@ def same(proto: ModelProto, **feed: NDArray[Any]) -> set[str]:
         assert found[name].shape == value.shape and found[name].dtype == value.dtype
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-4)
     return {node.op_type for node in folded.graph.node}
-
-
-def transform(shape: list[Any], opset: int, axis: int, length: int | None = None, **attributes: Any) -> ModelProto:
-    weights = [] if length is None else [numpy_helper.from_array(np.array(length, np.int64), "length")]
-    inputs = ["x", "length" if length else ""]
-    if opset >= 20:
-        weights.append(numpy_helper.from_array(np.array(axis, np.int64), "axis"))
-        inputs.append("axis")
-    else:
-        attributes["axis"] = axis
-    while not inputs[-1]:
-        inputs.pop()
-    graph = helper.make_graph(
-        [helper.make_node("DFT", inputs, ["y"], "dft", **attributes)],
-        "transform",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        weights,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-
-
-@pytest.mark.parametrize("opset", [17, 20])
-@pytest.mark.parametrize(
-    ("shape", "axis", "options"),
-    [
-        (["n", 16, 1], 1, {}),
-        (["n", 16, 1], 1, {"onesided": 1}),
-        (["n", 15, 2], 1, {"inverse": 1}),
-        (["n", 6, 10, 2], 1, {}),
-        (["n", 6, 10, 2], 2, {"length": 8}),
-        (["n", 10, 1], 1, {"length": 16, "onesided": 1}),
-        (["n", 5, 2], 1, {"inverse": 1, "onesided": 1}),
-        (["n", 5, 2], 1, {"inverse": 1, "onesided": 1, "length": 9}),
-        (["n", 3, 5, 2], 2, {"inverse": 1, "onesided": 1, "length": 6}),
-    ],
-)
-def test_a_transform_is_a_product(shape: list[Any], axis: int, options: dict[str, Any], opset: int) -> None:
-    x = np.random.default_rng(0).standard_normal((3, *shape[1:])).astype(np.float32)
-    operators = same(transform(shape, opset, axis, **options), x=x)
-    assert "DFT" not in operators and operators & {"MatMul", "Gemm"}
-
-
-def test_a_transform_of_an_open_size_stays() -> None:
-    folded, _ = fold(load_model(transform(["n", "length", 1], 17, 1)).proto)
-    assert [node.op_type for node in folded.graph.node] == ["DFT"]
-
-
-def test_transforms_behind_others_are_products_too() -> None:
-    """A transform of two axes, of what nodes without a known shape made."""
-    nodes = [
-        node("Gemm", "x w", "h"), node("Reshape", "h form", "m"), node("DFT", "m", "one", "one", axis=2),
-        node("DFT", "one", "two", "two", axis=1), node("ReduceL2", "two", "y", axes=[-1], keepdims=0),
-    ]  # fmt: skip
-    weights = {"w": values(8, 24), "form": np.array([-1, 4, 6, 1])}
-    proto = model(nodes, inputs={"x": ["n", 8]}, outputs={"y": None}, weights=weights)
-    assert "DFT" not in same(proto, x=values(3, 8, seed=1))
 
 
 @pytest.mark.parametrize(

@@ -167,24 +167,6 @@ def test_what_the_file_says_of_sizes_decides_nothing() -> None:
     assert OnnxSession(made)({"x": values(3, 3, 4)})["y"].shape == (3, 12)
 
 
-def test_lists_of_known_length_become_tensors() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[6,3] y, float[2,3] z, int64 l)
-        <int64 one={1}, int64 zero={0}, int64 minus={-1}> {
-        e = SequenceEmpty <dtype = 1> ()
-        a = SequenceInsert(e, x)
-        r = Relu(x)
-        b = SequenceInsert(a, r)
-        n = Neg(x)
-        c = SequenceInsert(b, n, minus)
-        d = SequenceErase(c, one)
-        y = ConcatFromSequence <axis = 0> (c)
-        z = SequenceAt(d, one)
-        l = SequenceLength(d)
-    }"""
-    found = left(onnx.parser.parse_model(text))
-    assert not [op for op in found if "Sequence" in op] and found.count("Concat") == 1
-
-
 def test_the_report_adds_up() -> None:
     proto = one("Flatten", axis=1)
     made, report = fold(proto)

@@ -325,17 +325,10 @@ def test_faults_of_quantized_models() -> None:
     assert "qdq-zero-point" not in codes(quantized())
 
 
-def test_int8_hazards_of_weights() -> None:
-    spread, zero = values(4, 3, 3, 3), values(4, 3, 3, 3)
+def test_a_channel_spread_that_int8_would_not_hold() -> None:
+    spread = values(4, 3, 3, 3)
     spread[2] *= 1e5
-    zero[1] = 0
     assert codes(conv_relu(weights={"w": spread}))["int8-channel-spread"].node == "c"
-    assert codes(conv_relu(weights={"w": zero}))["int8-zero-channel"].node == "c"
-    inputs: dict[str, list[int | str]] = {"x": [1, 3, 8, 8], "w": [4, 3, 3, 3]}
-    assert codes(model([node("Conv", "x w", "y", "c")], inputs=inputs))["int8-dynamic-weights"].node == "c"
-    narrow = [node("Conv", "x w", "h", "c1"), node("Conv", "h v", "y", "c2")]
-    weights = {"w": values(2, 3, 1, 1), "v": values(8, 2, 1, 1)}
-    assert codes(model(narrow, weights=weights))["int8-few-channels"].node == "c2"
 
 
 def test_padding_and_batchnorm_that_do_not_fold() -> None:
@@ -371,15 +364,13 @@ def test_fix_writes_a_model_with_the_same_outputs(tmp_path: Path) -> None:
     assert again.folding is not None and not again.folding.changed
 
 
-def test_fix_lowers_the_opset_and_bounds_slices(tmp_path: Path, backend: Any) -> None:
+def test_fix_lowers_the_opset(tmp_path: Path, backend: Any) -> None:
     backend(FakeGeneration(max_opset=17))
     proto = open_slice()
     proto.opset_import[0].version = 18
     report = check(proto, fix=tmp_path / "clean.onnx")
     clean = load_model(tmp_path / "clean.onnx")
     assert report.verified and clean.opset == 17
-    ends = {tensor.name: numpy_helper.to_array(tensor) for tensor in clean.proto.graph.initializer}
-    assert max(int(array.max()) for array in ends.values()) == 2**31 - 1
 
 
 def test_fix_without_onnxruntime_says_that_it_was_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

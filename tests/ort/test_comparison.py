@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hostile_models
 import pytest
 from graphs import conv_relu
 from onnx import ModelProto
@@ -56,11 +55,21 @@ def test_a_crash_a_hang_and_too_much_memory_are_errors(tmp_path: Path, monkeypat
     monkeypatch.setattr(comparison, "SECONDS", 4)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    for proto, words in (
-        (hostile_models.integer("Div", hostile_models.INT64_MIN, -1, constant=False), "crashed with SIGFPE"),
-        (hostile_models.loop(2**62), "more than 4 s"),
-        (hostile_models.filled(28000, 28000), "can't|MiB|more than"),
-    ):
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) '
+    sizes = "<int64[2] sizes = {28000, 28000}>"
+    numbers = "<int64 zero = {0}, int64 least = {-9223372036854775808}, int64 minus = {-1}>"
+    # Both operands come of the input, so that nothing computes them before.
+    division = "{ i = Cast <to = 7> (x) z = Mul (i, zero) a = Add (z, least) b = Add (z, minus) d = Div (a, b) "
+    division += "y = Cast <to = 1> (d) }"
+    body = "body (int64 i, bool go, float[4] s) => (bool on, float[4] t) { on = Identity (go) t = Neg (s) }"
+    for text, words in (
+        (numbers + division, "crashed with SIGFPE"),
+        (f"<int64 count = {{4611686018427387904}}, bool yes = {{1}}> {{ y = Loop <body = {body}> (count, yes, x) }}",
+         "more than 4 s"),
+        (f"{sizes} {{ big = ConstantOfShape (sizes) top = ReduceMax <keepdims = 0> (big) y = Add (x, top) }}",
+         "can't|MiB|more than"),
+    ):  # fmt: skip
+        proto = parse_model(head + text)
         with pytest.raises(ModelError, match=words):
             compared(proto, proto)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from onnx import ModelProto
 
 from trtopt.core.errors import require
-from trtopt.graph.passes.placement import WEIGHTED, Points
+from trtopt.graph.op_types import WEIGHTED
+from trtopt.graph.passes.placement import Points
 from trtopt.graph.work import macs, shapes_at
 
 MOVED, CONVERTED, QUANTIZED = 16, 4, 5  # in estimated costs

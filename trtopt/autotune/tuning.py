@@ -45,10 +45,9 @@ from trtopt.data import SAMPLES, Batches
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation.limits import without_share
-from trtopt.graph.choices import choices
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
-from trtopt.graph.output_kinds import resolve
+from trtopt.graph.output_kinds import index_outputs, resolve
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of, one_row_a_sample
@@ -256,7 +255,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     try:
         tuning, *rivals = found(table)
     except AccuracyLost as error:
-        if goal.limits is None or not (follow := choices(model.proto)):
+        if goal.limits is None or not (follow := index_outputs(model.proto)):
             raise
         which = first_of(f"{name} ({node})" for name, node in follow.items())
         raise AccuracyLost(

@@ -16,7 +16,7 @@ from trtopt.core.shapes import DEFAULT_BATCH, SeenSizes, batch_alone, profiles_a
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
-from trtopt.graph.lengths import longest
+from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.work import lost_shapes
 from trtopt.trt.profiles import validate_profiles
 
@@ -80,7 +80,7 @@ def with_profiles(
     Args:
         seen: gives the sizes of the samples, for what the error proposes.
     """
-    inputs, ends = model.inputs, longest(model.proto)
+    inputs, ends = model.inputs, max_input_lengths(model.proto)
     dynamic = [item for item in inputs if item.open_axes]
     if spec.profiles or not dynamic:
         try:

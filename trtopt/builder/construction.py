@@ -72,16 +72,16 @@ from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, 
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
-from trtopt.graph.lengths import longest
-from trtopt.graph.one_sample import held_batch
+from trtopt.graph.lengths import max_input_lengths
+from trtopt.graph.op_types import WEIGHTED
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import FoldReport, fold
-from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import FP16_MAX, typed_already
 from trtopt.graph.proto import fingerprint
+from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import lost_shapes, macs, sizes_in
 from trtopt.linting.refusals import explained, refuse
@@ -348,14 +348,14 @@ class _Build:
         if folding.problem:
             reporter.warn(folding.warning)
         refuse_damaged(folded, self.name)
-        for finding in one_sample(held_batch(folded), inputs, spec.profiles):
+        for finding in one_sample(find_traced_batch(folded), inputs, spec.profiles):
             if finding.level == "error":
                 raise ModelError(
                     f"{self.name} can't be built for several samples: {str(finding).removeprefix('error: ')}"
                 )
         if self.table is not None and self.table.model["fingerprint"] != fingerprint(folded):
             reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-        validate_profiles(inputs, spec.profiles, longest=longest(folded))  # folding may have shown them
+        validate_profiles(inputs, spec.profiles, longest=max_input_lengths(folded))  # folding may have shown them
         self._measure(folded)
         self._warn_of_inputs(folded)
         self._warn_of_shapes()

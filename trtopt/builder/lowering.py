@@ -17,10 +17,11 @@ from trtopt.data.embedded import Embedded
 from trtopt.engine.manifest import HEAVY, lost_precision
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import fp32_typed, has_half
+from trtopt.graph.op_types import MULTIPLYING, WEIGHTED
 from trtopt.graph.passes import embed, quantize
 from trtopt.graph.passes.old_parser import as_read, readable, with_float_weights
 from trtopt.graph.passes.opset import to_ir_at
-from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
+from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.quantize import insert_qdq, is_quantized
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.result import PassResult
@@ -28,7 +29,6 @@ from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.graph.work import WEIGHTED as WORKING
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS, REGION
@@ -396,7 +396,7 @@ def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> d
     that a typed graph gives them.
     """
     graph = lowered.proto.graph
-    nodes = {node.name: node for node in all_nodes(graph) if node.op_type in WORKING}
+    nodes = {node.name: node for node in all_nodes(graph) if node.op_type in MULTIPLYING}
     found: dict[str, Precision] = {}
     if lowered.typed:
         types = {

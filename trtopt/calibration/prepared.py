@@ -19,14 +19,15 @@ from trtopt.core.values import Override
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
 from trtopt.data.rebatch import Arrays
-from trtopt.graph.decided import how_to_decide
+from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
+from trtopt.graph.op_types import CONTROL_FLOW
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points, gates_of
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
-from trtopt.graph.proto import CONTROL_FLOW, STANDARD, fingerprint
+from trtopt.graph.proto import STANDARD, fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.folding import held_against

@@ -25,14 +25,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph.op_types import SAME_RANGE
 from trtopt.graph.view import attribute, constant, is_float, operand, read_once, sizes
 
-SAME = frozenset(
-    [
-        "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Dropout", "DepthToSpace", "SpaceToDepth",
-        "Cast", "Expand",
-    ]
-)  # fmt: skip
 SELECTION = frozenset(("MaxPool", "Slice"))
 ALL, SOME = "all", "some"
 NEVER_NEGATIVE = frozenset(["Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"])
@@ -156,7 +151,7 @@ class _Rules:
 
 def _carries(node: ir.Node) -> str:
     """Whether only values of the first input come out: `ALL` of them, or `SOME`; empty where others do."""
-    if node.op_type in SAME:
+    if node.op_type in SAME_RANGE:
         return ALL
     if node.op_type in SELECTION:
         return SOME

@@ -44,9 +44,8 @@ from trtopt.evaluation.per_layer import (
     verdict,
 )
 from trtopt.evaluation.request import VerifyRequest
-from trtopt.graph.choices import choices
 from trtopt.graph.io import load_model
-from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
+from trtopt.graph.output_kinds import Kind, by_shape, index_outputs, parse, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.linting.rules import damage, refuse_damaged
@@ -334,7 +333,7 @@ def verify(request: VerifyRequest) -> Agreement:
         else:
             layers = compare_layers(*protos, samples)
     few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
-    follow = choices(model.proto) if few and not callable(reference) else {}
+    follow = index_outputs(model.proto) if few and not callable(reference) else {}
     spoiled = any(item.nonfinite for item in agreement.outputs) and not callable(graph)
     return replace(
         agreement,

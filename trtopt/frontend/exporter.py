@@ -33,7 +33,7 @@ from trtopt.frontend.request import ExportRequest
 from trtopt.frontend.rewrites import in_plain_arithmetic
 from trtopt.frontend.samples import Subject, made_up, on_images, samples_for
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.lengths import longest
+from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import at_opset
@@ -191,7 +191,7 @@ def export(request: ExportRequest) -> ExportResult:
 def _ends(model: Model) -> Iterator[tuple[str, bool]]:
     """What the model's constants, such as position embeddings, suffice for, and whether sizes that are fixed are within."""
     sizes = {(info.name, axis): size for info in model.inputs for axis, size in enumerate(info.shape)}
-    for (name, axis), end in longest(model.proto).items():
+    for (name, axis), end in max_input_lengths(model.proto).items():
         size = sizes[name, axis]
         if not isinstance(size, int):
             what = "" if size is None else f" ({size})"

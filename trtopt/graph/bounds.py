@@ -1,4 +1,4 @@
-"""Between which values tensors lie, from what others were seen to hold: interval arithmetic, node by node.
+"""Bound the values of tensors by what others were seen to hold: interval arithmetic, node by node.
 
 What weights make of a tensor is bounded by all their products with its ends at once, which is often ten times what occurs. Most
 tensors are still shown to stay far from FP16's end that way, and needn't be measured for it.
@@ -30,7 +30,7 @@ def bounds(proto: ModelProto, measured: Mapping[str, Interval]) -> dict[str, Int
 
     Args:
         proto: a model; of one that holds FP16 or BF16 nothing is known but what was seen.
-        seen: tensor → its least and greatest value in some runs, for which the bounds hold.
+        measured: tensor → its least and greatest value in some runs, for which the bounds hold.
     """
     intervals = {name: _with_zero(*ends) for name, ends in measured.items()}
     if has_half(proto):
@@ -48,7 +48,7 @@ def bounds(proto: ModelProto, measured: Mapping[str, Interval]) -> dict[str, Int
 
 
 def _with_zero(low: float, high: float) -> Interval:
-    """With what padding adds."""
+    """Extend an interval to include zero, which padding adds."""
     return min(low, 0.0), max(high, 0.0)
 
 
@@ -66,7 +66,7 @@ def _clipped(node: NodeProto, intervals: Mapping[str, Interval], constants: _Con
 
 
 def _joined(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
-    """Of elements of two tensors or more, added, multiplied or put side by side."""
+    """Bound elements of two tensors or more, added, multiplied or put side by side."""
     ends = [_ends(name, intervals, constants) for name in node.input]
     held = [item for item in ends if item is not None]
     if len(held) < len(ends):
@@ -79,7 +79,7 @@ def _joined(node: NodeProto, intervals: Mapping[str, Interval], constants: _Cons
 
 
 def _weighted(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
-    """Of a convolution or a matrix product with constant weights, the positive and the negative ones of each output apart."""
+    """Bound a convolution or matrix product with constant weights, positive and negative ones of each output apart."""
     data, names = intervals.get(node.input[0]), [name for name in node.input[1:] if name]
     if data is None or any(name not in constants for name in names):
         return None

@@ -1,4 +1,4 @@
-"""What folding may cost: each constant expression is judged by its operands before it is evaluated.
+"""Bound the cost of folding: each constant expression is judged by its operands before it is evaluated.
 
 A file of 150 bytes can ask for gigabytes (ConstantOfShape, Tile, Expand, products of vectors) or for hours (Resize, which
 ONNX's reference evaluator computes element by element). What costs more than it is worth is left in the graph, to be computed.
@@ -11,40 +11,23 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
-from trtopt.graph.proto import all_nodes, schema_of, tensor_size
-from trtopt.graph.work import WEIGHTED, node_macs
+from trtopt.graph.op_types import EVALUATED_BY_NUMPY, MULTIPLYING
+from trtopt.graph.proto import schema_of, tensor_size
+from trtopt.graph.work import node_macs
 
 RESULT = 64 << 20  # bytes of one result, where its operands aren't larger
 TOTAL = 128 << 20  # bytes of all constants together, in a model whose own take less than half of that
 MACS = 1 << 31  # multiply-accumulates: a second or two
 SLOWLY = 1 << 18  # elements that are computed one by one in Python
-PARTS = 1 << 14  # that Concats of Concats join
 LONGEST = 1 << 14  # of the numbers in attributes of small tensors; but for Slice, where more means "to the end"
 WINDOW = 64  # numbers of a pooling window
 # By values: an index of 2⁶² is wrapped step by step.
 _LOOPING = ("GatherElements", "RoiAlign", "ImageDecoder", "TfIdfVectorizer")
 _SHAPE = 64  # elements: a constant that long may say a shape
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
-# With what libraries know of a shape.
-_PASSING = ("Abs", "Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
-# What the reference evaluator gives to NumPy whole.
-_QUICK = frozenset(
-    {
-        "Abs", "Acos", "Add", "And", "ArgMax", "ArgMin", "Asin", "Atan", "BatchNormalization", "BitShift", "BitwiseAnd",
-        "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat",
-        "ConstantOfShape", "Cos", "Cosh", "CumSum", "DepthToSpace", "Div", "Elu", "Equal", "Exp", "Expand", "EyeLike",
-        "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "IsInf",
-        "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Mean", "Min", "Mod", "Mul", "Neg",
-        "NonZero", "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
-        "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-        "ReduceSumSquare", "Relu", "Reshape", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice",
-        "Softmax", "SpaceToDepth", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Tile", "Transpose", "Trilu",
-        "Unsqueeze", "Where", "Xor",
-    }
-)  # fmt: skip
 
 
 class Budget:
@@ -59,7 +42,7 @@ class Budget:
         self._left, self._opsets = budget, opsets
 
     def __call__(self, node: ir.Node) -> bool:
-        """Whether a node whose inputs are all constants is evaluated."""
+        """Return whether a node whose inputs are all constants is evaluated."""
         if (
             node.op_type in NOT_FOLDED
             or misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0))
@@ -108,17 +91,17 @@ class Budget:
 
 
 def _quick(node: ir.Node, constants: dict[str, Any], elements: int) -> bool:
-    if node.op_type in WEIGHTED:
+    if node.op_type in MULTIPLYING:
         shapes = {name: tuple(constant.shape.numpy()) for name, constant in constants.items()}
         shapes[node.outputs[0].name or ""] = (elements,)
         work = node_macs(ir.serde.serialize_node(node), shapes)
         return (work or math.prod(constant.size for constant in constants.values())) <= MACS
     most = max([elements, *(constant.size for constant in constants.values())])
-    return node.op_type in _QUICK or (most <= SLOWLY and not is_odd(ir.serde.serialize_node(node)))
+    return node.op_type in EVALUATED_BY_NUMPY or (most <= SLOWLY and not is_odd(ir.serde.serialize_node(node)))
 
 
 def misjudged(node: NodeProto, opset: int) -> bool:
-    """Whether ONNX's reference evaluator gives other values than ONNX says (and ONNX Runtime gives).
+    """Return whether ONNX's reference evaluator gives other values than ONNX says (and ONNX Runtime gives).
 
     It mixes the batch's own statistics into old BatchNormalization, takes Softmax along one axis where it was along all that
     follow, counts old Unsqueeze's negative axes from another end, pads MaxPool and ConvTranspose (`output_shape`, groups)
@@ -130,7 +113,7 @@ def misjudged(node: NodeProto, opset: int) -> bool:
 
 
 def is_odd(node: NodeProto) -> bool:
-    """Whether the reference evaluator may take forever over it, however small its tensors are: it loops by attributes."""
+    """Return whether the reference evaluator may loop long by its attributes, however small its tensors are."""
     if node.op_type in _LOOPING:
         return True
     for attribute in node.attribute:
@@ -139,17 +122,4 @@ def is_odd(node: NodeProto) -> bool:
             return True
         if attribute.name == "kernel_shape" and "Pool" in node.op_type and math.prod(numbers[1:]) > WINDOW:
             return True
-    return False
-
-
-def joins_much(proto: ModelProto) -> bool:
-    """Whether Concats of Concats have so many parts that the libraries, which write them out, don't come to an end."""
-    parts: dict[str, int] = {}
-    for node in all_nodes(proto.graph):
-        if node.op_type == "Concat":
-            parts[node.output[0]] = sum(parts.get(name, 1) for name in node.input)
-            if parts[node.output[0]] > PARTS:
-                return True
-        elif node.op_type in _PASSING and node.input[0] in parts:
-            parts[node.output[0]] = parts[node.input[0]]
     return False

@@ -50,7 +50,7 @@ def cut(proto: ModelProto, ends: Sequence[str]) -> ModelProto:
 
 
 def ends_before(proto: ModelProto, operators: Collection[str]) -> list[str]:
-    """Where to end so as to do without these operators: what they read, and the outputs that they have no part in."""
+    """Return where to end so as to do without these operators: what they read, and the outputs that they have no part in."""
     weights = {tensor.name for graph in all_graphs(proto.graph) for tensor in graph.initializer}
     inputs = {value.name for value in proto.graph.input} - weights
     computed, spoilt, read = set[str](), set[str](), list[str]()

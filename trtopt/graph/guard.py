@@ -18,6 +18,7 @@ from onnx import ModelProto
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd, misjudged
+from trtopt.graph.op_types import RANDOM
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import Links, all_nodes, opset_version, refill, tensor_info, to_array, whole_copy
 from trtopt.graph.synthetic import synthetic_inputs
@@ -29,8 +30,7 @@ NODES = 256  # the most that are run
 ELEMENTS = 1 << 14  # of all tensors together
 MACS = 1 << 20
 TOLERANCE = 1e-3  # of the largest value: passes round differently
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-_UNCOMPARED = (*_RANDOM, "Dropout", "Loop", "Scan", "SequenceMap")  # nothing says how often a loop runs
+_UNCOMPARED = (*RANDOM, "Dropout", "Loop", "Scan", "SequenceMap")  # nothing says how often a loop runs
 
 
 def fault(before: ModelProto, after: ModelProto) -> str:
@@ -49,7 +49,7 @@ def fault(before: ModelProto, after: ModelProto) -> str:
 
 
 def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> ModelProto:
-    """What a pass made of a model, whose declared outputs stay as they are; `before` itself where it changed nothing.
+    """Return what a pass made of a model, whose declared outputs stay as they are; `before` itself where it changed nothing.
 
     Raises:
         ModelError: "WHAT (why); INSTEAD" where it can't stand for `before`.
@@ -65,14 +65,14 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
 
 
 def drawn(proto: ModelProto) -> int:
-    """How many operators draw random numbers; a Dropout does in training."""
+    """Return how many operators draw random numbers; a Dropout does in training."""
     links, count = Links(proto.graph), 0
     for node in links.nodes:
         if node.op_type == "Dropout":  # nothing where the mode is off, or the ratio 0
             sizes = [links.constants[name] for name in node.input[1:3] if name in links.constants]
             count += bool("".join(node.input[2:])) and all(to_array(tensor).any() for tensor in sizes)
         else:
-            count += node.op_type in _RANDOM
+            count += node.op_type in RANDOM
     return count
 
 
@@ -86,7 +86,7 @@ def invalid(proto: ModelProto, what: str = "the graph") -> str:
 
 
 def cheap(proto: ModelProto) -> bool:
-    """Whether all that it computes is known before, and little."""
+    """Return whether all that it computes is known before, and little."""
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     nodes, opset = list(all_nodes(proto.graph)), opset_version(proto)

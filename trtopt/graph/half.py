@@ -16,7 +16,7 @@ _NARROW = {TensorProto.FLOAT, *_HALVES}
 
 
 def has_half(proto: ModelProto) -> bool:
-    """Whether anything in it is FP16 or BF16."""
+    """Return whether anything in it is FP16 or BF16."""
     graph = proto.graph
     return (
         any(tensor.data_type in _HALVES for tensor in graph.initializer)
@@ -51,7 +51,7 @@ def widen(proto: ModelProto) -> ModelProto:
 def _widen_graph(
     graph: onnx.GraphProto, inferred: onnx.GraphProto, outside: Mapping[str, int], held: Mapping[str, str]
 ) -> None:
-    """In place, bodies of control flow, too.
+    """Widen a graph in place, bodies of control flow, too.
 
     Args:
         inferred: the same graph with inferred types.

@@ -1,9 +1,9 @@
-"""What a network takes and gives: names, types, shapes, and the axis of each on which samples lie.
+"""Inputs and outputs of a network: names, types, shapes, and the axis of each on which samples lie.
 
 Samples lie on the first axis unless the graph says otherwise: by a dimension that is called batch, by recurrent layers, which
 go along one axis of what they read and keep the samples on another, by a size that all inputs share, or by mixing the first
-axis, as attention does where steps come first (`graph.mixed`). Where the axis isn't known of some input then, or isn't an open
-size, an array of each input is one sample as a whole: that is right for every model. An input that is a single number has one
+axis, as attention does where steps come first (`independent_axes`). Where the axis isn't known of some input then, or isn't an
+open size, an array of each input is one sample as a whole: that is right for every model. A single number as an input is one
 for each sample. Outputs have them on the one axis that grows with the batch, by shapes inferred at two batches.
 """
 
@@ -20,10 +20,10 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
 from trtopt.data.rebatch import counting
-from trtopt.graph.mixed import kept_apart
+from trtopt.graph.independent_axes import independent_axes
+from trtopt.graph.op_types import RECURRENT, RESHAPING
 from trtopt.graph.proto import (
     LARGE,
-    RECURRENT,
     STANDARD,
     Links,
     attribute,
@@ -38,7 +38,6 @@ from trtopt.graph.work import shapes_at
 _KEY = "trtopt.batch_axes"  # of a model's metadata
 _BATCH = "the batch"  # a name that no exporter gives
 _GUESSES = (224, 64, 16)  # of other open sizes, as sizes of images or lengths that most models take
-_ORDERED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")  # keep the order of elements
 _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
@@ -53,7 +52,7 @@ def network_inputs(proto: ModelProto) -> dict[str, TensorInfo]:
 def network_outputs(
     proto: ModelProto, inputs: Mapping[str, TensorInfo], inferred: Iterable[ValueInfoProto] | None = None
 ) -> tuple[TensorInfo, ...]:
-    """In order. Declared shapes give way to those that follow from the inputs': a file's may be from before it was changed.
+    """Return the outputs in order. Declared shapes, perhaps from before a change, give way to those that follow from inputs.
 
     Args:
         inputs: see `network_inputs`.
@@ -108,7 +107,7 @@ def _as_inferred(declared: ValueInfoProto, inferred: ValueInfoProto, names: Coll
 
 
 class _Growth:
-    """What grows with the batch, by shapes at two samples and at three, so that the `wanted` outputs are known."""
+    """Shapes at two samples and at three, which tell what grows with the batch, so that the `wanted` outputs are known."""
 
     def __init__(
         self, proto: ModelProto, inputs: Mapping[str, TensorInfo], axes: Mapping[str, int], wanted: set[str]
@@ -151,7 +150,7 @@ class _Growth:
         return grown[0], two[grown[0]] // 2
 
     def _in_order(self, name: str) -> bool:
-        """Whether a sample's rows lie together: only a Reshape that keeps what lies outside the samples makes several so."""
+        """Return whether a sample's rows lie together: several do by a Reshape alone that keeps what lies outside samples."""
         pending, seen = [name], {name}
         while pending:
             result = pending.pop()
@@ -160,7 +159,7 @@ class _Growth:
             if place[1] > 1:
                 node = self.makers[result]
                 reads = {item: held for item in node.input if (held := self._place(item))}
-                if node.op_type in _ORDERED:
+                if node.op_type in RESHAPING:
                     outside = [math.prod(self.two[item][:at]) for item, (at, _) in (*reads.items(), (result, place))]
                     fits = len({*outside}) == 1 < len(outside)
                 else:
@@ -211,7 +210,7 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
         len(info.shape) < 4 and (info.open_axes[:2] == (0, 1) or (unlike and info.open_axes))
         for info in inputs.values()
     ):
-        kept = kept_apart(proto, inputs) or {}
+        kept = independent_axes(proto, inputs) or {}
         if any(0 in inputs[name].open_axes and 0 not in axes for name, axes in kept.items()):
             known = {name: axes[0] if axes else None for name, axes in kept.items() if len(axes) < 2}
     sizes = {inputs[name].shape[axis] for name, axis in known.items() if axis is not None}

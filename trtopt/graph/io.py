@@ -16,8 +16,8 @@ from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, opened_regular, whole, writing, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
-from trtopt.graph.lazy_weights import is_lazy, make_lazy, parse_light, read_in, set_external, write_at
-from trtopt.graph.old_exporters import mend
+from trtopt.graph.lazy_weights import make_lazy, parse_light, read_in, set_external
+from trtopt.graph.old_exporters import upgrade_legacy_model
 from trtopt.graph.proto import (
     LARGE,
     all_tensors,
@@ -51,7 +51,7 @@ class Model:
             whatever the files are called.
         inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
         outputs: network outputs, likewise; () also where the rank isn't known.
-        opset: version of the default operator set, in the file; `proto` is of 7 at least.
+        opset: version of the default operator set, 7 or newer.
         mended: `proto` isn't as the file has it (`graph.old_exporters`).
     """
 
@@ -68,7 +68,7 @@ class Model:
 
 
 def _instead(text: str) -> str:
-    """What to type where a module in PyTorch is named in a model file's place."""
+    """Return what to type where a module in PyTorch is named in a model file's place."""
     if ":" not in text or "/" in text.rpartition(":")[2]:
         return ""
     return f"an ONNX file is needed, which trtopt export {text} -o model.onnx writes"
@@ -105,7 +105,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         item.name for item in proto.graph.input
     }:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
-    opset, mended = opset_version(proto), mend(proto, what)
+    opset, mended = opset_version(proto), upgrade_legacy_model(proto, what)
     inferred = validate(proto, what)
     inputs = network_inputs(proto)
     outputs = network_outputs(proto, inputs, inferred.graph.output)
@@ -129,23 +129,19 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
     content = {tensor.name: tensor for tensor in proto.graph.initializer}
     with writing_together(weights, target) as (partial_weights, partial):
         with partial_weights.open("wb") as file:
-            end, lazy = 0, list[tuple[TensorProto, int]]()
+            end = 0
             for stub in stubs.graph.initializer:
                 if stub.data_location == TensorProto.EXTERNAL:
                     tensor, start = content[stub.name], end + -end % _ALIGNMENT
-                    if is_lazy(tensor):
-                        lazy.append((tensor, start))
-                    else:
-                        file.seek(start)
-                        file.writelines(tensor_chunks(tensor))
+                    file.seek(start)
+                    file.writelines(tensor_chunks(tensor))
                     end = start + tensor_size(tensor)
                     set_external(stub, location=weights.name, offset=start, length=end - start)
-            write_at(lazy, file)
         partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 
 def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
-    """What is in a file, and where in it the weights lie that were left there: read with it, they would be in memory twice."""
+    """Return a file's content, and the places in it of weights that stay there: read with it, they would be in memory twice."""
     try:
         size = path.stat().st_size
         if size > PROTOBUF_LIMIT:

@@ -8,9 +8,7 @@ and folding a model, where memory is new to the process; see `trtopt.graph.io.lo
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -106,7 +104,7 @@ def set_external(tensor: TensorProto, **entries: str | int) -> None:
 
 
 def is_lazy(tensor: TensorProto) -> bool:
-    """Whether `make_lazy` made it so: what models themselves refer to is relative to them."""
+    """Return whether `make_lazy` made it so: what models themselves refer to is relative to them."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return False
     return any(entry.key == "location" and Path(entry.value).is_absolute() for entry in tensor.external_data)
@@ -136,49 +134,6 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
                 raise OSError("another file")
             yield buffer[:size]
             remaining -= size
-
-
-def write_at(weights: Sequence[tuple[TensorProto, int]], target: BinaryIO) -> None:
-    """Write lazy weights into a file, each at its place, by the system alone where it can.
-
-    A thread that reads and writes by itself asks for Python's lock each time, and waits for it where others are at work,
-    as beside folding (docs/results/calibration-rules.md).
-
-    Raises:
-        InvalidModel: a file isn't what it was when the model was read.
-        OSError: the target can't be written.
-    """
-    for tensor, place in weights:
-        target.seek(place)  # and writes what is buffered
-        if not _sent(tensor, target.fileno()):
-            target.seek(place)
-            target.writelines(chunks(tensor))
-
-
-def _sent(tensor: TensorProto, target: int) -> bool:
-    """Whether the system has copied a weight to where a file stands; False: it can't between these two."""
-    if not sys.platform.startswith("linux"):
-        return False
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    path, offset, remaining = entries["location"], int(entries["offset"]), int(entries["length"])
-    with _changing(path):
-        source = os.open(path, os.O_RDONLY)
-    try:
-        while remaining:
-            with _changing(path):
-                if _stamp(os.fstat(source)) != entries[_STAMP]:
-                    raise OSError("another file")
-            sent = os.sendfile(target, source, offset, remaining)
-            if not sent:
-                raise OSError(errno.EINVAL, "nothing was copied")
-            offset, remaining = offset + sent, remaining - sent
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-        return False
-    finally:
-        os.close(source)
-    return True
 
 
 @contextlib.contextmanager

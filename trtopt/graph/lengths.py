@@ -1,4 +1,4 @@
-"""How long an input may be: as long as the constants that are cut to its length, such as a transformer's positions.
+"""Find the largest length of an input: that of the constants that are cut to it, such as a transformer's positions.
 
 Beyond that a Slice gives less than the length that what it is added to has, and a Gather reads past its table. Positions are
 counted by a Range, or, as RoBERTa's, by adding up what isn't padding, with an offset: of 514 rows 512 are then for tokens.
@@ -10,21 +10,14 @@ import math
 
 from onnx import ModelProto, NodeProto, TensorProto
 
+from trtopt.graph.op_types import COMPARING, RESHAPING
 from trtopt.graph.proto import Links, attribute, to_array
 
 Place = tuple[str, int]  # an input and one of its axes
-_CARRIED = (
-    "Cast",
-    "Expand",
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-)  # what they give has the values of what they read
-_COMPARED = ("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or")  # they give 0 or 1
+_CARRIED = (*RESHAPING, "Cast", "Expand", "Identity")  # what they give has the values of what they read
 
 
-def longest(proto: ModelProto) -> dict[Place, int]:
+def max_input_lengths(proto: ModelProto) -> dict[Place, int]:
     """Input and axis → the largest size that the model has constants for, where that is found.
 
     With padding a longer input may stay within a table; one that is filled doesn't.
@@ -88,10 +81,10 @@ def _reached(links: Links, name: str, masks: set[str]) -> tuple[Place, int] | No
 
 
 def _is_mask(links: Links, name: str, masks: set[str]) -> bool:
-    """Whether these are zeros and ones."""
+    """Return whether these are zeros and ones."""
     while (maker := links.makers.get(name)) is not None and maker.op_type in _CARRIED:
         name = maker.input[0]
-    return name in masks or (maker is not None and maker.op_type in _COMPARED)
+    return name in masks or (maker is not None and maker.op_type in COMPARING)
 
 
 def _counted(links: Links, name: str, axis: int, masks: set[str]) -> Place | None:
@@ -100,7 +93,7 @@ def _counted(links: Links, name: str, axis: int, masks: set[str]) -> Place | Non
         return None
     while (maker := links.makers.get(name)) is not None:
         varying = [item for item in maker.input if _number(links, item) is None]
-        if maker.op_type not in ("Cast", "Identity", *_COMPARED) or len(varying) != 1:
+        if maker.op_type not in ("Cast", "Identity", *COMPARING) or len(varying) != 1:
             return None
         name = varying[0]
     return name, axis
@@ -119,7 +112,7 @@ def _place(links: Links, name: str) -> Place | None:
 
 
 def _maker(links: Links, name: str) -> NodeProto | None:
-    """What makes these values."""
+    """Return what makes these values."""
     maker = links.makers.get(name)
     while maker is not None and maker.op_type in _CARRIED:
         maker = links.makers.get(maker.input[0])

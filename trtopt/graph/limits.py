@@ -1,4 +1,4 @@
-"""What a TensorRT can't take whatever its parser says, read off the graph before the parser is asked.
+"""Find what a TensorRT can't take whatever its parser says, read off the graph before the parser is asked.
 
 Its parser answers types that it hasn't with an assertion of its own source, without the tensor's name; other uses pass it and
 fail after minutes in the builder. The rules are those of TensorRT-RTX 1.7, each seen there (docs/results/zoo.md).
@@ -17,9 +17,9 @@ from onnx import ModelProto, NodeProto, TensorProto
 from trtopt.core.options import named
 from trtopt.core.values import Issue
 from trtopt.graph.cut import ends_before
-from trtopt.graph.decided import how_to_decide
+from trtopt.graph.fixed_inputs import how_to_decide
+from trtopt.graph.op_types import QDQ
 from trtopt.graph.proto import (
-    QDQ,
     STANDARD,
     UNKNOWN,
     Links,
@@ -29,7 +29,6 @@ from trtopt.graph.proto import (
     dtype_name,
     infer_shapes,
     tensor_info,
-    tensor_size,
     to_array,
 )
 
@@ -41,7 +40,6 @@ _OWN_REFUSALS = {
     "Constant", "Clip", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
 }  # fmt: skip
 MOST_OF_TOPK = 3840  # in every TensorRT; its builder says so, after minutes
-CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
 _OWNERS = {  # domain → what to do about its operators
     "ai.onnx.ml": "no TensorRT has operators of ai.onnx.ml (scalers, linear models, trees, texts): run that part outside the "
     "engine, in ONNX Runtime, and convert the network alone, or write a scaling into its PyTorch module",
@@ -54,6 +52,7 @@ _DO_OTHERWISE = {  # operators by what models compute the same by
     "torch.where or a product with the mask; TensorRT itself, on a GPU (`backend='tensorrt'`), has the operator",
     "NonMaxSuppression": "do NMS on the engine's outputs (docs/export.md); TensorRT itself, on a GPU (`backend='tensorrt'`), "
     "has the operator",
+    "DFT": "multiply by a constant matrix of cosines and sines (torch.matmul), or do it outside the engine",
     "RoiAlign": "TensorRT itself, on a GPU (`backend='tensorrt'`), has the operator",
     "ImageScaler": "ONNX has dropped it: convert the model for images scaled before, or write Mul and Add in its place",
     **dict.fromkeys(("Dropout", "BatchNormalization"), _EVAL),
@@ -91,13 +90,13 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
             if node.op_type in absent:
                 problems.append(Issue(node.name, node.op_type, absent[node.op_type]))
             problems += rules.quantized(node)
-    return tuple(dict.fromkeys([*problems, *rules.computed()]))
+    return tuple(dict.fromkeys(problems))
 
 
 def instead(
     proto: ModelProto, operators: Collection[str], model: ModelProto, path: str | os.PathLike[str] | None
 ) -> str:
-    """What to do where these operators are refused: by whose they are, what computes the same, and where to end before them.
+    """Return what to do where operators are refused: by their owner, by what computes the same, by where to end before them.
 
     Args:
         proto: the graph in which they were refused.
@@ -196,19 +195,3 @@ class _Limits:
             where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
             text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
             yield Issue(node.name, node.op_type, f"{text}; TensorRT takes positive, finite ones only")
-
-    def computed(self) -> Iterator[Issue]:
-        """What folding left because of its size, TensorRT would compute while it builds."""
-        sizes, known, total = dict[str, int](), {*self.weights}, 0
-        for value in (*self.graph.value_info, *self.graph.output):
-            tensor = value.type.tensor_type
-            dims = [dim.dim_value for dim in tensor.shape.dim]
-            sizes[value.name] = tensor_size(TensorProto(data_type=tensor.elem_type or TensorProto.FLOAT, dims=dims))
-        for node in self.graph.node:
-            if node.input and known.issuperset(filter(None, node.input)):
-                known.update(node.output)
-                total += sum(sizes.get(name, 0) for name in node.output)
-                if total > CONSTANT:
-                    text = f"with it, constants that are computed take {total >> 20} MiB; allowed: {CONSTANT >> 20}"
-                    yield Issue(node.name, node.op_type, f"{text}: make them smaller, or inputs")
-                    return

@@ -9,12 +9,12 @@ from onnx import ModelProto, NodeProto
 
 from trtopt.core.values import Issue
 from trtopt.core.words import first_of
-from trtopt.graph.decided import how_to_decide
+from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.proto import Links, all_nodes, node_label, subgraphs
 
 
 class Origins:
-    """Where the nodes of a graph that was made from a model come from.
+    """Origins of the nodes of a graph that was made from a model.
 
     Args:
         original: the model as it was given.
@@ -31,7 +31,7 @@ class Origins:
         self._nodes = {node.name: node for node in self._links.nodes}
 
     def of(self, name: str) -> str:
-        """Where a node comes from, such as "gives 'Y'"; empty where the model has a node or tensor of that name."""
+        """Return where a node comes from, such as "gives 'Y'"; empty where the model has a node or tensor of that name."""
         node = self._nodes.get(name)
         if node is None or name in self._names or name in self._tensors:
             return ""

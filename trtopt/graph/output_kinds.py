@@ -1,4 +1,4 @@
-"""What an output means, which decides how two results of it are compared: guessed from the graph, or said by the user.
+"""Kinds of outputs, which decide how two results are compared: guessed from the graph, or said by the user.
 
 The guess looks at the type, the shape and the operators that the graph ends in, and at the output's name only where these
 leave it open. It is made on the model as it is given, not on the folded one, and steps over what folding, typed casts and
@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Kind as Kind, TensorInfo, x
-from trtopt.graph.proto import Links, attribute, infer_shapes, opset_version, tensor_info
+from trtopt.graph.proto import Links, attribute, infer_shapes, node_label, node_reads, opset_version, tensor_info
 from trtopt.graph.work import shapes_at
 
 Given = Mapping[str, str] | Sequence[str]
@@ -182,14 +182,14 @@ def _integer(info: TensorInfo) -> bool:
 
 
 def _says(name: str, beginnings: tuple[str, ...]) -> bool:
-    """Whether a word of `name` ("poolerOutput": pooler, output) begins so."""
+    """Return whether a word of `name` ("poolerOutput": pooler, output) begins so."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
     return any(word.lower().startswith(beginnings) for word in words)
 
 
 @dataclass(frozen=True)
 class _End:
-    """What gives an output its values.
+    """The end of a graph: the operator that gives an output its values.
 
     Attributes:
         op: "softmax", "sigmoid", "linear", "norm" or "pool", whatever operators they are made of; else the operator's name.
@@ -204,7 +204,7 @@ class _End:
     scaled: bool
 
     def keeps(self, axis: int) -> bool:
-        """Whether no transposition moves this axis; -1: the last one."""
+        """Return whether no transposition moves this axis; -1: the last one."""
         return all(perm and perm[axis] == axis % len(perm) for perm in self.perms)
 
 
@@ -303,7 +303,7 @@ class _Graph:
         return Kind.MASK if end.op == "Conv" and same else Kind.OTHER
 
     def _ranks(self, info: TensorInfo) -> bool:
-        """Whether these are places of the largest of more, or what stands there in a table of constants."""
+        """Return whether these are places of the largest of more, or what stands there in a table of constants."""
         node, name = self.makers.get(info.name), info.name
         while node is not None and node.op_type != "TopK":
             table = node.op_type.startswith("Gather") and node.input[0] in self.constants
@@ -316,7 +316,7 @@ class _Graph:
         return last and scores[-1:] != found[-1:]  # of all of them the order is what counts
 
     def _pools_sigmoids(self, end: _End) -> bool:
-        """Whether what is pooled are sigmoids, or these weighted by a softmax, as attention over time does."""
+        """Return whether what is pooled are sigmoids, or these weighted by a softmax, as attention over time does."""
         assert end.node is not None
         pooled = self.end(end.node.input[0])
         if pooled.op != "Mul" or pooled.node is None:
@@ -324,7 +324,7 @@ class _Graph:
         return sorted(self.end(name).op for name in pooled.node.input) == ["sigmoid", "softmax"]
 
     def _unless_given(self, shape: tuple[int | str, ...], kind: Kind) -> Kind:
-        """What has the shape of a floating input is such a thing again, as of an autoencoder: no scores."""
+        """Return what has the shape of a floating input is such a thing again, as of an autoencoder: no scores."""
         return Kind.OTHER if any(info.floating and info.shape == shape for info in self.given) else kind
 
     def _axis(self, end: _End) -> int:
@@ -346,7 +346,7 @@ class _Graph:
         return not sizes or any(b > a for a, b in sizes)
 
     def _detects(self, shape: tuple[int | str, ...], end: _End) -> bool:
-        """Whether four coordinates, or two times two, are among what is joined on the way to the output."""
+        """Return whether four coordinates, or two times two, are among what is joined on the way to the output."""
         if 4 in shape[1:]:
             return True
         nodes, seen = [end.node], set[str]()
@@ -370,7 +370,7 @@ class _Graph:
     # The walk ------------------------------------------------------------------------------------------------------------
 
     def end(self, name: str) -> _End:
-        """What gives the output `name` its values."""
+        """Return what gives the output `name` its values."""
         perms: list[tuple[int, ...]] = []
         node, scaled = self.makers.get(name), False
         while node is not None and (op := self._op(node)) == node.op_type:
@@ -393,7 +393,7 @@ class _Graph:
         return str(node.input[fixed.index(False)])
 
     def _op(self, node: NodeProto) -> str:
-        """What a node does, in the words of `_End`."""
+        """Return what a node does, in the words of `_End`."""
         op, inputs = node.op_type, [name for name in node.input if name]
         if op in _ENDS:
             return _ENDS[op]
@@ -416,7 +416,7 @@ class _Graph:
         return "" if node is None else str(node.op_type)
 
     def _sums(self, name: str, inverse: bool) -> bool:
-        """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is; or the inverse of one."""
+        """Return whether a value is a sum, mean or norm over an axis, as a normalization divides by, or the inverse of one."""
         inverted, powers = False, False
         for _ in range(_DEPTH):
             node = self.makers.get(name)
@@ -434,3 +434,31 @@ class _Graph:
 
 def _embedding_width(width: int | str) -> bool:
     return isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0
+
+
+# Choices ---------------------------------------------------------------------------------------------------------------------
+
+_CHOSEN = {"ArgMax": 0, "ArgMin": 0, "TopK": 1, "NonMaxSuppression": 0}  # operator → its output that holds positions
+
+
+def index_outputs(proto: ModelProto) -> dict[str, str]:
+    """Map each output to the last node before it ("ArgMax NAME") that chooses among floating values, if there is one.
+
+    Of two nearly equal values a rounding may take the other.
+    The largest values themselves, as TopK gives them, hardly change when two of them change places: they follow none.
+    """
+    if _CHOSEN.keys().isdisjoint(node.op_type for node in proto.graph.node):
+        return {}
+    inferred = infer_shapes(proto).graph
+    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    floating = {value.name for value in values if tensor_info(value).floating}
+    followed: dict[str, NodeProto] = {}
+    for node in proto.graph.node:  # in topological order
+        if node.op_type in ("Shape", "Size"):
+            continue
+        before = next((followed[name] for name in node_reads(node) if name in followed), None)
+        outputs = dict.fromkeys(node.output, before)
+        if node.op_type in _CHOSEN and node.input[0] in floating:
+            outputs[node.output[_CHOSEN[node.op_type]]] = node
+        followed.update({name: source for name, source in outputs.items() if source is not None})
+    return {value.name: node_label(followed[value.name]) for value in proto.graph.output if value.name in followed}

@@ -27,15 +27,14 @@ from onnx import (
 from onnx.defs import SchemaError, get_schema
 
 from trtopt.core.values import TensorInfo
-from trtopt.graph.carried import carries_little
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
 UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
-RECURRENT = ("LSTM", "GRU", "RNN")
-CONTROL_FLOW = ("If", "Loop", "Scan")
-QDQ = ("QuantizeLinear", "DequantizeLinear")
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
+PROPAGATED = 1 << 20  # numbers in all tensors of one dimension: ONNX's data propagation takes some 70 bytes for each
+JOINED = 1 << 14  # parts that Concats of Concats join: libraries that write them out don't come to an end
+_PASSING = ("Abs", "Add", "Cast", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze")
 
 
 def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> ModelProto:
@@ -126,12 +125,40 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
     light = skeleton(proto, LARGE)
     stood_in = {} if strict else dict(_stand_in(light.graph))
     inferred = onnx.shape_inference.infer_shapes(
-        light, check_type=strict, strict_mode=strict, data_prop=carries_little(light)
+        light, check_type=strict, strict_mode=strict, data_prop=value_propagation_is_cheap(light)
     )
     for node in all_nodes(inferred.graph) if stood_in else ():
         if node.output and node.output[0] in stood_in:
             node.CopyFrom(stood_in[node.output[0]])
     return inferred
+
+
+def value_propagation_is_cheap(light: ModelProto) -> bool:
+    """Return whether ONNX's inference of a model without large weights may follow the values of shapes.
+
+    A length that is itself computed isn't looked at: only a limit of the process bounds what such a file can take.
+    """
+    if light.functions or joins_much(light):
+        return False
+    try:
+        graph = onnx.shape_inference.infer_shapes(light).graph
+    except Exception:  # whoever infers next says what is wrong
+        return True
+    values = (value for body in all_graphs(graph) for value in (*body.input, *body.value_info, *body.output))
+    shapes = (value.type.tensor_type.shape.dim for value in values)
+    return bool(sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED)
+
+
+def joins_much(proto: ModelProto) -> bool:
+    """Return whether Concats of Concats have more than `JOINED` parts."""
+    parts: dict[str, int] = {}
+    for node in all_nodes(proto.graph):
+        if node.output and node.op_type in ("Concat", *_PASSING):
+            counts = [parts.get(name, 1) for name in node.input] or [1]
+            parts[node.output[0]] = sum(counts) if node.op_type == "Concat" else max(counts)
+            if parts[node.output[0]] > JOINED:
+                return True
+    return False
 
 
 def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
@@ -165,7 +192,7 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def own_names(body: GraphProto) -> set[str]:
-    """What a body has itself: its inputs, its initializers and what its nodes give."""
+    """Return what a body has itself: its inputs, its initializers and what its nodes give."""
     own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     return own | {name for node in body.node for name in node.output}
 
@@ -203,7 +230,7 @@ def attribute(node: NodeProto, name: str, default: Any) -> Any:
 
 
 class Links:
-    """Who makes and who reads the tensors of a graph, bodies included.
+    """Makers and readers of the tensors of a graph, bodies included.
 
     Attributes:
         nodes: as `all_nodes`.
@@ -346,5 +373,5 @@ def all_tensors(graph: GraphProto | FunctionProto) -> Iterator[TensorProto]:
 
 
 def node_label(node: NodeProto) -> str:
-    """How messages name a node: its name, else its first output."""
+    """Return how messages name a node: its name, else its first output."""
     return f"{node.op_type} {node.name}" if node.name else f"{node.op_type} → {next(iter(node.output), '?')!r}"

@@ -43,11 +43,9 @@ OLDEST_IR = 3
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
 FUNCTION_NODES = 50_000  # every call replaced by what it calls: 27 functions that call each other twice make 10⁸
 FUNCTION_DEPTH = 100
-NAME = 4096  # characters: TensorRT's parser takes minutes over 300,000
 _TEXTS = [
     TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
-_NAMES = ("name", "input", "output", "op_type", "domain", "dim_param")
 _INTEGERS = [getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
@@ -135,10 +133,10 @@ def check_versions(proto: ModelProto, what: str) -> None:
 
 
 def check_text(message: Message, what: str) -> None:
-    """Every text in a model is UTF-8, which protobuf looks at only where somebody reads it, and no name is very long.
+    """Refuse text that isn't UTF-8, which protobuf looks at only where somebody reads it.
 
     Raises:
-        InvalidModel: one isn't, or is.
+        InvalidModel: some isn't.
     """
     try:
         problem = _bad_text(message)
@@ -160,8 +158,6 @@ def _bad_text(message: Message) -> str:
                     return problem
             elif isinstance(item, bytes):  # what protobuf gives where it can't be decoded
                 return f"text that isn't UTF-8 ({item[:40]!r})"
-            elif field.name in _NAMES and len(item) > NAME:
-                return f"a name of {len(item)} characters ({item[:40]!r}…); allowed: {NAME}"
     return ""
 
 

@@ -95,7 +95,7 @@ def opset_of(model: ir.Model) -> int:
 
 
 class Slots(NamedTuple):
-    """What an operator's schema says of a node's inputs and outputs: the name of each one's type, and what that may be."""
+    """Types of a node's inputs and outputs by its operator's schema: each one's name, and what that may be."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -119,12 +119,12 @@ def _slots(domain: str, op: str, opset: int, inputs: int, outputs: int) -> Slots
 
 
 def slots(node: ir.Node, opset: int) -> Slots | None:
-    """What the schema of its operator says at that version of its domain; None: ONNX has no such operator."""
+    """Return what the schema of its operator says at that version of its domain; None: ONNX has no such operator."""
     return _slots(node.domain, node.op_type, opset, len(node.inputs), len(node.outputs))
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """What the value holds if it never changes (an initializer or a Constant node's output), not read yet; else None."""
+    """Return what the value holds if it never changes (an initializer or a Constant node's output), not read yet; else None."""
     if value is None:
         return None
     return value.const_value if value.is_initializer() else ir.convenience.get_const_tensor(value)
@@ -148,7 +148,7 @@ def sizes(value: ir.Value | None) -> tuple[int | None, ...] | None:
 
 
 def is_float(value: ir.Value | None) -> bool:
-    """Whether it is a floating tensor; a sequence of them isn't."""
+    """Return whether it is a floating tensor; a sequence of them isn't."""
     return value is not None and isinstance(value.type, ir.TensorType) and value.dtype in FLOAT_TYPES
 
 
@@ -166,7 +166,7 @@ def operand(node: ir.Node, slot: int) -> ir.Value | None:
 
 
 def read_once(value: ir.Value) -> bool:
-    """Whether one node reads it, in one place, and nobody outside the graph."""
+    """Return whether one node reads it, in one place, and nobody outside the graph."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 

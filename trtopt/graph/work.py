@@ -1,4 +1,4 @@
-"""How much arithmetic each convolution, matrix product and recurrent layer does."""
+"""Count the arithmetic of each convolution, matrix product and recurrent layer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,8 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.graph.proto import (
-    LARGE,
-    RECURRENT,
-    all_graphs,
-    all_nodes,
-    attribute,
-    forget_output_shapes,
-    infer_shapes,
-    skeleton,
-)
-
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", *RECURRENT)
+from trtopt.graph.op_types import MULTIPLYING, RECURRENT
+from trtopt.graph.proto import LARGE, all_graphs, all_nodes, attribute, forget_output_shapes, infer_shapes, skeleton
 
 
 def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -31,7 +21,7 @@ def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str,
         sizes: of dynamic dimensions by name; others count as 1.
     """
     shapes = shapes_at(proto, sizes or {}, 1)
-    counts = {node.name: node_macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
+    counts = {node.name: node_macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in MULTIPLYING}
     return {name: count for name, count in counts.items() if count}
 
 

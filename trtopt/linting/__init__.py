@@ -1,1 +1,1 @@
-"""What is wrong with a model, and what will be: check()."""
+"""Find what is wrong with a model, and what will be: check()."""

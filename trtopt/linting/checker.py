@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from trtopt import trt
 from trtopt.core.documents import plain
@@ -42,25 +41,25 @@ from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.cut import cut
-from trtopt.graph.decided import decided
+from trtopt.graph.fixed_inputs import fix_inputs
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.lengths import longest
+from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.limits import instead
-from trtopt.graph.one_sample import HeldBatch, held_batch
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import Links, whole_copy
+from trtopt.graph.proto import whole_copy
+from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import lost_shapes
 from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
-from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, one_sample, opset_findings, such
+from trtopt.linting.rules import LEVELS, Finding, find, one_sample, opset_findings, such
 from trtopt.ort.comparison import compare
 from trtopt.ort.folding import first_feeds
 from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
@@ -77,7 +76,7 @@ _PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # wh
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found.
+    """Report of a check.
 
     Attributes:
         model: the path, or "the model".
@@ -143,10 +142,9 @@ def check(request: CheckRequest) -> CheckReport:
     An invalid model is a finding, not an exception. The hazards are those of the folded graph, which is what is built.
 
     Args:
-        fix: write the cleaned model here: folded, opset lowered to what the backend reads, open ends of Slice within
-            int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed. Where
-            a batch of 1 stands in constants though the inputs leave theirs open, it is opened, if two samples then give
-            what each of them gives alone.
+        fix: write the cleaned model here: folded, opset lowered to what the backend reads. Written only if ONNX Runtime
+            gives the same outputs (on seeded synthetic inputs) or isn't installed. Where a batch of 1 stands in constants
+            though the inputs leave theirs open, it is opened, if two samples then give what each of them gives alone.
         set: what is decided of inputs, before all else: "sr=16000", a value, which becomes a constant of the model that `fix`
             writes (several numbers with commas between; one fills an input), or "x:batchx576", sizes and their names. A
             dimension called batch counts samples, whichever it is.
@@ -175,7 +173,7 @@ def check(request: CheckRequest) -> CheckReport:
             loaded = load_model(request.model, lazy=True)
             fingerprint = loaded.fingerprint
             if request.set:
-                loaded = replace(load_model(decided(loaded.proto, request.set)), path=loaded.path)
+                loaded = replace(load_model(fix_inputs(loaded.proto, request.set)), path=loaded.path)
             if request.outputs:
                 loaded = replace(load_model(cut(loaded.proto, request.outputs)), path=loaded.path)
     except InvalidModel as error:
@@ -217,7 +215,9 @@ def check(request: CheckRequest) -> CheckReport:
     suggestion = NOTHING
     if not profiles:
         lost = lost_shapes(folded)
-        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest(folded), seen=seen, lost=lost)
+        suggestion = suggested_shapes(
+            loaded.inputs, values=values, longest=max_input_lengths(folded), seen=seen, lost=lost
+        )
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
@@ -263,7 +263,7 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
-    """What the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
+    """Return what the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
 
     Operators that a build would write out aren't refused.
     """
@@ -288,7 +288,7 @@ def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list
 
 
 def _unless_refused(findings: Sequence[Finding], answers: Sequence[Finding]) -> Iterator[Finding]:
-    """What was found, without what the parser's answers say of the same operator, input or output."""
+    """Return what was found, without what the parser's answers say of the same operator, input or output."""
     told = {answer.op or answer.node for answer in answers if answer.level == "error"}
     for finding in findings:
         if finding.code not in _PARSERS or (finding.op or finding.node) not in told:
@@ -296,7 +296,7 @@ def _unless_refused(findings: Sequence[Finding], answers: Sequence[Finding]) -> 
 
 
 class _Texts(Reporter):
-    """What is said, for findings of their own."""
+    """Texts of notes and warnings, for findings of their own."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -322,7 +322,7 @@ def _samples(request: CheckRequest, model: Model, profiles: Sequence[Profile]) -
 
 
 def _ranges(samples: Batches, folded: ModelProto) -> Iterator[Finding]:
-    """What samples show: values that aren't finite, or wouldn't be in FP16."""
+    """Return what samples show: values that aren't finite, or wouldn't be in FP16."""
     try:
         ranges = measure_ranges(folded, (run.feed for run in single_runs(network_inputs(folded), samples)))
     except ModelError as error:
@@ -349,7 +349,7 @@ def _request(
     profiles: Sequence[Profile],
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
-    ends = longest(folded)
+    ends = max_input_lengths(folded)
     for info in model.inputs:
         for axis, size in enumerate(info.shape):
             if isinstance(size, int) and size > (end := ends.get((info.name, axis), size)):
@@ -371,17 +371,17 @@ def _request(
             yield Finding("warning", "target", "", "", text)
 
 
-def _held(original: ModelProto, folded: ModelProto) -> HeldBatch:
-    """Where the model holds a batch of 1; opened as it came, where folding hides what belongs there."""
-    held = held_batch(folded)
+def _held(original: ModelProto, folded: ModelProto) -> TracedBatch:
+    """Return where the model holds a batch of 1; opened as it came, where folding hides what belongs there."""
+    held = find_traced_batch(folded)
     if not held.issues:
         return held
-    before = held_batch(original)
-    return before if before.opened is not None else held
+    before = find_traced_batch(original)
+    return before if before.dynamic_model is not None else held
 
 
 def _fix(
-    model: Model, folded: ModelProto, held: HeldBatch, output: Path, limit: int | None, how: Mapping[str, Any]
+    model: Model, folded: ModelProto, held: TracedBatch, output: Path, limit: int | None, how: Mapping[str, Any]
 ) -> tuple[list[Finding], bool, bool]:
     """Write the cleaned model if it computes the same; findings, whether that was tried, and whether it is for any batch.
 
@@ -390,8 +390,8 @@ def _fix(
     """
     findings = list[Finding]()
     lost = "report the model; build folds less then, and with `min_snr=30` and samples judges the engine by the model itself"
-    if held.opened is not None:
-        cleaned, kept = _cleaned(fold(held.opened)[0], limit)
+    if held.dynamic_model is not None:
+        cleaned, kept = _cleaned(fold(held.dynamic_model)[0], limit)
         try:
             gap = invalid(cleaned) or compare(model.proto, cleaned, model.inputs, profiles=how["profiles"], opened=True)
         except (MissingDependency, ModelError) as error:
@@ -421,22 +421,10 @@ def _fix(
 
 
 def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Finding]]:
-    """At the opset that a generation reads, if that can be, and with the open ends of Slice within int32."""
+    """Lower a graph to the opset that a generation reads, if that can be."""
     cleaned, findings = whole_copy(folded), list[Finding]()
     try:
         cleaned = readable_model(cleaned, limit)
     except ModelError as error:
         findings.append(Finding("warning", "opset-kept", "", "", str(error)))
-    _bound_slices(cleaned)
     return cleaned, findings
-
-
-def _bound_slices(proto: ModelProto) -> None:
-    """Open ends of Slice, INT64_MAX by custom, as int32's: TensorRT 8.6 warns of each and clamps it so."""
-    readers = Links(proto.graph).readers
-    for tensor in proto.graph.initializer:
-        if {node.op_type for node in readers.get(tensor.name, ())} == {"Slice"}:
-            values = numpy_helper.to_array(tensor)
-            bounded = np.clip(values, -INT32_MAX, INT32_MAX)
-            if not np.array_equal(values, bounded):
-                tensor.CopyFrom(numpy_helper.from_array(bounded.astype(values.dtype), tensor.name))

@@ -1,4 +1,4 @@
-"""What TensorRT refuses of a model, found before anything that takes long: by rules, by its parser, and what to do about it."""
+"""Find what TensorRT refuses of a model before anything that takes long, by rules and its parser, and what to do instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may go wrong with a valid model in TensorRT, FP16 or INT8: findings read off the graph.
+"""Hazards of a valid model in TensorRT, FP16 or INT8: findings read off the graph.
 
 The rules look at the folded graph, the one that is built, so that what folding repairs isn't reported as a fault.
 """
@@ -21,28 +21,16 @@ from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
 from trtopt.graph.bounds import bounds
-from trtopt.graph.decided import how_to_decide
-from trtopt.graph.one_sample import HeldBatch
-from trtopt.graph.passes.placement import MOVING, WEIGHTED
+from trtopt.graph.fixed_inputs import how_to_decide
+from trtopt.graph.op_types import ACTIVATIONS, CONTROL_FLOW, MOVING, QDQ, WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX, MASK
-from trtopt.graph.proto import (
-    CONTROL_FLOW,
-    QDQ,
-    STANDARD,
-    Links,
-    all_graphs,
-    attribute,
-    dtype_name,
-    opset_version,
-    tensor_info,
-    to_array,
-)
+from trtopt.graph.proto import STANDARD, Links, all_graphs, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.traced_batch import TracedBatch
 
 LEVELS = ("error", "warning", "info")
 FP16_STEP = 2.0**-24  # its smallest number
 INT32_MAX = 2**31 - 1
 OPEN_END = 2**62  # INT64_MAX and its like stand for "to the end" in Slice
-ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "Tanh", "Mish")
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
 _KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
@@ -158,12 +146,6 @@ _INFOS = {
     ),
     "fp16-range": ("its result can exceed FP16's range", _KEPT),
     "fp16-normalization": ("sums squares inside, which FP16 can't hold", _KEPT),
-    "int8-dynamic-weights": ("its weights aren't constant, so it stays in floating point", ""),
-    "int8-few-channels": ("has fewer than 4 channels on one side, where INT8 doesn't pay", ""),
-    "int8-zero-channel": (
-        "some output channels have all-zero weights: they compute only their bias",
-        "prune them to save time; their scale is set so that nothing divides by zero",
-    ),
     "opset-newer-than-8.6": ("opset {opset}; TensorRT 8.6 reads 17 and older", ""),
 }
 _WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
@@ -221,7 +203,7 @@ def find(proto: ModelProto) -> tuple[Finding, ...]:
 
 
 class _Graph(Links):
-    """What rules ask of a model."""
+    """A model as rules ask of it."""
 
     def __init__(self, proto: ModelProto) -> None:
         super().__init__(proto.graph)
@@ -229,7 +211,7 @@ class _Graph(Links):
         self.inputs = [value for value in proto.graph.input if value.name not in self.constants]
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """What a tensor holds; of a dequantized weight the codes."""
+        """Return what a tensor holds; of a dequantized weight the codes."""
         if (node := self.makers.get(name)) is not None and node.op_type == "DequantizeLinear":
             name = node.input[0]
         return to_array(self.constants[name]) if name in self.constants else None
@@ -249,7 +231,7 @@ class _Graph(Links):
         return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
     def cast_at_once(self, name: str) -> bool:
-        """Whether the output is made by a Cast, or all that reads the input casts it to a floating type."""
+        """Return whether the output is made by a Cast, or all that reads the input casts it to a floating type."""
         if name in self.makers:
             return self.makers[name].op_type == "Cast"
         readers = self.readers.get(name, ())
@@ -272,7 +254,7 @@ def _several(nodes: Sequence[NodeProto], words: str, **values: Any) -> Iterator[
 
 
 def such(nodes: Sequence[str]) -> str:
-    """How many nodes a finding on the first of them stands for; empty for one."""
+    """Return how many nodes a finding on the first of them stands for; empty for one."""
     return f" ({len(nodes)} such nodes: {first_of(nodes, 6)})" if len(nodes) > 1 else ""
 
 
@@ -438,36 +420,18 @@ def _structure(graph: _Graph) -> Iterator[Finding]:
 
 
 def _int8(graph: _Graph) -> Iterator[Finding]:
-    between, dynamic, narrow, zero, spread = (list[NodeProto]() for _ in range(5))
+    between, spread = list[NodeProto](), list[NodeProto]()
     for node in graph.of("QuantizeLinear"):
         maker, pairs = graph.makers.get(node.input[0]), graph.readers.get(node.output[0], [])
         if maker is not None and maker.op_type in ("Conv", "ConvTranspose"):
             between += [node] * any(graph.followed(pair, *ACTIVATIONS) for pair in pairs)
-    shapes = [weight.shape for node in graph.of("Conv") if (weight := graph.weight(node)) is not None]
-    for node in graph.of("Conv", "ConvTranspose", "Gemm"):
+    for node in graph.of("Conv"):
         weight = graph.weight(node)
-        if weight is None:
-            maker = graph.makers.get(node.input[1])
-            if maker is None or maker.op_type not in ("DequantizeLinear", "Constant"):
-                dynamic.append(node)
-            continue
-        if (
-            node.op_type == "Conv"
-            and weight.shape != shapes[0]
-            and weight.ndim > 2
-            and attribute(node, "group", 1) == 1
-        ):
-            narrow += [node] * bool(min(weight.shape[:2]) < 4)
-        if node.op_type == "Conv" and weight.dtype.kind == "f" and weight.size:
+        if weight is not None and weight.dtype.kind == "f" and weight.size:
             amax = np.abs(weight.astype(np.float32)).reshape(len(weight), -1).max(axis=1)
-            if not amax.all():
-                zero.append(node)
             if (amax > 0).any() and float(amax.max()) > 1000 * float(np.median(amax[amax > 0])):
                 spread.append(node)
     yield from _several(between, "qdq-before-activation")
-    yield from _several(dynamic, "int8-dynamic-weights")
-    yield from _several(narrow, "int8-few-channels")
-    yield from _several(zero, "int8-zero-channel")
     yield from _several(spread, "int8-channel-spread")
 
 
@@ -481,8 +445,8 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
     yield from _several(asymmetric, "qdq-zero-point")
 
 
-def one_sample(held: HeldBatch, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Finding]:
-    """What holds a batch of 1 in a model whose inputs leave theirs open; an error unless `profiles` ask for no other."""
+def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Finding]:
+    """Return what holds a batch of 1 in a model whose inputs leave theirs open; an error unless `profiles` ask for no other."""
     if held.length is not None:
         yield _said("length-held", held.length.node, held.length.op, reason=held.length.reason)
     batched = [info.name for info in inputs if 0 in info.open_axes]
@@ -492,7 +456,7 @@ def one_sample(held: HeldBatch, inputs: Sequence[TensorInfo], profiles: Sequence
     if all(info.open_axes == (0,) for info in alone):
         shapes = shapes_option([{info.name: x((1, *info.shape[1:])) for info in alone}])
     hint = f"export it with the batch taken from the input's shape, or build it for one sample: {shapes}"
-    if held.opened is not None:
+    if held.dynamic_model is not None:
         hint = f"trtopt check MODEL `fix='OUT.onnx'` writes it for any batch; or build it for one sample: {shapes}"
     alike: dict[tuple[str, str], list[Issue]] = {}
     for issue in held.issues:

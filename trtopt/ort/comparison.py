@@ -31,7 +31,8 @@ from trtopt.data.rebatch import Arrays
 from trtopt.graph.guard import cheap, drawn
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import save_model
-from trtopt.graph.proto import QDQ, all_nodes, tensor_size
+from trtopt.graph.op_types import QDQ
+from trtopt.graph.proto import all_nodes, tensor_size
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import difference
 from trtopt.ort.sessions import INLINE, THREADS, OnnxSession

@@ -68,7 +68,7 @@ def float_products(light: ModelProto | None) -> frozenset[str]:
 
     A layer of theirs may read INT8, where what follows dequantizes and multiplies in one kernel: that isn't INT8 arithmetic.
     """
-    from trtopt.graph.passes.placement import SCALE_PRESERVING
+    from trtopt.graph.op_types import SCALE_PRESERVING
 
     nodes = () if light is None else light.graph.node
     if not any(node.op_type == "DequantizeLinear" for node in nodes):

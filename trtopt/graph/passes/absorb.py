@@ -1,4 +1,4 @@
-"""What constants do to the result of a convolution or product, and zeros put around its input, become part of it.
+"""Make constants that act on a convolution's or product's result, and zeros around its input, part of it.
 
 BatchNormalization, Mul, Div, Add and Sub go into weights and bias where nothing else reads what the node gives and their
 constant is one number a channel, or one for all: any other, such as a window over time or a weight a row, stays.
@@ -20,12 +20,12 @@ _MAKERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def absorb(model: ir.Model) -> None:
-    """In every graph of the model, whose shapes are inferred; nodes keep their names, results theirs."""
+    """Rewrite every graph of a model whose shapes are inferred; nodes keep their names, results theirs."""
     editor, opset = Editor(model), opset_of(model)
     for node in list(model.graph.all_nodes()):
         if node.op_type == "Conv" and not node.domain:
             _take_padding(node, opset)
-        elif (maker := _maker(node, opset)) is None or (affine := _affine(node, maker)) is None:
+        elif (maker := _maker(node)) is None or (affine := _affine(node, maker)) is None:
             continue
         elif _scaled(maker, *affine, editor):
             result, made = node.outputs[0], maker.outputs[0]
@@ -35,10 +35,9 @@ def absorb(model: ir.Model) -> None:
             maker.graph.remove(node, safe=True)
 
 
-def _maker(node: ir.Node, opset: int) -> ir.Node | None:
+def _maker(node: ir.Node) -> ir.Node | None:
     """The convolution or product whose result a node changes, and nobody else reads."""
-    arithmetic = node.op_type in ("Mul", "Div", "Add", "Sub") and opset >= 7  # before, they broadcast by an attribute
-    if node.domain or not (arithmetic or node.op_type == "BatchNormalization"):
+    if node.domain or node.op_type not in ("Mul", "Div", "Add", "Sub", "BatchNormalization"):
         return None
     for value in node.inputs if node.op_type in ("Mul", "Add") else node.inputs[:1]:
         maker = value.producer() if value is not None and read_once(value) else None
@@ -76,7 +75,7 @@ def _affine(node: ir.Node, maker: ir.Node) -> tuple[_Array, _Array] | None:
 
 
 def _channels(maker: ir.Node, weight: tuple[int, ...]) -> tuple[int | None, int]:
-    """How many dimensions and channels a node gives; no dimensions: it isn't known, or its weights are of another form."""
+    """Return how many dimensions (None: not known, or weights of another form) and channels a node gives."""
     if maker.op_type == "MatMul":
         form = sizes(maker.outputs[0]) if len(weight) == 2 else None
         return (None, 0) if form is None else (len(form), weight[-1])

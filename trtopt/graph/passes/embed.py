@@ -69,7 +69,7 @@ def embed(model: ir.Model, embedded: Embedded) -> PassResult:
 
 
 def arithmetic(proto: onnx.ModelProto) -> list[str]:
-    """Of a graph that `embed` changed, the nodes that scale pixels, which are in FP32 whatever the rest is; else none."""
+    """Return the nodes by which `embed` made a graph scale pixels, in FP32 whatever the rest is; else none."""
     embedded = embedded_in(proto)
     constants = () if embedded is None else (f"{embedded.input}_factor", f"{embedded.input}_offset")
     nodes = (node for node in proto.graph.node if node.op_type in ARITHMETIC)
@@ -77,7 +77,7 @@ def arithmetic(proto: onnx.ModelProto) -> list[str]:
 
 
 def embedded_in(proto: onnx.ModelProto) -> Embedded | None:
-    """What `embed` put into a graph.
+    """Return what `embed` put into a graph.
 
     Raises:
         InvalidModel: the graph says it in a way that can't be read.

@@ -31,14 +31,16 @@ from onnx_ir.passes import common
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import Shared, quiet, rewriting
 from trtopt.core.progress import SILENT, Phase, Reporter
-from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
+from trtopt.graph.budget import NOT_FOLDED, TOTAL, Budget
 from trtopt.graph.guard import fault
 from trtopt.graph.inputs import record_batch_axes
 from trtopt.graph.lazy_weights import set_external
+from trtopt.graph.op_types import SELECTING
 from trtopt.graph.passes.absorb import absorb
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
+    JOINED,
     LARGE,
     STANDARD,
     all_nodes,
@@ -47,6 +49,7 @@ from trtopt.graph.proto import (
     fingerprint,
     forget_inner_shapes,
     forget_output_shapes,
+    joins_much,
     opset_version,
     put_back,
     refill,
@@ -57,12 +60,10 @@ from trtopt.graph.proto import (
 )
 from trtopt.graph.view import (
     attribute,
-    constant,
     constant_tensor,
     infer_into,
     operand,
     read_ir,
-    sizes,
     to_proto,
 )
 
@@ -71,16 +72,11 @@ ROUNDS = 12  # every model seen settles in two or three
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
-PIECES = 1024  # of a sequence that are made nodes' outputs
-_MOVING = (
-    "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Gather", "GatherND", "Expand", "Identity",
-)  # fmt: skip
-_HIDDEN = "trtopt.later"  # a domain that no library knows
 
 
 @dataclass(frozen=True)
 class FoldReport:
-    """What folding did.
+    """Changes that folding made.
 
     Attributes:
         before, after: number of nodes by operator.
@@ -107,7 +103,7 @@ class FoldReport:
 
     @property
     def warning(self) -> str:
-        """What to tell the user where there is a problem."""
+        """Return what to tell the user where there is a problem."""
         return f"the graph isn't folded as far as it could be: {self.problem}"
 
     def to_json(self) -> dict[str, Any]:
@@ -229,7 +225,7 @@ def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> 
 
 
 def _content(proto: ModelProto) -> bytes:
-    """What is in a light model, whatever the order of its nodes: the library sorts them, and their order settles at once."""
+    """Return a light model's content whatever the order of its nodes: the library sorts them, and it settles at once."""
     nodes = sorted(node.SerializeToString(deterministic=True) for node in proto.graph.node)
     rest = ModelProto()
     rest.CopyFrom(proto)
@@ -263,9 +259,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
-    splits = [node for node in model.graph.all_nodes() if node.op_type == "SplitToSequence"]
-    for node in splits:
-        node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):
         lift(model)
         with _library("onnxscript"):
@@ -282,13 +275,8 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
             common.CommonSubexpressionEliminationPass()(model)
             common.DeduplicateInitializersPass()(model)
             common.RemoveUnusedNodesPass()(model)
-        known = [node for node in splits if node.domain and 0 <= _pieces(node) <= PIECES]
-        for node in known:
-            node.domain = ""
-        if not folded.modified and not known:
+        if not folded.modified:
             break
-    for node in splits:
-        node.domain = ""
     _cast_pixels_first(model)
     _cast_pixels_last(model)
     tidy(model)
@@ -301,7 +289,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
 
 @contextlib.contextmanager
 def _library(name: str) -> Iterator[None]:
-    """What a library raises, which may be anything, as a ModelError: our own faults aren't to be taken for its."""
+    """Return what a library raises, which may be anything, as a ModelError: our own faults aren't to be taken for its."""
     try:
         yield
     except Exception as error:
@@ -311,7 +299,7 @@ def _library(name: str) -> Iterator[None]:
 def _refuse(proto: ModelProto) -> None:
     """Raise ModelError for what the library doesn't come to an end with, or fails on."""
     if joins_much(proto):
-        raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
+        raise ModelError(f"its Concats join each other's results, to more than {JOINED} parts")
     if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
         raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would go")
     for node in all_nodes(proto.graph):
@@ -324,16 +312,6 @@ def _refuse(proto: ModelProto) -> None:
             raise ModelError(
                 f"{node.name or node.op_type} ({node.op_type}) works on optional values, which TensorRT hasn't"
             )
-
-
-def _pieces(node: ir.Node) -> int:
-    """How many tensors a SplitToSequence makes; -1 where that isn't known, and where onnxscript leaves it as it is."""
-    shape, lengths, axis = sizes(operand(node, 0)), operand(node, 1), attribute(node, "axis", 0)
-    form, length = sizes(lengths), constant(lengths)
-    if form:
-        return -1 if form[0] is None else form[0]
-    size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
-    return -1 if size is None or length is None else size // max(1, int(length))
 
 
 def _cast_as_written(model: ir.Model) -> None:
@@ -389,7 +367,7 @@ def _cast_pixels_last(model: ir.Model) -> None:
     """Cast to a uint8 output at its very end, where that happens before nodes that only move its values."""
     for place, output in enumerate(model.graph.outputs):
         moving, value = list[ir.Node](), output
-        while (node := value.producer()) is not None and node.op_type in _MOVING and not node.domain:
+        while (node := value.producer()) is not None and node.op_type in SELECTING and not node.domain:
             before = node.inputs[0]
             if before is None or len(before.uses()) > 1 or before.is_graph_output() or len(node.outputs) > 1:
                 break
@@ -421,7 +399,7 @@ def _moved(source: ir.Value) -> tuple[list[ir.Value], list[ir.Node]]:
         for use in value.uses():
             if use.node.op_type == "Cast":
                 casts.append(use.node)
-            elif use.node.op_type in _MOVING and not use.node.domain and use.idx == 0:
+            elif use.node.op_type in SELECTING and not use.node.domain and use.idx == 0:
                 found += use.node.outputs
             elif use.node.op_type not in ("Shape", "Size"):  # which a type doesn't change
                 return [], []
@@ -464,7 +442,7 @@ def _remove_identities(model: ir.Model) -> None:
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
-    """With what the library loses or varies: the model's own fields, its inputs and outputs, node names; without debris."""
+    """Restore what the library loses or varies (the model's own fields, inputs, outputs, node names), and drop debris."""
     graph = proto.graph
     # Initializers that aren't inputs too came with version 4.
     proto.ir_version, proto.model_version = max(original.ir_version, 4), original.model_version

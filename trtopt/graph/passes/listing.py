@@ -9,9 +9,10 @@ import onnx_ir as ir
 
 from trtopt.core.documents import Plain
 from trtopt.core.values import Precision
+from trtopt.graph.op_types import QDQ
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.typed import keep_fp32
-from trtopt.graph.proto import QDQ, tensor_info
+from trtopt.graph.proto import tensor_info
 
 
 @dataclass(frozen=True)

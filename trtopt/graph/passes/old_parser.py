@@ -28,7 +28,6 @@ from trtopt.graph.view import (
     drop_unread,
     operand,
     sizes,
-    subgraphs,
     to_ir,
 )
 
@@ -58,7 +57,7 @@ def _rewrite(node: ir.Node, editor: Editor) -> bool:
 
 
 def as_read(proto: ModelProto, result: PassResult) -> ModelProto:
-    """What `readable` made of a model, compared with it; the model itself where it is read as it is.
+    """Return what `readable` made of a model, compared with it; the model itself where it is read as it is.
 
     Raises:
         ModelError: what came out isn't valid, or computes something else.
@@ -185,7 +184,7 @@ def _constant(node: ir.Node, editor: Editor) -> bool:
 
 
 def _trilu(node: ir.Node, editor: Editor) -> bool:
-    """What is cut away is multiplied by 0, which makes NaN of a mask's infinities; and `upper` is 0 unless it is given."""
+    """Values that are cut away are multiplied by 0, which makes NaN of a mask's infinities; a missing `upper` means 0."""
     x, output = node.inputs[0], node.outputs[0].name
     assert x is not None
     if x.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL):
@@ -235,106 +234,61 @@ def _quantize(node: ir.Node, editor: Editor) -> bool:
     return changed
 
 
-def _if(node: ir.Node, editor: Editor) -> bool:
-    """Several outputs come in any order: one If for each."""
-    indices = [index for index, value in enumerate(node.outputs) if value.name]
-    if len(indices) < 2:
+def _refused(seen: Callable[[ir.Node], Any], reason: str) -> Callable[[ir.Node, Editor], bool]:
+    """Return a rule that refuses the nodes of which `seen` is true."""
+
+    def rule(node: ir.Node, editor: Editor) -> bool:
+        if found := seen(node):
+            raise Refused(reason.format(found))
         return False
-    parts = []
-    for index in indices:
-        bodies = []
-        for held in node.attributes.values():
-            body = held.as_graph().clone(allow_outer_scope_values=True)
-            body.outputs[:] = [body.outputs[index]]
-            bodies.append(ir.AttrGraph(held.name, body))
-        name = str(node.name) if index == indices[0] else editor.fresh(f"{node.name}_{index}")
-        parts.append(ir.Node("", "If", node.inputs, bodies, num_outputs=1, name=name))
-    for inner in (inner for body in subgraphs(node) for inner in body.all_nodes()):
-        inner.resize_inputs(0)  # nobody is to be read by the bodies that go
-    assert node.graph is not None
-    old, new = [node.outputs[index] for index in indices], [part.outputs[0] for part in parts]
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], parts, old, new)
-    return True
+
+    return rule
 
 
-def _loop(node: ir.Node, editor: Editor) -> bool:
-    """What a loop collects has the length of its limit, or 1024 without one, however often it runs."""
-    if not any(value.name for value in node.outputs[max(0, len(node.inputs) - 2) :]):
-        return False
-    (body,) = subgraphs(node)
-    limit = constant(operand(node, 0))
-    if operand(node, 0) is None or (limit is not None and int(limit.ravel()[0]) >= _INT32_MAX):
-        raise Refused("it collects values without a limit of rounds")
-    condition: ir.Value | None = body.outputs[0]
-    while condition is not None and (maker := condition.producer()) and maker.op_type in ("Identity", "Cast"):
-        condition = maker.inputs[0]
-    if constant_tensor(condition) is None and condition is not body.inputs[1]:
-        raise Refused("it collects values and may end before its limit of rounds")
-    return False
-
-
-def _transposed(node: ir.Node, editor: Editor) -> bool:
-    """An odd padding for a given output shape gets its larger half at the end; with `auto_pad` that shape isn't read."""
-    output_sizes = attribute(node, "output_shape")
-    if not output_sizes:
-        return False
-    kernel, size = ((sizes(value) or ())[2:] for value in (node.inputs[1], node.inputs[0]))
-    if not size or None in (*kernel, *size):
-        raise Refused("it gives its output's shape for an input of dynamic size; give it pads instead")
-    rank = len(size)
-    strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
-    extra, upper = attribute(node, "output_padding", [0] * rank), attribute(node, "auto_pad") == "SAME_UPPER"
-    begins, ends, paddings = [], [], []
-    for axis in range(rank):
-        reach = strides[axis] * (int(size[axis] or 0) - 1) + (int(kernel[axis] or 0) - 1) * dilations[axis]
-        total = reach + extra[axis] + 1 - output_sizes[-rank:][axis]
-        small, large = max(0, total) // 2, (max(0, total) + 1) // 2
-        begins.append(small if upper else large)
-        ends.append(large if upper else small)
-        paddings.append(extra[axis] + max(0, -total))
-    for name in ("output_shape", "auto_pad", "pads", "output_padding"):
-        node.attributes.pop(name, None)
-    return _fill(node, pads=[*begins, *ends], **({"output_padding": paddings} if any(paddings) else {}))
-
-
-def _reduce_sum(node: ir.Node, editor: Editor) -> bool:
-    """`noop_with_empty_axes` isn't read."""
+def _reads_all_axes(node: ir.Node) -> bool:
     axes = constant(operand(node, 1))
-    if not attribute(node, "noop_with_empty_axes") or (operand(node, 1) is not None and (axes is None or axes.size)):
-        return False
-    return _replace(node, editor.node("Identity", node.inputs[:1], f"{node.outputs[0].name}_same", name=str(node.name)))
+    unread = operand(node, 1) is None or (axes is not None and not axes.size)
+    return bool(attribute(node, "noop_with_empty_axes")) and unread
 
 
-def _reduction(node: ir.Node, editor: Editor) -> bool:
-    if (reduction := attribute(node, "reduction", "none")) == "none":
-        return False
-    raise Refused(f"its reduction {reduction!r} isn't read: values would be replaced")
+def _collects(node: ir.Node) -> bool:
+    return any(value.name for value in node.outputs[max(0, len(node.inputs) - 2) :])
 
 
-def _layout(node: ir.Node, editor: Editor) -> bool:
-    if not attribute(node, "layout"):
-        return False
-    raise Refused("its layout 1 (batch first) isn't read; export it with layout 0")
+def _reduction(node: ir.Node) -> str:
+    return str(attribute(node, "reduction", "none")).replace("none", "")
+
+
+_layout = _refused(
+    lambda node: attribute(node, "layout"), "its layout {} (batch first) isn't read; export it with layout 0"
+)
+_reduces = _refused(_reduction, "its reduction {!r} isn't read: values would be replaced")
 
 
 # Each says whether it changed the node.
 _RULES: Mapping[str, Callable[[ir.Node, Editor], bool]] = {
     "Constant": _constant,
-    "ConvTranspose": _transposed,
+    "ConvTranspose": _refused(
+        lambda node: attribute(node, "output_shape"),
+        "it gives its output's shape {}, padded there otherwise; give it pads instead",
+    ),
     "DequantizeLinear": _quantize,
     "GRU": _layout,
     "Gather": _gather,
-    "If": _if,
+    "If": _refused(
+        lambda node: sum(bool(value.name) for value in node.outputs) > 1,
+        "its outputs, of which it has several, come in any order",
+    ),
     "LSTM": _layout,
     "LayerNormalization": _normalize,
-    "Loop": _loop,
+    "Loop": _refused(_collects, "what it collects has the length of its limit, or 1024, however often it runs"),
     "NonMaxSuppression": _suppress,
     "QuantizeLinear": _quantize,
     "RNN": _layout,
-    "ReduceSum": _reduce_sum,
+    "ReduceSum": _refused(_reads_all_axes, "it reduces no axis, and all are reduced there"),
     "RoiAlign": lambda node, editor: _fill(node, sampling_ratio=0),
-    "ScatterElements": _reduction,
-    "ScatterND": _reduction,
+    "ScatterElements": _reduces,
+    "ScatterND": _reduces,
     "Selu": lambda node, editor: _fill(node, alpha=1.6732632423543772, gamma=1.0507009873554805),
     "Shape": _shape,
     "Slice": _slice,

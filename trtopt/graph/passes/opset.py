@@ -295,7 +295,7 @@ def _grid_sample(node: ir.Node, editor: Editor) -> None:
 
 
 def _pool(node: ir.Node, editor: Editor) -> None:
-    """With ceil_mode, a window that would start behind the data is left out."""
+    """Windows that would start behind the data are left out with ceil_mode."""
     if not attribute(node, "ceil_mode", 0):
         return
     kernel, shape = attribute(node, "kernel_shape"), sizes(node.inputs[0])

@@ -1,4 +1,4 @@
-"""Where Q/DQ pairs go: decided once, used by calibration (what to observe) and by the build (what to insert).
+"""Placement of Q/DQ pairs: decided once, used by calibration (what to observe) and by the build (what to insert).
 
 The rules are those that TensorRT fuses (TensorRT Developer Guide, "Working with Quantized Types"; measured on 8.6:
 docs/results/): activations per tensor, weights per output channel, symmetric; a layer reads its input quantized *after*
@@ -16,19 +16,10 @@ import onnx_ir as ir
 
 from trtopt.core.options import named
 from trtopt.core.values import Kept, Override, Precision, overriding
-from trtopt.graph.proto import RECURRENT
+from trtopt.graph.op_types import FUSED_ACTIVATIONS, MOVING, POOLING, RECURRENT, SCALE_PRESERVING, SIGMOIDS, WEIGHTED
 from trtopt.graph.view import attribute, constant, constant_tensor, is_constant, is_float, operand, read_once, sizes
 
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
-SCALE_PRESERVING = frozenset({
-    "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "Resize", "Identity",
-    "DepthToSpace", "SpaceToDepth",
-})  # fmt: skip
-MOVING = SCALE_PRESERVING | {"Cast", "Concat", "Dropout", "Expand", "Gather", "GatherElements", "GatherND", "Tile"}
-_ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
-POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
-_SIGMOIDS = ("Sigmoid", "HardSigmoid")
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
 BEHIND_FLOATS = (
     "its input comes right from a convolution in floating point that is grouped or has a Clip behind it, and TensorRT 8.6 "
@@ -50,7 +41,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Points:
-    """Which tensors get Q/DQ pairs and who reads them.
+    """Tensors that get Q/DQ pairs, and their readers.
 
     Attributes:
         reads: tensor name → the (node name, input slot) pairs that read it quantized, in graph order.
@@ -174,7 +165,7 @@ def _gates(model: ir.Model) -> list[_Gate]:
             maker = end.producer() if end is not None and read_once(end) else None
             while maker is not None and not _is_image_mean(maker):
                 convolutions += [maker] * (maker.op_type == "Conv")
-                within = maker.op_type in ("Conv", *_SIGMOIDS, *_ACTIVATIONS) or _preserves(maker)
+                within = maker.op_type in ("Conv", *SIGMOIDS, *FUSED_ACTIVATIONS) or _preserves(maker)
                 value = maker.inputs[0] if within else _activated(maker)
                 maker = None if value is None else value.producer()
             if maker is not None and convolutions and maker.inputs[0] is node.inputs[other]:
@@ -194,7 +185,7 @@ def one_row_a_sample(model: ir.Model, points: Points) -> tuple[str, ...]:
         if node.name not in quantized or node.op_type not in ("Gemm", "MatMul") or len(sizes(value) or ()) != 2:
             continue
         nodes[str(node.name)] = None
-        maker = _maker(value, lambda item: _preserves(item) or item.op_type in _ACTIVATIONS)
+        maker = _maker(value, lambda item: _preserves(item) or item.op_type in FUSED_ACTIVATIONS)
         if maker is not None and maker.op_type in POOLING and maker.name in readers:
             nodes[str(maker.name)] = None
     return () if quantized <= nodes.keys() else tuple(nodes)
@@ -263,18 +254,18 @@ def _result(node: ir.Node) -> ir.Value:
 
 
 def _activated(node: ir.Node) -> ir.Value | None:
-    """What a product with its own sigmoid (SiLU) is of; None: the node is no such product."""
+    """Return what a product with its own sigmoid (SiLU) is of; None: the node is no such product."""
     if node.op_type != "Mul":
         return None
     for value, other in (node.inputs, node.inputs[::-1]):
         maker = None if other is None else other.producer()
-        if maker is not None and maker.op_type in _SIGMOIDS and maker.inputs[0] is value:
+        if maker is not None and maker.op_type in SIGMOIDS and maker.inputs[0] is value:
             return value
     return None
 
 
 def _gives_floats(search: _Search, value: ir.Value) -> bool:
-    """Whether anybody reads it unquantized."""
+    """Return whether anybody reads it unquantized."""
     quantized = search.reads.get(str(value.name), [])
     return value.is_graph_output() or any((str(use.node.name), use.idx) not in quantized for use in value.uses())
 
@@ -381,7 +372,7 @@ def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], fir
 
 
 def _residuals(search: _Search) -> None:
-    """In Add(conv, skip) quantize the skip; the convolution of the other branch then adds it in its epilogue.
+    """Quantize the skip in Add(conv, skip); the convolution of the other branch then adds it in its epilogue.
 
     Of two convolutions the deeper one adds, left out by name, too, where nothing is quantized then: leaving a node out never
     quantizes a tensor that wasn't before, for which a table has no scale.
@@ -439,7 +430,7 @@ def _poolings(search: _Search) -> None:
             continue
         value = node.inputs[0]
         assert value is not None
-        producer = _maker(value, lambda item: item.op_type in _ACTIVATIONS)
+        producer = _maker(value, lambda item: item.op_type in FUSED_ACTIVATIONS)
         computed_in_int8 = producer is not None and (producer.name in quantized or producer.name in residuals)
         others = {use.node for use in value.uses() if not pools(use.node)}
         if value.name in search.reads or (computed_in_int8 and not others):
@@ -447,7 +438,7 @@ def _poolings(search: _Search) -> None:
 
 
 def _is_pooling(node: ir.Node) -> bool:
-    """Whether an operator of `POOLING` is of images, and if it is a mean, over their pixels."""
+    """Return whether an operator of `POOLING` is of images, and if it is a mean, over their pixels."""
     shape = sizes(node.inputs[0])
     if shape is None or len(shape) != 4:
         return False
@@ -465,7 +456,7 @@ def _is_image_mean(node: ir.Node) -> bool:
 
 
 def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Node | None:
-    """Who computes what comes to `value` through nodes that hand on their first input."""
+    """Return the node that computes `value`, through nodes that hand on their first input."""
     while (node := None if value is None else value.producer()) is not None and passing(node):
         value = node.inputs[0]
     return node
@@ -506,7 +497,7 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
 
 
 def _handed_out(graph: ir.Graph) -> set[ir.Value | None]:
-    """What outputs of the network hold as it is, only moved or joined with other values."""
+    """Return what outputs of the network hold as it is, only moved or joined with other values."""
     values: set[ir.Value | None] = set(graph.outputs)
     for node in reversed(list(graph)):
         if node.op_type in MOVING and not values.isdisjoint(node.outputs):
@@ -524,7 +515,7 @@ def _norms(search: _Search) -> None:
 
 
 def _is_norm(search: _Search, node: ir.Node) -> bool:
-    """Whether it is a BatchNormalization with a quantized layer behind its activation or pooling."""
+    """Return whether it is a BatchNormalization with a quantized layer behind its activation or pooling."""
     if node.op_type != "BatchNormalization" or node.domain or _override(search, node) is not None:
         return False
     pending = [node]
@@ -532,13 +523,13 @@ def _is_norm(search: _Search, node: ir.Node) -> bool:
         for use in pending.pop().outputs[0].uses():
             if use.node in search.quantized:
                 return True
-            if use.node.op_type in (*_ACTIVATIONS, *POOLING) or _preserves(use.node):
+            if use.node.op_type in (*FUSED_ACTIVATIONS, *POOLING) or _preserves(use.node):
                 pending.append(use.node)
     return False
 
 
 def _readers_of_joined(search: _Search) -> None:
-    """What else reads a Concat's quantized inputs or result reads them quantized, or they are needed in floating point, too: a
+    """Quantize for the other readers of a Concat's quantized inputs or result, or floating ones are needed, too: a
     BatchNormalization, and pooling whose result has the same scale, so that no value changes. What a nearest Resize reads for a
     Concat gets that scale as well: in INT8 it moves half of the bytes (docs/results/accuracy.md)."""
     group_of = {name: frozenset(group) for group in search.groups for name in group}
@@ -579,23 +570,23 @@ def _sums(search: _Search) -> None:
 
 
 def _from_int8(search: _Search, value: ir.Value | None) -> bool:
-    """Whether it is what a quantized convolution's activation gives, or the sum of two such."""
+    """Return whether it is what a quantized convolution's activation gives, or the sum of two such."""
     activated = False
     while value is not None and (node := value.producer()) is not None:
         silu = _activated(node)
-        activated |= silu is not None or node.op_type in _ACTIVATIONS
+        activated |= silu is not None or node.op_type in FUSED_ACTIVATIONS
         if node.op_type == "Add":
             return bool(search.reads.get(str(value.name)))
         if node.op_type == "Conv":
             return activated and node in search.quantized
-        if silu is None and node.op_type not in _ACTIVATIONS and not _preserves(node):
+        if silu is None and node.op_type not in FUSED_ACTIVATIONS and not _preserves(node):
             return False
         value = silu if silu is not None else node.inputs[0]
     return False
 
 
 def _preserves(node: ir.Node) -> bool:
-    """Whether the node only moves or selects values, so that its input and output fit one scale."""
+    """Return whether the node only moves or selects values, so that its input and output fit one scale."""
     if node.op_type == "Resize":
         return bool(attribute(node, "mode", "nearest") == "nearest")
     if node.op_type == "Pad":

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Precision
 from trtopt.core.words import first_of
+from trtopt.graph.op_types import QDQ
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import QDQ
 from trtopt.graph.view import Editor, attribute, constant, drop_unread
 
 # What ONNX Runtime's quantizers write beside them: standard integer operators, and its own.
@@ -34,7 +34,7 @@ _ROUNDED: dict[Precision, Any] = {
 
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
-    """Whether the graph already holds explicit quantization."""
+    """Return whether the graph already holds explicit quantization."""
     return any(node.op_type in QDQ for node in proto.graph.node)
 
 

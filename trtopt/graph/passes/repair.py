@@ -25,7 +25,7 @@ BIAS = 2  # the input of Conv and Gemm that holds it
 
 @dataclass(frozen=True)
 class Repair:
-    """What is changed of one node.
+    """Changes of one node.
 
     Attributes:
         offsets: of the weight's shape, int8: the chosen codes less the nearest ones.

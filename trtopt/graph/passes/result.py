@@ -1,4 +1,4 @@
-"""What every pass over a graph gives, and how those work that take one node after the other."""
+"""Results of passes over a graph, and the loop of those that take one node after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtopt.graph.view import Editor, drop_unread
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass gives. Passes change the graph that they are given.
+    """Result of a pass. Passes change the graph that they are given.
 
     Attributes:
         model: the graph.

@@ -30,7 +30,7 @@ _HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
 
 @dataclass(frozen=True)
 class Readers:
-    """Who multiplies an activation with weights.
+    """Nodes that multiply an activation with weights.
 
     Attributes:
         matrices: node → its weights, one row for each channel of the activation.
@@ -44,7 +44,7 @@ class Readers:
 
 
 def smoothed_name(tensor: str) -> str:
-    """Of the tensor that stands for `tensor` where its scales of channels are moved."""
+    """Name the tensor that stands for `tensor` where its scales of channels are moved."""
     return f"{tensor}/smoothed"
 
 
@@ -142,7 +142,7 @@ def _transposed(node: ir.Node) -> bool:
 
 
 def _matrix(node: ir.Node) -> Floats | None:
-    """What the node multiplies its first input with, a row for each channel of it; None where that is nothing of the kind."""
+    """Return the matrix that a node multiplies its first input with, a row for each channel of it; None: nothing such."""
     if node.op_type not in ("MatMul", "Gemm", "Conv") or node.domain or attribute(node, "transA", 0):
         return None
     content = constant(node.inputs[1])

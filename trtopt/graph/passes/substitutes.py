@@ -7,10 +7,6 @@ fault) at a decoder's step that puts keys and values where `places == position` 
 
 **A Loop without a condition** gets one that is true: TensorRT-RTX 1.7.1's parser doesn't know it otherwise.
 
-**Lists** (Python's, of a length that is known) are made at once: folding then takes what is read from them.
-
-**A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
-
 **A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
 room for all pairs of entries and places, so that it is written only where a TensorRT refuses the scatter itself.
 """
@@ -18,22 +14,17 @@ room for all pairs of entries and places, so that it is written only where a Ten
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.view import Editor, attribute, constant, is_constant, operand, opset_of, sizes
+from trtopt.graph.view import Editor, attribute, is_constant, opset_of, sizes
 
-LIST = 1024  # tensors of a list
-LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
 # Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
-_OLDEST = {"Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7} | dict.fromkeys(
-    ("SequenceInsert", "SequenceErase", "SequenceLength"), 11
-)
+_OLDEST = {"Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7}
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -49,14 +40,11 @@ def substitute(model: ir.Model) -> None:
         if rule is None or opset_of(model) < _OLDEST.get(node.op_type, 13):
             continue
         line = _Line(editor, node, opset_of(model))
-        results = rule(line, node)
-        if results is not None:
-            kept = [(old, new) for old, new in zip(node.outputs, results) if new is not None]
-            for old, new in kept:
-                new.type, new.shape = old.type or new.type, old.shape or new.shape
-            ir.convenience.replace_nodes_and_values(
-                node.graph, node, [node], line.nodes, [old for old, _ in kept], [new for _, new in kept]
-            )
+        result = rule(line, node)
+        if result is not None:
+            (old,) = node.outputs
+            result.type, result.shape = old.type or result.type, old.shape or result.shape
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, [old], [result])
 
 
 def sum_by_products(model: ir.Model) -> PassResult:
@@ -67,8 +55,8 @@ def sum_by_products(model: ir.Model) -> PassResult:
             continue
         line = _Line(editor, node, opset_of(model))
         rule = {"ScatterND": _scattered_rows, "ScatterElements": _scattered_elements}.get(node.op_type)
-        if rule is not None and (results := rule(line, node)) is not None:
-            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, results)
+        if rule is not None and (result := rule(line, node)) is not None:
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
             changes[str(node.name)] = str(line.nodes[-1].name)
     return PassResult(model, changes)
 
@@ -90,86 +78,20 @@ class _Line:
         return node.outputs[0]
 
 
-_Results = Sequence[ir.Value | None] | None
-
-
-def _or_equal(line: _Line, node: ir.Node) -> _Results:
-    """Of floats NaN is neither: they stay."""
+def _or_equal(line: _Line, node: ir.Node) -> ir.Value | None:
+    """Compare integers without "or equal"; of floats NaN is neither: they stay."""
     if not all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
         return None
-    return [line("Not", line("Greater" if node.op_type == "LessOrEqual" else "Less", *node.inputs))]
+    return line("Not", line("Greater" if node.op_type == "LessOrEqual" else "Less", *node.inputs))
 
 
-def _loop(line: _Line, node: ir.Node) -> _Results:
+def _loop(line: _Line, node: ir.Node) -> ir.Value | None:
     if len(node.inputs) > 1 and node.inputs[1] is None:
         node.replace_input_with(1, line.number(True, np.bool_))
     return None
 
 
-def _list(line: _Line, node: ir.Node) -> _Results:
-    """A list to which a program has added, or from which it has taken, at places that are known, is made at once."""
-    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if maker is None or maker.op_type not in ("SequenceEmpty", "SequenceConstruct") or len(maker.inputs) > LIST:
-        return None
-    values, added = list(maker.inputs), node.inputs[1:2] if node.op_type == "SequenceInsert" else []
-    if node.op_type == "SequenceLength":
-        return [line.number(len(values), np.int64)]
-    place = operand(node, 1 + len(added))
-    held = np.array(len(values) - 1 + len(added)) if place is None else constant(place)
-    if held is None or not -len(values) <= int(held) < len(values) + len(added):
-        return None
-    index = int(held) % len(values) if int(held) < 0 else int(held)
-    values[index : index + 1 - len(added)] = added
-    return [line("SequenceConstruct", *values)] if values else None
-
-
-def _transform(line: _Line, node: ir.Node) -> _Results:
-    """DFT along a known axis of a known size."""
-    value, shape = node.inputs[0], sizes(node.inputs[0])
-    length, axis = constant(operand(node, 1)), attribute(node, "axis", 1)
-    if operand(node, 1) is not None and length is None:
-        return None
-    if line.opset >= 20 and (said := operand(node, 2)) is None:
-        axis = -2
-    elif line.opset >= 20:
-        if (place := constant(said)) is None:
-            return None
-        axis = int(place.reshape(-1)[0])
-    if shape is None or shape[-1] not in (1, 2) or not -len(shape) <= axis < len(shape):
-        return None
-    axis %= len(shape)
-    size = shape[axis]
-    points = size if length is None else int(length.reshape(-1)[0])
-    if axis == len(shape) - 1 or size is None or points is None or not 0 < points <= LONGEST:
-        return None
-    onesided, inverse = bool(attribute(node, "onesided", 0)), bool(attribute(node, "inverse", 0))
-    halves = inverse and onesided  # from half of the frequencies back to real numbers
-    if value.dtype not in (_FLOAT, ir.DataType.FLOAT16) or (onesided and (shape[-1] == 2) is not inverse):
-        return None
-    if halves:
-        results = 2 * (size - 1) if length is None else points
-        points, parts = results // 2 + 1, 1
-        if not 0 < results <= LONGEST or size < points:  # runtimes differ in what lies beyond
-            return None
-        matrix = _real_matrix(min(size, points), results)
-    else:
-        parts, matrix = 2, _matrix(min(size, points), points, int(shape[-1] or 1), onesided, inverse)
-    if size > points:  # what lies behind is cut off
-        ends = [line.number([item], np.int64) for item in (0, points, axis)]
-        value = line("Slice", value, *ends)
-    order = [*(item for item in range(len(shape)) if item != axis and item != len(shape) - 1), axis, len(shape) - 1]
-    back = [int(item) for item in np.argsort(order)]
-    turned = order != list(range(len(order)))
-    if turned:
-        value = line("Transpose", value, perm=order)
-    flat = line("Reshape", value, line.number([0] * (len(shape) - 2) + [matrix.shape[0]], np.int64))
-    dtype = np.float16 if value.dtype == ir.DataType.FLOAT16 else np.float32
-    product = line("MatMul", flat, line.number(matrix, dtype))
-    made = line("Reshape", product, line.number([0] * (len(shape) - 2) + [matrix.shape[1] // parts, parts], np.int64))
-    return [line("Transpose", made, perm=back) if turned else made]
-
-
-def _einsum(line: _Line, node: ir.Node) -> _Results:
+def _einsum(line: _Line, node: ir.Node) -> ir.Value | None:
     """A sum over the last axes of one operand and a constant: a product, which INT8 has."""
     left, arrow, result = attribute(node, "equation", "").replace(" ", "").partition("->")
     operands = list(zip(left.split(","), node.inputs))
@@ -202,40 +124,20 @@ def _einsum(line: _Line, node: ir.Node) -> _Results:
     product = line("MatMul", value, weight)
     if len(columns) != 1:
         product = line("Reshape", product, line.number([*[0] * len(free), *columns], np.int64))
-    return [product]
+    return product
 
 
-def _matrix(size: int, points: int, parts: int, onesided: bool, inverse: bool) -> NDArray[Any]:
-    """(size × parts, results × 2): real and imaginary numbers lie side by side on both sides."""
-    results = points // 2 + 1 if onesided else points
-    angle = 2 * np.pi * (np.outer(np.arange(size), np.arange(results)) % points) / points
-    cosines, sines = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
-    matrix = np.empty((size, parts, results, 2))
-    matrix[:, 0, :, 0], matrix[:, 0, :, 1] = cosines, sines
-    if parts == 2:
-        matrix[:, 1, :, 0], matrix[:, 1, :, 1] = -sines, cosines
-    return matrix.reshape(size * parts, results * 2) / (points if inverse else 1)
-
-
-def _real_matrix(size: int, points: int) -> NDArray[Any]:
-    """(size × 2, points): each frequency but the first and the middle one stands for two, whose imaginary parts cancel."""
-    place = np.arange(size)
-    twice = np.where((place == 0) | (2 * place == points), 1.0, 2.0)[:, None] / points
-    angle = 2 * np.pi * (np.outer(place, np.arange(points)) % points) / points
-    return np.stack([np.cos(angle) * twice, -np.sin(angle) * twice], axis=1).reshape(size * 2, points)
-
-
-def _scattered_rows(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None:
+def _scattered_rows(line: _Line, node: ir.Node) -> ir.Value | None:
     """ScatterND along the first axis."""
     data, indices, updates = node.inputs
     form, places = sizes(data), sizes(indices)
     if form is None or places is None or places[-1] != 1:
         return None
     rows = line("Reshape", indices, line.number([-1], np.int64))
-    return [line("Add", data, _summed(line, data, rows, updates))]
+    return line("Add", data, _summed(line, data, rows, updates))
 
 
-def _scattered_elements(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None:
+def _scattered_elements(line: _Line, node: ir.Node) -> ir.Value | None:
     """ScatterElements whose places are the same along all axes but its own, as `index.expand_as(source)` makes them."""
     data, indices, updates = node.inputs
     form, axis = sizes(data), attribute(node, "axis", 0)
@@ -261,15 +163,15 @@ def _scattered_elements(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None
             return None  # a part of the data alone
     rows = line("Reshape", source, line.number([-1], np.int64))
     if not axis:
-        return [line("Add", data, _summed(line, data, rows, updates))]
+        return line("Add", data, _summed(line, data, rows, updates))
     order = [axis, *(place for place in range(len(form)) if place != axis)]
     turned, moved = (line("Transpose", item, perm=order) for item in (data, updates))
     total = _summed(line, turned, rows, moved)
-    return [line("Add", data, line("Transpose", total, perm=[int(item) for item in np.argsort(order)]))]
+    return line("Add", data, line("Transpose", total, perm=[int(item) for item in np.argsort(order)]))
 
 
 def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
-    """What `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
+    """Return what `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
     shape = line("Shape", data)
     length = line("Gather", shape, line.number([0], np.int64), axis=0)
     count = line("Squeeze", length, line.number([0], np.int64))
@@ -285,13 +187,9 @@ def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> i
     return line("Reshape", total, shape)
 
 
-_RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
-    ("", "DFT"): _transform,
+_RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], ir.Value | None]] = {
     ("", "Einsum"): _einsum,
     ("", "LessOrEqual"): _or_equal,
     ("", "GreaterOrEqual"): _or_equal,
     ("", "Loop"): _loop,
-    ("", "SequenceInsert"): _list,
-    ("", "SequenceErase"): _list,
-    ("", "SequenceLength"): _list,
 }

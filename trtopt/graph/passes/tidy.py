@@ -11,10 +11,10 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from trtopt.graph.op_types import RESHAPING
 from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, read_once, sizes
 
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
-_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")  # the same values in the same order
 _HALVES, _INTEGERS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), (ir.DataType.INT32, ir.DataType.INT64)
 _SHORT = 64  # numbers of a shape
 _DEPTH = 8  # nodes between a shape and its reader
@@ -22,11 +22,11 @@ _Number = int | str | tuple[ir.Value, int] | None  # of a shape: itself, by its 
 
 
 def tidy(model: ir.Model) -> None:
-    """In every graph of a model whose shapes are inferred; what does nothing becomes an Identity."""
+    """Rewrite every graph of a model whose shapes are inferred; what does nothing becomes an Identity."""
     editor, opset = Editor(model), opset_of(model)
     for node in list(model.graph.all_nodes()):
-        if node.domain or opset < 7 or not node.inputs or node.inputs[0] is None:
-            continue  # before opset 7, attributes say how operands broadcast and whether a Dropout trains
+        if node.domain or not node.inputs or node.inputs[0] is None:
+            continue
         if node.op_type in ("Reshape", "Flatten"):
             _reshape(node, editor)
         elif node.op_type == "Concat":
@@ -65,7 +65,7 @@ def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
             return editor.constant(f"{node.outputs[0].name}/sizes", np.reshape(known, after), np.int64)
     elif op == "Cast":
         idle = node.inputs[0].dtype is not None and node.inputs[0].dtype == attribute(node, "to")
-    elif op in _VIEWS:
+    elif op in RESHAPING:
         idle = unknown < 2  # as many values, so that the open size is the same, too
     elif op in ("Expand", "Slice"):
         steps = constant(operand(node, 4))
@@ -91,7 +91,7 @@ def _permutation(node: ir.Node) -> list[int] | None:
 
 
 def _numbers(value: ir.Value | None, depth: int = _DEPTH) -> list[_Number] | None:
-    """What a short list of integers holds; None: not even how many there are is known."""
+    """Return what a short list of integers holds; None: not even how many there are is known."""
     held, form = constant(value), sizes(value)
     if held is not None:
         return [*map(int, held.reshape(-1))] if held.dtype.kind == "i" and held.size <= _SHORT else None
@@ -114,13 +114,13 @@ def _numbers(value: ir.Value | None, depth: int = _DEPTH) -> list[_Number] | Non
 
 
 def _sizes(value: ir.Value) -> list[_Number]:
-    """Of each axis; an open size goes by its name, which inference hands on, or else by the axis."""
+    """Return the size of each axis; an open one goes by its name, which inference hands on, or else by the axis."""
     dims = list(enumerate(value.shape or ()))
     return [size if isinstance(size, int) else size.value or (value, axis) for axis, size in dims]
 
 
 def _picked(numbers: list[_Number], node: ir.Node) -> list[_Number] | None:
-    """What a Gather or Slice by constants takes from a list."""
+    """Return what a Gather or Slice by constants takes from a list."""
     held = [item for value in node.inputs[1:] if (item := constant(value)) is not None]
     if len(held) < len(node.inputs) - 1 or not held:
         return None
@@ -158,14 +158,14 @@ def _reshape(node: ir.Node, editor: Editor) -> None:
 
 
 def _views(node: ir.Node) -> bool:
-    """Whether it gives the same values in the same order; a Transpose does where it moves axes of size 1 only."""
+    """Return whether it gives the same values in the same order; a Transpose does where it moves axes of size 1 only."""
     form, order = sizes(node.inputs[0]), _permutation(node) if node.op_type == "Transpose" else None
     long = [axis for axis in order or () if form is not None and form[axis] != 1]
-    return not node.domain and (node.op_type in _VIEWS or (bool(order and form) and long == sorted(long)))
+    return not node.domain and (node.op_type in RESHAPING or (bool(order and form) and long == sorted(long)))
 
 
 def _concat(node: ir.Node) -> None:
-    """Of parts that aren't empty, and that are no Concats along the same axis."""
+    """Drop empty parts, and write out parts that are Concats along the same axis."""
     form, axis = sizes(node.outputs[0]), attribute(node, "axis")
     parts = list[ir.Value | None]()
     for value in node.inputs:

@@ -19,8 +19,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from trtopt.core.values import Kept, Override, Precision, overriding
+from trtopt.graph.op_types import CONTROL_FLOW, MULTIPLYING, QDQ, RECURRENT, RESHAPING
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import CONTROL_FLOW, QDQ, RECURRENT, STANDARD
+from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import (
     Editor,
     attribute,
@@ -35,7 +36,6 @@ from trtopt.graph.view import (
     slots,
     subgraphs,
 )
-from trtopt.graph.work import WEIGHTED
 
 FP16_MAX = 65504.0
 MARGIN = 2.0  # how much larger values may be on samples that weren't measured
@@ -65,7 +65,6 @@ _WITHOUT = {
 _PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
-_MOVERS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
     "Resize": (1, 2),
     "Upsample": (1,),
@@ -88,7 +87,7 @@ def typed_opset(base: Precision, quantized: bool) -> int:
 
 
 def near_fp16_end(largest: float) -> bool:
-    """Whether a tensor of that magnitude comes nearer than `MARGIN` to FP16's largest number, or goes beyond."""
+    """Return whether a tensor of that magnitude comes nearer than `MARGIN` to FP16's largest number, or goes beyond."""
     return largest * MARGIN > FP16_MAX
 
 
@@ -118,7 +117,7 @@ def _compared(largest: float) -> str:
 
 def typed_already(model: ir.Model) -> Precision | None:
     """FP16 or BF16 where most convolutions and matrix products compute in it: the model's author has chosen its types."""
-    counts = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in WEIGHTED)
+    counts = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in MULTIPLYING)
     halves = (Precision.FP16, Precision.BF16)
     return next((base for base in halves if 2 * counts[_IR_TYPES[base]] >= sum(counts.values()) > 0), None)
 
@@ -227,16 +226,18 @@ def _kept(
 
 
 def _clipped(node: ir.Node) -> bool:
-    """Whether it is the Exp of what a Clip keeps where FP16 holds e^x, with all its digits."""
+    """Return whether it is the Exp of what a Clip keeps where FP16 holds e^x, with all its digits."""
     clip = node.inputs[0] and node.inputs[0].producer()
     least, most = (constant(operand(clip, slot)) if clip and clip.op_type == "Clip" else None for slot in (1, 2))
     return node.op_type == "Exp" and least is not None and most is not None and least.min() >= -9 and most.max() <= 11
 
 
 def _feeding(node: ir.Node) -> Iterator[ir.Node]:
-    """What only moves a node's inputs: TensorRT's recurrent layers can't read through a cast in front of it."""
+    """Return what only moves a node's inputs: TensorRT's recurrent layers can't read through a cast in front of it."""
     for value in node.inputs:
-        while value is not None and (mover := value.producer()) is not None and mover.op_type in _MOVERS:
+        while (
+            value is not None and (mover := value.producer()) is not None and mover.op_type in (*RESHAPING, "Transpose")
+        ):
             if not read_once(value):
                 break
             yield mover
@@ -392,7 +393,7 @@ class _Typing(Editor):
         self.narrow.add(value)
 
     def _flexible(self, value: ir.Value | None) -> bool:
-        """Whether the value's type is ours to choose: it was FP32 in the model."""
+        """Return whether the value's type is ours to choose: it was FP32 in the model."""
         return _is_fp32(value) or value in self.narrow
 
     def _type_of(self, node: ir.Node) -> ir.DataType:

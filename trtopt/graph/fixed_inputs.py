@@ -24,7 +24,7 @@ _SETTING = 16  # numbers that an input which is a setting has at most
 _OPEN = "?"
 
 
-def decided(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
+def fix_inputs(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
     """A copy in which inputs have what is set of them.
 
     Args:
@@ -60,7 +60,7 @@ def decided(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
 
 
 def how_to_decide(proto: ModelProto, operators: Collection[str] = ("If",)) -> str:
-    """What to type for an If, or other operators, that inputs decide: their values, or else their sizes.
+    """Return what to type for an If, or other operators, that inputs decide: their values, or else their sizes.
 
     Empty where none does, or one that is no setting but data: with sizes that are open, no tensor of numbers, or many of them.
     Nor where no input would be left. Loops and Scans stay: no number of steps takes them out.

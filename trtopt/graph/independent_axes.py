@@ -1,4 +1,4 @@
-"""Which of its inputs' open axes a model mixes: on an axis that nothing mixes, entries are samples beside each other.
+"""Find the open axes of its inputs that a model mixes: on an axis that nothing mixes, entries are samples beside each other.
 
 Each open size is made a prime of its own, and shapes are inferred with these, so that a size anywhere tells by its factors
 which axes it comes from, merged or not (steps × samples, samples × heads). Nodes that sum, normalize, pick or join along an
@@ -19,6 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_he
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.values import TensorInfo
+from trtopt.graph.op_types import ELEMENTWISE
 from trtopt.graph.proto import STANDARD, attribute, opset_version, schema_of, subgraphs
 
 Place = tuple[str, int]  # an input and an axis
@@ -29,14 +30,6 @@ _PRIMES = (
 )
 _NODES = 20_000  # of a model that is looked at
 _SMALL = 64  # numbers of a tensor that may be a shape
-_APART = frozenset({
-    "Abs", "Add", "And", "BatchNormalization", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Constant", "ConstantOfShape",
-    "Cos", "DequantizeLinear", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gelu", "Greater",
-    "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log",
-    "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "PRelu", "Pow", "QuantizeLinear", "Range",
-    "Reciprocal", "Relu", "Reshape", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Size", "Softplus", "Softsign", "Sqrt",
-    "Squeeze", "Sub", "Sum", "Swish", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
-})  # fmt: skip
 _NORMALIZING = ("Softmax", "LogSoftmax", "Hardmax")
 _ALONG = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Gather": 0, "Split": 0}
 _ALONG |= {"GatherElements": 0, "LpNormalization": -1}
@@ -50,7 +43,7 @@ class _Open(Exception):
     """It isn't known what a node does."""
 
 
-def kept_apart(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str, list[int]] | None:
+def independent_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str, list[int]] | None:
     """Input → its open axes that nothing mixes; None where that isn't known.
 
     Args:
@@ -137,7 +130,7 @@ class _Sizes:
             self._evaluate(node, data)
 
     def _evaluate(self, node: NodeProto, data: Mapping[str, TensorProto]) -> None:
-        """What a node gives that computes shapes."""
+        """Return what a node gives that computes shapes."""
         (name,) = node.output
         if math.prod(self._shape(name)) > _SMALL:
             return
@@ -160,7 +153,7 @@ class _Sizes:
         op = node.op_type
         if op == "Reshape" and math.prod(self._shape(node.input[0])) != math.prod(self._shape(node.output[0])):
             raise _Open  # made for one size alone, as by a trace
-        if op in _APART:
+        if op in ELEMENTWISE:
             return
         shapes = [self._shape(name) for name in node.input if name]
         first = shapes[0] if shapes else ()

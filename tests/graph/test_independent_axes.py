@@ -9,8 +9,8 @@ import pytest
 from graphs import model, node, values
 from onnx import ModelProto, NodeProto, TensorProto
 
+from trtopt.graph.independent_axes import independent_axes
 from trtopt.graph.inputs import network_inputs
-from trtopt.graph.mixed import kept_apart
 
 WIDTH, HEADS = 24, 3
 WEIGHTS = {
@@ -118,7 +118,7 @@ def test_what_is_not_known_says_nothing() -> None:
     traced = net([node("Reshape", "x fixed", "r"), node("ReduceMean", "r", "y", axes=[0])])
     traced.graph.initializer.extend(model([], weights={"fixed": np.array([5, -1, WIDTH])}).graph.initializer)
     for proto in (unknown, traced):
-        assert kept_apart(proto, network_inputs(proto)) is None
+        assert independent_axes(proto, network_inputs(proto)) is None
         assert axes(proto) == {"x": 0}
 
 
@@ -137,5 +137,5 @@ def test_a_graph_networks_arrays_are_one_graph_each() -> None:
     proto = net(nodes, opset=18, x=["nodes", WIDTH], edges=[2, "edges"])
     proto.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
     inputs = network_inputs(proto)
-    assert kept_apart(proto, inputs) == {"x": [], "edges": []}
+    assert independent_axes(proto, inputs) == {"x": [], "edges": []}
     assert [info.batch_axis for info in inputs.values()] == [None, None]

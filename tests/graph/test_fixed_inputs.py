@@ -14,7 +14,7 @@ from world import World, has
 
 import trtopt
 from trtopt.core.errors import CalibrationError, UsageError
-from trtopt.graph.decided import decided, how_to_decide
+from trtopt.graph.fixed_inputs import fix_inputs, how_to_decide
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
@@ -49,7 +49,7 @@ def operators(proto: ModelProto) -> list[str]:
 @pytest.mark.parametrize(("rate", "weight"), [(16000, "w16"), (8000, "w8")])
 def test_a_value_decides_control_flow(rate: int, weight: str) -> None:
     proto = rated()
-    made = decided(proto, [f"sr={rate}"])
+    made = fix_inputs(proto, [f"sr={rate}"])
     assert len(proto.graph.input) == 2 and list(network_inputs(made)) == ["x"]
     folded, _ = fold(load_model(made).proto)
     assert operators(folded) == ["Conv", "Relu"] and folded.graph.node[0].name == f"conv_{weight}"
@@ -59,11 +59,11 @@ def test_a_value_decides_control_flow(rate: int, weight: str) -> None:
 
 
 def test_sizes_and_names_are_set_wherever_the_same_name_stands() -> None:
-    made = decided(rated(), ["x:batchx16x9"])
+    made = fix_inputs(rated(), ["x:batchx16x9"])
     assert network_inputs(made)["x"].shape == ("batch", 16, 9)
     assert made.graph.output[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert network_inputs(decided(rated(), ["x:?,16,9"]))["x"].shape == ("n", 16, 9)
-    sequence_first = decided(rated(), ["x:time,16,batch"])
+    assert network_inputs(fix_inputs(rated(), ["x:?,16,9"]))["x"].shape == ("n", 16, 9)
+    sequence_first = fix_inputs(rated(), ["x:time,16,batch"])
     assert network_inputs(sequence_first)["x"].batch_axis == 2
 
 
@@ -79,7 +79,7 @@ def test_sizes_and_names_are_set_wherever_the_same_name_stands() -> None:
 )
 def test_values_of_any_type(shape: Any, dtype: int, text: str, expected: Any) -> None:
     proto = model([node("Identity", "x", "y")], inputs={"x": shape}, outputs={"y": shape}, dtype=dtype)
-    (found,) = decided(proto, [f"x={text}"]).graph.initializer
+    (found,) = fix_inputs(proto, [f"x={text}"]).graph.initializer
     array = np.asarray(helper.tensor_dtype_to_np_dtype(dtype).type(expected) if shape == () else expected)
     from onnx import numpy_helper
 
@@ -104,7 +104,7 @@ def test_values_of_any_type(shape: Any, dtype: int, text: str, expected: Any) ->
 )
 def test_what_does_not_fit_is_refused(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        decided(rated(), [text])
+        fix_inputs(rated(), [text])
 
 
 def test_what_decides_control_flow_is_named_and_check_writes_it(world: World, tmp_path: Path) -> None:
@@ -168,4 +168,4 @@ def test_sizes_are_named_where_they_decide() -> None:
     proto = model(nodes, inputs={"x": ["n", "t"]}, outputs={"y": None}, weights={"one": np.array(1)})
     (found,) = [item for item in trtopt.check(proto).findings if item.code == "control-flow"]
     assert "`set=['x:SIZES']`" in found.hint
-    assert operators(fold(decided(proto, ["x:4x1"]))[0]) == ["Relu"]
+    assert operators(fold(fix_inputs(proto, ["x:4x1"]))[0]) == ["Relu"]
