@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from sklearn.datasets import load_sample_images
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.data import ImageBatches, open_data
+from trtopt.data import open_data
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 
@@ -31,19 +30,6 @@ def saved(kind: str, image: Any = None, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def scratched(content: bytes) -> bytes:
-    """Two hundred bytes in the middle changed."""
-    broken = bytearray(content)
-    middle = len(broken) // 2
-    for at in range(middle, middle + 200):
-        broken[at] = (broken[at] * 7 + 13) % 256
-    return bytes(broken)
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
-
-
 def test_jpegs_have_the_pixels_that_opencv_reads() -> None:
     photos = [PHOTO, *load_sample_images().images]
     for photo in photos:
@@ -54,57 +40,6 @@ def test_jpegs_have_the_pixels_that_opencv_reads() -> None:
                 found = decode(content)
                 assert isinstance(found, np.ndarray)
                 assert np.array_equal(found, expected)
-
-
-def test_jpegs_of_other_colour_spaces() -> None:
-    grey = decode(saved("JPEG", Image.fromarray(PHOTO).convert("L")))
-    assert isinstance(grey, np.ndarray)
-    assert grey.shape == PHOTO.shape
-    assert np.array_equal(grey[:, :, 0], grey[:, :, 2])
-    cmyk = decode(saved("JPEG", Image.fromarray(PHOTO).convert("CMYK"), quality=95))
-    assert isinstance(cmyk, np.ndarray)
-    assert np.abs(cmyk.astype(int) - PHOTO).mean() < 3
-
-
-def test_damaged_files_say_nothing_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    jpeg, png = saved("JPEG"), saved("PNG")
-    files = {
-        "good.jpg": jpeg,
-        "scratched.jpg": scratched(jpeg),
-        "cut.jpg": jpeg[: len(jpeg) // 2],
-        "header.jpg": jpeg[:2] + b"\xff\xff\xff\x00" * 20 + b"\xff\xd9",
-        "scratched.png": scratched(png),
-        "cut.png": png[: len(png) // 2],
-        "header.png": png[:40],
-        "size.png": png[:16] + (60_000).to_bytes(4, "big") * 2 + png[24:],
-        "scratched.webp": scratched(saved("WEBP")),
-        "scratched.tif": scratched(saved("TIFF")),
-        "cut.tif": saved("TIFF")[:5000],
-        "cut.bmp": saved("BMP")[:5000],
-        "profile.png": png[:33] + chunk(b"iCCP", b"icc\0\0" + zlib.compress(bytes(200))) + png[33:],
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    batches = ImageBatches(tmp_path, INPUT, PLAIN, threads=2)
-    assert sum(len(part["input"]) for part in batches) == batches.samples
-    assert capfd.readouterr().err == ""
-    reasons = {item.name: item.reason for item in batches.skipped}
-    assert {"cut.jpg", "header.jpg", "scratched.png", "cut.png", "header.png", "size.png", "cut.tif", "cut.bmp"} <= set(
-        reasons
-    )
-    assert reasons["scratched.png"] == reasons["size.png"] == "a damaged PNG: a checksum is wrong"
-    assert reasons["cut.png"] == "a PNG cut off before its end"
-    used = {path.name for path in batches.paths}
-    assert {"good.jpg", "profile.png"} <= used
-    assert used | set(reasons) == set(files)
-
-
-def test_a_profile_in_a_png_changes_no_pixel_and_its_orientation_counts() -> None:
-    png = saved("PNG")
-    profile = png[:33] + chunk(b"iCCP", b"icc\0\0" + zlib.compress(bytes(200))) + png[33:]
-    assert np.array_equal(decode(profile), PHOTO)
-    exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
-    assert np.array_equal(decode(png[:33] + chunk(b"eXIf", exif) + png[33:]), np.rot90(PHOTO, -1))
 
 
 def with_exif(jpeg: bytes, tiff: bytes) -> bytes:
@@ -162,8 +97,3 @@ def test_images_in_memory_stand_beside_files(tmp_path: Path) -> None:
 def test_what_is_no_list_of_images_is_refused(images: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_data([INPUT], images=images, preprocess=PLAIN)
-
-
-def test_threads_must_be_there() -> None:
-    with pytest.raises(UsageError, match="`threads=` is 0; at least 1"):
-        open_data([INPUT], images=[PHOTO], preprocess=PLAIN, threads=0)

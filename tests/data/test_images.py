@@ -92,13 +92,6 @@ def test_names_and_order_are_nothing_to_the_description_and_the_limit(folder: Pa
     assert set(read(folder, limit=4).digests) < set(read(folder, limit=5).digests)
 
 
-def test_the_description_follows_the_content(folder: Path) -> None:
-    before = read(folder).describe()
-    path = next(folder.rglob("*.png"))
-    path.write_bytes(encoded(data.coffee()))
-    assert read(folder).describe() != before
-
-
 def test_what_is_no_image_is_left_out_with_its_reason(folder: Path) -> None:
     good = [path for path in folder.rglob("*") if path.is_file()]
     jpeg, png = encoded(data.rocket(), ".jpg"), encoded(data.rocket())
@@ -168,34 +161,11 @@ def test_repetitions_are_counted_and_come_last(folder: Path) -> None:
     assert read(folder, limit=10).repeated == 1
 
 
-def test_every_kind_of_pixel_becomes_eight_bit_rgb() -> None:
-    photo = data.coffee()[:64, :96]
-    grey = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
-    assert np.array_equal(decode(encoded(photo)), photo)
-    assert np.array_equal(decode(encoded(grey)), np.dstack([grey] * 3))
-    assert np.array_equal(decode(encoded(photo.astype(np.uint16) * 257)), photo)
-    assert np.array_equal(decode(encoded(grey.astype(np.uint16) * 257, ".tiff")), np.dstack([grey] * 3))
-    transparent = np.dstack([photo, np.full(photo.shape[:2], 7, np.uint8)])
-    assert np.array_equal(decode(encoded(transparent)), photo)
-    for extension in (".bmp", ".webp", ".tiff", ".ppm"):
-        found = decode(encoded(photo, extension))
-        assert isinstance(found, np.ndarray)
-        assert np.abs(found.astype(int) - photo).mean() < 3, extension
-
-
 def with_orientation(jpeg: bytes, orientation: int, thumbnail: bytes = b"") -> bytes:
     """A JPEG with an EXIF segment: one tag, and a thumbnail's bytes after it."""
     tiff = b"II*\0\x08\0\0\0" + b"\x01\0" + b"\x12\x01\x03\0\x01\0\0\0" + bytes([orientation, 0, 0, 0]) + b"\0\0\0\0"
     exif = b"Exif\0\0" + tiff + thumbnail
     return jpeg[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + jpeg[2:]
-
-
-def test_photos_are_turned_upright() -> None:
-    jpeg = encoded(data.coffee()[:48, :64], ".jpg")
-    plain = decode(jpeg)
-    assert isinstance(plain, np.ndarray)
-    for orientation, turned in ((1, plain), (3, np.rot90(plain, 2)), (6, np.rot90(plain, -1)), (8, np.rot90(plain))):
-        assert np.array_equal(decode(with_orientation(jpeg, orientation)), turned), orientation
 
 
 def test_the_end_of_a_jpeg_is_found_where_it_is() -> None:
@@ -240,15 +210,6 @@ def test_a_file_that_changes_meanwhile_is_named(folder: Path) -> None:
         list(batches)
 
 
-def test_opencv_is_named_where_it_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str, extra: str, purpose: str) -> None:
-        raise UsageError(f"{name} {extra} {purpose}")
-
-    monkeypatch.setattr(module, "require", absent)
-    with pytest.raises(UsageError, match="cv2 ort reading images"):
-        read(folder)
-
-
 def test_open_data_refuses_what_does_not_go_together(folder: Path) -> None:
     image = [INPUT]
     with pytest.raises(UsageError, match="no data: give `images=DIR` or `data="):
@@ -264,14 +225,6 @@ def test_open_data_refuses_what_does_not_go_together(folder: Path) -> None:
             open_data(image, images=folder, preprocess="imagenet", **{name: 0})
     with pytest.raises(UsageError, match=r"one input; this one has input, other"):
         open_data([*image, TensorInfo("other", "float32", ("n", 2))], images=folder, preprocess="imagenet")
-
-
-def test_open_data_fits_the_preprocessing_to_the_model(folder: Path) -> None:
-    batches = open_data([INPUT], images=folder, preprocess="imagenet", limit=3, batch=2)
-    assert batches.samples == 3
-    assert batches.preprocess is not None
-    assert batches.preprocess.size == (32, 32)
-    assert [part["input"].shape for part in batches] == [(2, 3, 32, 32), (1, 3, 32, 32)]
 
 
 def test_parts_are_the_samples_in_order_and_travel(folder: Path, tmp_path: Path) -> None:
@@ -321,25 +274,6 @@ def test_lazily_each_image_is_decoded_once(folder: Path, monkeypatch: pytest.Mon
     assert len(seen) == len(set(seen)) == 13
 
 
-def test_a_limit_decodes_no_more_than_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Path] = []
-    original = module.read_image
-    monkeypatch.setattr(module, "read_image", lambda source, use: (seen.append(source), original(source, use))[1])
-    assert read(folder, limit=2).samples == 2
-    assert len(seen) == 2
-
-
-def test_lazily_the_paths_go_with_the_samples(folder: Path) -> None:
-    spoil(folder)
-    lazy = read(folder, batch=2, threads=1, lazy=True)
-    number = 0
-    for part in lazy:
-        for image in part["input"]:
-            assert np.array_equal(image, PLAIN(cv2.imread(str(lazy.paths[number]))[:, :, ::-1]))
-            number += 1
-    assert number == 9
-
-
 def test_a_lazy_pass_that_stops_early_can_be_taken_up(folder: Path) -> None:
     spoil(folder)
     lazy = read(folder, batch=1, lazy=True, limit=7)
@@ -347,13 +281,6 @@ def test_a_lazy_pass_that_stops_early_can_be_taken_up(folder: Path) -> None:
     parts = [pickle.loads(pickle.dumps(lazy.part(0, 3))), lazy.part(3, 7)]
     assert sum(len(batch["input"]) for part in parts for batch in part) == 7
     assert lazy.describe() == read(folder, limit=7).describe()
-
-
-def test_lazily_too_all_corrupt_is_an_error(tmp_path: Path) -> None:
-    spoil(tmp_path)
-    lazy = read(tmp_path, lazy=True)
-    with pytest.raises(DataError, match="none of the 4 images can be used"):
-        list(lazy)
 
 
 def test_samples_are_named_by_their_files(folder: Path) -> None:
