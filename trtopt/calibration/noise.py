@@ -1,4 +1,4 @@
-"""What rounding a tensor or a weight of a model does to its outputs, place by place.
+"""The noise that rounding makes at a model's outputs, tensor by tensor and weight by weight.
 
 The graph is cut behind every tensor that is quantized. One pass keeps what floating point gives; then each tensor is rounded
 by itself, where its quantized readers read it, and only what comes behind it runs again: the next few segments one by one,
@@ -44,8 +44,8 @@ MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger 
 
 @dataclass
 class Sample:
-    """What is known of one run: tensors that later segments read, the outputs of floating point, and those of the model as it
-    was given."""
+    """The state of one run: tensors that later segments read, the outputs of floating point, and those of the model as it was
+    given."""
 
     of: Run
     values: dict[str, NDArray[Any]]
@@ -91,7 +91,7 @@ class Parts:
         self._open_rest(0)
 
     def _open_rest(self, number: int) -> None:
-        """What comes behind the next few segments, of which `number` is the first, as one model."""
+        """Open all behind the next few segments, of which `number` is the first, as one model."""
         start = (number // self.every + 1) * self.every
         self.rest: tuple[int, Segment, Any] | None = None
         rest = self.segments[start:]
@@ -183,7 +183,7 @@ class Parts:
         return dict(zip(names, map(float, shares)))
 
     def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> tuple[float, float]:
-        """Of the signal and of the noise."""
+        """Return the signal's power and the noise's."""
         if expected.shape != actual.shape:
             self.left_out[name] = "its shape depends on the values"
             return 0.0, 0.0
@@ -299,7 +299,7 @@ def opened(proto: ModelProto, *, optimize: bool = True) -> Any:
 
 
 def _through_int8(values: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What QuantizeLinear and DequantizeLinear make of values, rounding ties to even and saturating."""
+    """Round values as QuantizeLinear and DequantizeLinear do, ties to even, saturating."""
     rounded = values / scale
     np.rint(rounded, out=rounded)
     np.clip(rounded, -128, 127, out=rounded)

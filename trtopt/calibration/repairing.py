@@ -1,4 +1,4 @@
-"""Which weights are better rounded otherwise than to the nearest code: tried one by one, and kept where it helps.
+"""Weights rounded otherwise than to the nearest code: tried one by one, and kept where it helps.
 
 Half of the samples give the covariances that the rounding goes by, the other half judge: at the network's outputs, each weight
 alone, and all together in the real Q/DQ graph.
@@ -56,7 +56,7 @@ class NoiseByPlace:
 
 @dataclass(frozen=True)
 class Repairs:
-    """What was found.
+    """The weights and scales that were changed.
 
     Attributes:
         nodes: name → what is changed.
@@ -81,7 +81,7 @@ class Repairs:
     noise: NoiseByPlace
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return {
             "kept": list(self.nodes),
             "scales": dict(self.scales),
@@ -220,7 +220,7 @@ def _moments(node: NodeProto, content: Any, sample: Sample) -> Moments:
 
 
 def _corrects(node: NodeProto, ledger: NoiseLedger, weight: Weight) -> bool:
-    """Whether the node has a bias for each output channel, or can be given one."""
+    """True where the node has a bias for each output channel, or can be given one."""
     if node.op_type == "MatMul":
         return False
     if len(node.input) <= BIAS or not node.input[BIAS]:
