@@ -79,7 +79,7 @@ def test_nothing_is_counted_of_an_array_that_is_not_finite(fast: Any, bad: float
 
 def test_it_counts_without_the_interpreters_lock(fast: Any) -> None:
     """While one long count runs, this thread goes on; with the lock held it would stand still until the end."""
-    values, counts, done = np.zeros(1 << 28, np.float32), np.zeros(BINS, np.int64), threading.Event()
+    values, counts, done = np.zeros(1 << 26, np.float32), np.zeros(BINS, np.int64), threading.Event()
 
     def work() -> None:
         fast(values, 0, counts)

@@ -332,7 +332,7 @@ def _matched(
         raise UsageError(
             f"{where} has {', '.join(map(str, unknown))}, which is no input; the model's inputs are {', '.join(names)}"
         )
-    arrays = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
+    arrays = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}", file) for info in inputs}
     most = max(map(len, arrays.values()), default=0)
     for info in inputs:
         if not info.shape and len(array := arrays[info.name]) == 1:  # one number is the same for all samples
@@ -385,8 +385,7 @@ def _turned(shape: Sequence[int], info: TensorInfo, counted: bool) -> str:
     return ""
 
 
-def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | PackedArray:
-    stored = isinstance(values, (Path, np.memmap, PackedArray))
+def _fitting(values: Any, info: TensorInfo, what: str, stored: bool = False) -> NDArray[Any] | PackedArray:
     try:
         array = stored_array(values) if isinstance(values, Path) else plain(values)
         array = array if isinstance(array, PackedArray) else np.asanyarray(array)
@@ -396,7 +395,7 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | PackedA
         raise UsageError(
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )
-    if stored and info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
+    if (stored or isinstance(values, Path)) and info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
         array = np.expand_dims(array[...], info.batch_axis)  # a file that holds one sample, as data sets give it
     shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
     # Of samples, each an array as the model takes it.

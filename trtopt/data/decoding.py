@@ -126,6 +126,8 @@ def _decoded(content: bytes, use: Callable[[NDArray[np.uint8]], T]) -> T | str:
         return f"claims {width}x{height} pixels; 1 to {_PIXELS // weight} are read"
     if kind == "JPEG" and (reason := _jpeg_damage(content, image.fp.tell())):
         return reason
+    if kind == "PNG" and b"IEND" not in content:
+        return "a PNG cut off before its end"
     with _images.taken(weight * width * height):
         try:
             with _silent:
