@@ -78,8 +78,9 @@ def test_values_beyond_all_sense_are_left_to_those_who_count(value: float) -> No
 
 
 def test_plain_and_equal_samples_are_refused_by_what_was_seen() -> None:
-    with pytest.raises(DataError, match=r"'x' is 0.25 everywhere.*`allow_unusual_data=True`"):
-        measured(np.full((10, 3, 32, 32), 0.25))
+    greys = np.broadcast_to(np.arange(1, 11).reshape(10, 1, 1, 1) / 16, (10, 3, 32, 32))
+    with pytest.raises(DataError, match=r"10 of the 10 images.*'x' is [\d.]+ everywhere.*`allow_unusual_data=True`"):
+        measured(greys)
     same = np.repeat(samples(1), 10, 0)
     with pytest.raises(DataError, match="all 10 samples are the same one"):
         measured(same)
