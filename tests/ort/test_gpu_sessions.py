@@ -85,9 +85,10 @@ def test_nothing_else_asks_for_the_gpu(package: Package) -> None:
 
 
 def test_calibration_asks_for_it_in_fp32_and_refuses_to_go_on_without(
-    package: Package, monkeypatch: pytest.MonkeyPatch
+    package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    data = {"data": samples(8), "threads": 1, "method": "minmax"}
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path))
+    data: dict[str, Any] = {"data": samples(8), "threads": 1, "method": "minmax"}
     on_gpu = calibrate(net(), device="cuda", **data)
     assert EXACT in package.asked and not on_gpu.cached
     on_cpu = calibrate(net(), **data)
@@ -96,7 +97,7 @@ def test_calibration_asks_for_it_in_fp32_and_refuses_to_go_on_without(
     with pytest.raises(DeviceError, match=r"`device='cuda'`: .* finds no GPU"):
         calibrate(net(), device="cuda", **data)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
-    with pytest.raises(DeviceError, match=r"needs an ONNX Runtime with CUDAExecutionProvider.*ort-gpu"):
+    with pytest.raises(DeviceError, match=r"needs an ONNX Runtime with CUDAExecutionProvider.*onnxruntime-gpu"):
         calibrate("absent.onnx", device="cuda", data="absent.npz")
 
 
