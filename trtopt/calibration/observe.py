@@ -35,6 +35,7 @@ from trtopt.ort import sessions
 from trtopt.ort.sessions import GPU
 
 Feed = dict[str, NDArray[Any]]
+GPU_RUNS = 4  # at the same time, unless told otherwise: each holds its tensors in the GPU's memory
 NAMED = 8  # nodes that a message lists; with more, the data is at fault
 _INPUT = "a network input"
 
@@ -83,7 +84,7 @@ def observe(
     unknown = [name for name in tensors if name not in sources]
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
-    samples, workers = 0, threads or cores()
+    samples, workers = 0, threads or min(cores(), cores() if device == "cpu" else GPU_RUNS)
     pending: deque[tuple[Future[None], int]] = deque()
     runner = _GraphRunner(proto, tensors, sources, device, workers)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
