@@ -84,7 +84,7 @@ def observe(
     unknown = [name for name in tensors if name not in sources]
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
-    samples, workers = 0, threads or min(cores(), cores() if device == "cpu" else GPU_RUNS)
+    samples, workers = 0, threads or (cores() if device == "cpu" else min(cores(), GPU_RUNS))
     pending: deque[tuple[Future[None], int]] = deque()
     runner = _GraphRunner(proto, tensors, sources, device, workers)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
