@@ -10,7 +10,7 @@
 # trusted-host; find-links only together with no-index. Not extra-index-url or find-links otherwise: a CPU-only torch
 # found there satisfies the same pin and doesn't fit torchvision from the main index. To add one: UV_INDEX, UV_FIND_LINKS.
 
-extras=(torch ort torch-calibration rtx gpu report samples)
+extras=(torch ort rtx gpu report samples)
 
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
 import pickle
 import random
@@ -61,30 +59,26 @@ def flipped(content: bytes, seed: int, start: int = 0, stop: int | None = None, 
 
 
 def arrays() -> Iterator[tuple[str, bytes]]:
-    """Names of files, and what is in them."""
+    """Names of files and what is in them."""
     good = npy(SAMPLES)
     for version in ((1, 0), (2, 0), (3, 0)):
         yield f"version{version[0]}.npy", npy(SAMPLES, version)
+    broken = np.equal(SAMPLES, SAMPLES[3].max())
     kinds: dict[str, NDArray[Any]] = {
         "fortran": np.asfortranarray(SAMPLES),
         "big_endian": SAMPLES.astype(">f4"),
         "double": SAMPLES.astype(np.float64),
         "half": SAMPLES.astype(np.float16),
         "whole_numbers": (SAMPLES * 255).astype(np.uint8),
-        "truth": SAMPLES > 0.5,
         "complex": SAMPLES.astype(np.complex64),
-        "structured": np.zeros(SHAPE, [("a", "<f2"), ("b", "<f2")]),
-        "field_names": np.zeros(SHAPE, [("ä", "<f4")]),
+        "structured": np.zeros(SHAPE, [("ä", "<f2"), ("b", "<f2")]),
         "text": np.full(SHAPE, "1.5"),
-        "no_text": np.full(SHAPE, ""),
-        "dates": np.zeros(SHAPE, "datetime64[s]"),
         "objects": np.full(SHAPE, {}, object),
         "no_samples": SAMPLES[:0],
         "empty_samples": np.zeros((5, 3, 0, 32), np.float32),
         "scalar": np.float32(3).reshape(()),
-        "flat": SAMPLES.reshape(-1),
-        "nan": np.where(np.equal(SAMPLES, SAMPLES[3].max()), np.float32(np.nan), SAMPLES),
-        "infinite": np.where(np.equal(SAMPLES, SAMPLES[3].max()), np.float32(np.inf), SAMPLES),
+        "nan": np.where(broken, np.float32(np.nan), SAMPLES),
+        "infinite": np.where(broken, np.float32(np.inf), SAMPLES),
         "too_large": SAMPLES.astype(np.float64) * 1e300,
     }
     for name, array in kinds.items():
@@ -93,17 +87,13 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     shapes: dict[str, Any] = {
         "claims_more": (12, *SHAPE[1:]),
         "claims_less": (3, *SHAPE[1:]),
-        "negative": (-6, *SHAPE[1:]),
-        "both_negative": (-6, -3, 32, 32),
+        "negative": (-6, -3, 32, 32),
         "true": (True, *SHAPE[1:]),
-        "float": (6.0, *SHAPE[1:]),
         "tiny_dimensions": (1,) * 1000,
         "milliard_of_nothing": (10**9, 0, 32, 32),
         "huge": (10**400, *SHAPE[1:]),
         "overflow": (2**62, 3, 2**62, 32),
         "no_tuple": [6, 3, 32, 32],
-        "text_shape": "6332",
-        "none": None,
     }
     for name, shape in shapes.items():
         yield f"{name}.npy", header(described(shape))
@@ -114,62 +104,40 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         "subarray": described((6, 3, 32), "(32,)<f4"),
         "object_text": described(SHAPE, "|O"),
         "unknown_type": described(SHAPE, "<q9"),
-        "type_of_types": described(SHAPE, [[["<f4"]]]),
-        "fortran_7": described(SHAPE, fortran=7),
         "no_header": "",
         "a_call": "__import__('os').abort()",
-        "more_keys": described(SHAPE)[:-1] + ", 'more': 1}",
-        "fewer_keys": "{'descr': '<f4'}",
         "deep": "(" * 4000 + ")" * 4000,
         "long": described(SHAPE) + " " * 65_000,
         "digits": described((6, 3, 32)).replace("32", "3" * 5000),
         "not_utf8": b"\xff\xfe" * 40,
-        "nul": described(SHAPE) + "\0",
     }
     for name, text in headers.items():
         yield f"header_{name}.npy", header(text, version=2 if len(text) > 60_000 else 1)
     yield "version9.npy", b"\x93NUMPY\x09\x00" + good[8:]
     yield "header_beyond.npy", good[:8] + b"\xff\xff" + good[10:]
-    for size in (0, 3, 6, 7, 8, 9, 10, 60, 127, 128, 129, len(good) // 2, len(good) - 1):
+    for size in (0, 3, 8, 9, 60, 127, 128, len(good) - 1):
         yield f"cut_{size}.npy", good[:size]
     yield "longer.npy", good + b"more"
     yield "zip.npy", archive(("x.npy", good))
     yield "array.npz", good
-    yield "lines.npy", b"no array\n" * 99
     yield "pickle.npy", pickle.dumps([1, 2])
-    yield "gzip.npy", gzip.compress(good, mtime=0)
-    yield "bzip.npz", bz2.compress(good)
-    for seed in range(24):
+    for seed in range(12):
         yield f"flipped_{seed}.npy", flipped(good, seed, 0, 128)
 
     plain, packed = (archive(("x.npy", good), kind=kind) for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     yield "plain.npz", plain
     yield "packed.npz", packed
     yield "bz2.npz", archive(("x.npy", good), kind=zipfile.ZIP_BZIP2)
-    yield "lzma.npz", archive(("x.npy", good), kind=zipfile.ZIP_LZMA)
     yield "nested.npz", archive(("x.npy", plain))
-    yield "nested.zip.npz", archive(("x.npz", plain))
-    for name in (
-        "../x.npy",
-        "/x.npy",
-        "x/../x.npy",
-        "x",
-        "X.npy",
-        "x.npy.npy",
-        "x\nerror: y.npy",
-        "C:\\x.npy",
-        "\x1b[31mx.npy",
-    ):
+    for name in ("../x.npy", "x", "x\nerror: y.npy", "\x1b[31mx.npy"):
         yield f"named_{len(name)}.npz", archive((name, good))
     yield "twice.npz", archive(("x", good), ("x.npy", good))
     yield "more.npz", archive(("x.npy", good), ("readme.txt", b"hello"))
-    yield "folder.npz", archive(("x.npy", good), ("folder/", b""))
     yield "nothing.npz", archive()
-    yield "comment.npz", archive(("x.npy", good), comment=b"hello")
     yield "prefixed.npz", b"#!/bin/sh\n" * 9 + plain
     directory = plain.rindex(b"PK\x01\x02")
     end = plain.rindex(b"PK\x05\x06")
-    for size in (1, 4, 20, 30, 35, 60, len(plain) // 2, directory, directory + 20, end, end + 12, len(plain) - 1):
+    for size in (1, 20, 35, len(plain) // 2, directory + 20, end, len(plain) - 1):
         yield f"cut_{size}.npz", plain[:size]
     for name, at, value in (  # fields of the directory: flags, method, checksum, sizes, place
         ("encrypted", 8, 1),
@@ -182,14 +150,10 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         lying = bytearray(plain)
         struct.pack_into("<H" if at < 16 else "<I", lying, directory + at, value)
         yield f"directory_{name}.npz", bytes(lying)
-    beyond = bytearray(plain)
-    struct.pack_into("<II", beyond, directory + 20, len(plain) * 2, len(plain) * 2)
-    yield "directory_sizes.npz", bytes(beyond)
-    for seed in range(12):
+    for seed in range(6):
         yield f"flipped_data_{seed}.npz", flipped(plain, seed, 200, directory, 1)
         yield f"flipped_packed_{seed}.npz", flipped(packed, seed, count=2)
         yield f"flipped_directory_{seed}.npz", flipped(plain, seed, directory)
-    yield "flipped_local.npz", flipped(plain, 1, 0, 30)
 
 
 def saved(kind: str, image: Any, **options: Any) -> bytes:
@@ -222,24 +186,19 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
     yield "transparent.png", saved("PNG", clear), PHOTO, 0
     yield "grey_transparent.png", saved("PNG", clear.convert("LA")), dull, 0
     yield "palette_transparent.png", saved("PNG", palette, transparency=bytes(range(64))), colours, 0
-    yield "colour_transparent.png", saved("PNG", photo, transparency=(1, 2, 3)), PHOTO, 0
     yield "transparent.webp", saved("WEBP", clear, lossless=True, exact=True), PHOTO, 0
     yield "wide.png", encoded(".png", wide[:, :, ::-1]), high, 0
     yield "wide_transparent.png", encoded(".png", np.dstack([wide[:, :, ::-1], wide[:, :, 0]])), high, 0
     yield "wide_grey.png", encoded(".png", wide[:, :, 0]), np.dstack([high[:, :, 0]] * 3), 0
     yield "wide.tif", encoded(".tif", wide[:, :, ::-1]), high, 1
-    for compression in ("tiff_deflate", "tiff_lzw", "packbits"):
+    for compression in ("tiff_deflate", "tiff_lzw"):
         yield f"{compression}.tif", saved("TIFF", photo, compression=compression), PHOTO, 0
-    yield "pages.tif", saved("TIFF", photo, save_all=True, append_images=[grey]), PHOTO, 0
-    yield "lossless.webp", saved("WEBP", photo, lossless=True), PHOTO, 0
+    more: dict[str, Any] = {"save_all": True, "append_images": [grey.convert("RGB")]}
+    yield "pages.tif", saved("TIFF", photo, **more), PHOTO, 0
+    yield "animated.webp", saved("WEBP", photo, lossless=True, **more), PHOTO, 0
+    yield "animated.png", saved("PNG", photo, **more), PHOTO, 0
+    yield "several.jpg", saved("MPO", photo, quality=98, **more), PHOTO, 4
     yield "lossy.webp", saved("WEBP", photo, quality=95), PHOTO, 4
-    yield (
-        "animated.webp",
-        saved("WEBP", photo, lossless=True, save_all=True, append_images=[grey.convert("RGB")]),
-        PHOTO,
-        0,
-    )
-    yield "animated.png", saved("PNG", photo, save_all=True, append_images=[grey.convert("RGB")]), PHOTO, 0
     yield "colour.jp2", encoded(".jp2", bgr), PHOTO, 4
     yield "colour.jpg", saved("JPEG", photo, quality=98), PHOTO, 4
     yield "grey.jpg", saved("JPEG", grey, quality=98), dull, 4
@@ -247,17 +206,15 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
     yield "progressive.jpg", saved("JPEG", photo, quality=98, progressive=True), PHOTO, 4
     yield "png.jpg", saved("PNG", photo), PHOTO, 0
     yield "jpeg.png", saved("JPEG", photo, quality=98), PHOTO, 4
-    yield "bmp.tiff", saved("BMP", photo), PHOTO, 0
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
         turns = (None, None, 0, 3, 1, 5, 4, 6, 2)  # Pillow's numbers of what turns it upright
         upright = photo if turns[orientation] is None else photo.transpose(Image.Transpose(turns[orientation]))
-        yield f"turned{orientation}.jpg", saved("JPEG", photo, quality=98, exif=exif), np.asarray(upright), 4
         yield f"turned{orientation}.png", saved("PNG", photo, exif=exif), np.asarray(upright), 0
-    for height, width in ((1, 1), (1, 20_000), (20_000, 1), (2, 3)):
+    for height, width in ((1, 1), (1, 20_000), (20_000, 1)):
         long = np.resize(PHOTO, (height, width, 3))
-        for kind in ("PNG", "BMP", "JPEG", "TIFF"):
+        for kind in ("PNG", "BMP", "JPEG"):
             near = 30 if kind == "JPEG" else 0
             yield f"{height}x{width}.{kind.lower()}", saved(kind, Image.fromarray(long)), long, near
 
@@ -306,7 +263,6 @@ def bad_images() -> Iterator[tuple[str, bytes]]:
     yield "radiance.jpg", encoded(".hdr", PHOTO.astype(np.float32))
     yield "no_size.png", png(0, 0, rows)
     yield "no_width.png", png(0, 96, rows)
-    yield "short_data.png", png(128, 97, rows)
     yield "short_interlaced.png", png(128, 96, rows[:-4], interlaced=1)
     yield "no_zlib.png", png(128, 96, b"junk" * 99)
     yield "bad_filter.png", png(128, 96, zlib.compress(b"\x09" * (96 * 385)))
@@ -341,9 +297,9 @@ def bad_images() -> Iterator[tuple[str, bytes]]:
         "jp2": (0, ""),
     }
     for ending, content in formats.items():
-        for size in (2, 8, 12, 20, 30, 40, len(content) // 2, len(content) - 3):
+        for size in (2, 12, 30, len(content) // 2, len(content) - 3):
             yield f"cut_{size}.{ending}", content[:size]
-        for seed in range(4):
+        for seed in range(2):
             yield f"flipped_{seed}.{ending}", flipped(content, seed)
             yield f"flipped_header_{seed}.{ending}", flipped(content, seed, 2, 60)
         at, form = sizes.get(ending, (0, ""))

@@ -25,7 +25,7 @@ OWNERS = {  # foreign library → the only places that import it
     "tensorrt_lean": ("trt",),
     "tensorrt_lean_bindings": ("trt",),
     "cuda": ("cuda",),
-    "torch": ("frontend", "calibration.torch_engine", "evaluation.baselines"),
+    "torch": ("frontend", "evaluation.baselines"),
     "torchvision": ("frontend",),
     "cv2": ("data",),
     "PIL": ("data",),

@@ -25,7 +25,7 @@ from trtopt.autotune.selection import Candidate, Comparison, Times, stored_compa
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
-from trtopt.calibration.report import refuse, warnings
+from trtopt.calibration.quality import refuse, warnings
 from trtopt.calibration.table import Table, _Tensor
 from trtopt.calibration.text_cache import read_cache
 from trtopt.core.errors import BuildFailed, CalibrationError, EngineError, TrtoptError, UsageError
@@ -190,12 +190,7 @@ def test_tables_of_anything(world: World) -> None:
     path = world.folder / "t.calib.json"
     calibrate(world.model, path, images=world.photos, preprocess={"preset": "imagenet", "size": [32, 32]}, cache=False)
     whole = json.loads(path.read_bytes())
-    quality = whole["quality"] | {
-        "alike": {"count": 9, "some": [["a", "b"]]},
-        "outliers": {"count": 9, "some": [{"name": "a", "seen": "b"}]},
-        "convergence": {"method": "auto", "more": 200, "mean": 0.1, "most": 0.2, "tensor": "a"},
-    }
-    whole |= {"quality": quality, "skipped": [{"name": "a.jpg", "reason": "damaged"}]}
+    whole |= {"skipped": [{"name": "a.jpg", "reason": "damaged"}]}
 
     def use(mutant: Any) -> None:
         path.write_text(json.dumps(mutant))
@@ -210,8 +205,8 @@ def test_tables_of_anything(world: World) -> None:
     survived(100, whole, use)
     tensor = next(iter(whole["tensors"]))
     more = {"left_out": {"conv1": "noise"}, "in_fp8": ["conv1"], "gates": ["gate"], "ranges": {"a": 1e4}}
-    some = {"count": 9, "some": ["a"]}
-    quality |= {"preprocessing": {"warning": "w"}, "random": some, "tokens": some, "plain": some | {"seen": "b"}}
+    plain = {"count": 9, "some": ["a"], "seen": "b"}
+    quality = whole["quality"] | {"preprocessing": {"warning": "w"}, "plain": plain}
     whole |= {"quality": quality, "groups": [[tensor]], **more}
     path.write_text(json.dumps(whole))
     assert Table.load(path).in_fp8 == ("conv1",)

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
-from trtopt.calibration.report import fading
+from trtopt.calibration.quality import fp16_underflow_warning
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
@@ -86,7 +86,7 @@ class PipelineResult:
     def cause(self) -> str:
         """Why results are outside the limits, or the signal is lost, where that is known: values that FP16 can't hold."""
         table = self.files.get("calibration")
-        return fading(Table.load(table)) if self._lost and table is not None else ""
+        return fp16_underflow_warning(Table.load(table)) if self._lost and table is not None else ""
 
     @property
     def _lost(self) -> bool:

@@ -325,17 +325,6 @@ def test_the_scales_are_kept_on_request_without_a_limit_too(files: Path, tmp_pat
     assert not kept.exists()
 
 
-def test_entropy_from_a_table_is_told_where_it_costs(files: Path, tmp_path: Path) -> None:
-    with np.load(files / "data.npz") as data:
-        spiky = data["x"] + np.random.default_rng(0).normal(0, 0.01, data["x"].shape).astype(np.float32)
-    spiky[:, :, ::4, ::4] *= 12  # few, large and regular: an entropy search cuts them off
-    table = calibrate(files / "net.onnx", data={"x": spiky}, threads=1).table
-    for method, costly in (("entropy", True), ("minmax", False), ("auto", False)):
-        heard = Heard()
-        _build(files, tmp_path / f"{method}.engine", int8=True, calib=table, data=None, method=method, reporter=heard)
-        assert any("entropy search costs accuracy" in warning for warning in heard.warnings) == costly
-
-
 def test_another_models_table_is_refused(files: Path, tmp_path: Path) -> None:
     table = calibrate(files / "net.onnx", data=files / "data.npz", threads=1).table
     other = onnx.load(files / "net.onnx")

@@ -62,11 +62,6 @@ def test_quantiles_and_outliers(script: Any, table: Table, tmp_path: Path) -> No
     assert "ours cuts nothing off" in rows[1]
 
 
-def test_nothing_in_common_is_said(script: Any, table: Table, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no tensor in common"):
-        script.compare(read_cache(write_cache({"z": 1.0}, tmp_path / "c")), table)
-
-
 def test_the_command_writes_what_it_prints(
     script: Any, table: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

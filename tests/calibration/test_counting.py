@@ -11,9 +11,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from skimage import data as photos
 
-from trtopt.calibration import counting, histogram
+from trtopt.calibration import counting
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, count, plain
-from trtopt.calibration.histogram import Histogram
 from trtopt.core import native
 
 Floats = NDArray[np.float32]
@@ -78,26 +77,9 @@ def test_nothing_is_counted_of_an_array_that_is_not_finite(fast: Any, bad: float
     same(values, fast)
 
 
-def test_histograms_are_the_same_with_either(fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for chosen in (fast, plain):
-        monkeypatch.setattr(histogram, "count", chosen)
-        seen = Histogram()
-        for photo in (photos.camera(), photos.astronaut(), photos.coffee()):
-            seen.add(photo.astype(np.float32) / 100 - 1)
-        found.append((seen.counts.tobytes(), seen.exponent, seen.low, seen.high, seen.total))
-    assert found[0] == found[1]
-
-
-def test_views_that_may_not_be_written_are_counted(fast: Any) -> None:
-    values = np.linspace(-1, 1, 1000, dtype=np.float32)
-    values.flags.writeable = False
-    same(values, fast)
-
-
 def test_it_counts_without_the_interpreters_lock(fast: Any) -> None:
     """While one long count runs, this thread goes on; with the lock held it would stand still until the end."""
-    values, counts, done = np.zeros(1 << 28, np.float32), np.zeros(BINS, np.int64), threading.Event()
+    values, counts, done = np.zeros(1 << 26, np.float32), np.zeros(BINS, np.int64), threading.Event()
 
     def work() -> None:
         fast(values, 0, counts)

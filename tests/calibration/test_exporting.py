@@ -54,16 +54,6 @@ def test_every_floating_tensor_has_an_entry(lite0: CalibrateResult, exported: Ca
         assert cache.amax[name] == pytest.approx(amax, rel=1e-6)
 
 
-def test_the_table_is_the_same_with_and_without_an_export(
-    lite0: CalibrateResult, exported: Callable[[str], Path], crops: Path
-) -> None:
-    plain = calibrate(
-        exported("efficientnet-lite0"), images=crops, preprocess="efficientnet-lite", limit=4, threads=2, cache=False
-    )
-    assert plain.table.digest == lite0.table.digest
-    assert plain.exported is None
-
-
 def test_an_exported_cache_comes_back_whole(
     lite0: CalibrateResult, exported: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -60,17 +60,6 @@ def test_over_half_of_the_bins_lie_within_the_largest_magnitude() -> None:
         assert 0.5 <= found.absmax / (found.width * BINS) < 1
 
 
-def test_many_chunks_and_a_view_count_like_one_array() -> None:
-    values = np.linspace(-3, 7, 3 * (1 << 16) + 5, dtype=np.float32).reshape(1, -1)
-    both = np.concatenate([values, values * 2])
-    assert same(counted(both.T), counted(values * 2, values))
-
-
-def test_half_precision_counts_as_fp32() -> None:
-    values = np.linspace(-2, 2, 999).astype(np.float16)
-    assert same(counted(values), counted(values.astype(np.float32)))
-
-
 def test_zeros_before_the_first_value_fall_into_the_first_bin() -> None:
     zeros = np.zeros(10, np.float32)
     assert counted(zeros).exponent is None
@@ -101,9 +90,3 @@ def test_copies_divide_exactly_or_not_at_all() -> None:
     assert part is not None
     assert same(part, counted(values))
     assert counted(np.tile(values, 4), values[:1]).divided(4) is None
-
-
-def test_constant_values_are_known_as_such() -> None:
-    assert counted(np.full(5, 2.5, np.float32)).constant
-    assert not counted(np.array([2.5, -2.5], np.float32)).constant
-    assert Histogram().constant

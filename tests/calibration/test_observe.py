@@ -17,7 +17,6 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import observe
 from trtopt.core.errors import CalibrationError, DataError, UsageError
 from trtopt.core.progress import Phase, Reporter
-from trtopt.ort import sessions
 
 Array = NDArray[Any]
 SEEN = ("x", "hidden", "swapped")
@@ -116,29 +115,6 @@ def test_only_inputs_asked_for_need_no_inference(digits: Array, monkeypatch: pyt
 
     monkeypatch.setattr(module, "open_session", refuse)
     assert observe(digits_model(), ["x"], cut(digits, 8), threads=1).histograms["x"].total == digits.size
-
-
-def test_a_large_model_goes_through_a_file(digits: Array, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-    real = sessions.save_model
-
-    def spy(*args: Any, **kwargs: Any) -> None:
-        real(*args, **kwargs)
-        written.extend(path.name for path in args[1].parent.iterdir())
-
-    reference = observe(digits_model(), SEEN, cut(digits, 8), threads=1)
-    monkeypatch.setattr(sessions, "INLINE", 100)
-    monkeypatch.setattr(sessions, "save_model", spy)
-    found = observe(digits_model(), SEEN, cut(digits, 8), threads=1)
-    assert sorted(written) == ["model.onnx", "model.onnx.data"]
-    assert all(same(found.histograms[name], reference.histograms[name]) for name in SEEN)
-
-
-def test_the_model_given_stays_as_it_is(digits: Array) -> None:
-    proto = digits_model()
-    before = proto.SerializeToString(deterministic=True)
-    observe(proto, SEEN, cut(digits, 8), threads=1)
-    assert proto.SerializeToString(deterministic=True) == before
 
 
 def test_an_overflow_names_the_tensor_its_node_and_the_sample(digits: Array) -> None:

@@ -74,19 +74,6 @@ def test_it_lowers_the_noise_on_samples_that_it_never_saw(crops: Any, found: Any
     has(str(found.repairs), "rounded otherwise", "held apart", "y ")
 
 
-def test_weights_that_it_does_not_round_are_named(crops: Any) -> None:
-    nodes = [
-        node("Conv", "x w0", "a", "stem", strides=[2, 2], pads=[1, 1, 1, 1]),
-        node("ConvTranspose", "a w1", "u", "up", strides=[2, 2]),
-        node("Conv", "u w2", "y", "last"),
-    ]
-    weights = {"w0": values(32, 3, 3, 3), "w1": values(32, 32, 2, 2, seed=1), "w2": values(16, 32, 1, 1, seed=2)}
-    net = model(nodes, weights=weights, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": ("n", 16, 32, 32)})
-    found = trtopt.calibrate(net, data={"x": crops[:16]}, repair=True)
-    assert "up" not in found.table.repairs
-    has(str(found.repairs), "of 3 weights rounded", "; not tried: up (it is a transposed convolution")
-
-
 def test_it_is_the_same_again_whatever_the_threads(crops: Any, found: Any) -> None:
     again = trtopt.calibrate(_net(), data={"x": crops[::2][::-1].copy()}, method="minmax", repair=True, threads=1)
     assert again.table.repairs == found.table.repairs
@@ -145,23 +132,6 @@ def test_build_gives_the_engine_those_codes(world: World, found: Any) -> None:
     assert codes[0] == codes[1]
     again = world.run("build", world.folder / "net.onnx", "--int8", *options, "-o", world.folder / "net.engine")
     has(again.out, "up to date")
-
-
-def test_the_command_says_what_it_gave(world: World, crops: Any) -> None:
-    save(_net(), world.folder / "net.onnx")
-    np.savez(world.folder / "crops.npz", x=crops)
-    said = world.run(
-        "calibrate",
-        world.folder / "net.onnx",
-        "--data",
-        world.folder / "crops.npz",
-        "--repair",
-        "-o",
-        world.folder / "t.json",
-    )
-    assert said.status == 0, said
-    has(said.out, "weights rounded otherwise than to the nearest code: y ", "samples held apart")
-    assert json.loads((world.folder / "t.json").read_text())["repairs"]
 
 
 # Activations ---------------------------------------------------------------------------------------------------------
@@ -231,21 +201,6 @@ def test_damaged_factors_are_named(smoothed: Any, tmp_path: Any, damage: dict[st
     (tmp_path / "t.json").write_text(json.dumps(content))
     with pytest.raises(CalibrationError, match=r"smooth"):
         Table.load(tmp_path / "t.json")
-
-
-def test_build_smooths_the_same_way(world: World, smoothed: Any) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    save(_block(), world.folder / "net.onnx")
-    smoothed.table.save(world.folder / "t.json")
-    built = world.run(
-        "build", world.folder / "net.onnx", "--int8", "--calib", world.folder / "t.json", "--target", "sm89",
-        "--shapes", "x:1x16x24,8x16x24,8x16x24", "--save-onnx", world.folder / "q.onnx", "-o", world.folder / "m.engine",
-    )  # fmt: skip
-    assert built.status == 0, built
-    names = {item.name for item in onnx.load(world.folder / "q.onnx").graph.node}
-    assert any(name.startswith("h/smoothed") for name in names)
-    other = trtopt.calibrate(_block(), data={"x": values(48, 16, 24, seed=7)}).table
-    assert other.digest != smoothed.table.digest
 
 
 def _uneven() -> onnx.ModelProto:

@@ -89,13 +89,6 @@ def test_few_samples_are_not_believed_too_much() -> None:
     assert errors[1] < 0.8 * errors[0]
 
 
-def test_independent_inputs_leave_the_nearest_codes() -> None:
-    weight = values(16, 6, seed=1)
-    array = np.concatenate([np.eye(16), -np.eye(16)]).astype(np.float32)
-    product = node("MatMul", "x w", "y", "m")
-    assert not rounded(product, weight, 1, moments(product, weight, array), False).offsets.any()
-
-
 def test_more_samples_add_up() -> None:
     product, weight = node("MatMul", "x w", "y", "m"), values(8, 4)
     parts = [values(3, 5, 8, seed=seed) for seed in range(3)]

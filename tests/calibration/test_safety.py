@@ -118,11 +118,6 @@ def test_a_fixed_batch_is_filled() -> None:
     assert set(found.in_fp32) == {"up", "relu", "down"}
 
 
-def test_what_the_user_asks_for_is_left_alone() -> None:
-    found = _found(underflowing(), overrides=(Override("shrink", Precision.FP32), Override("relu", FP16)))
-    assert "shrink" not in found.in_fp32
-
-
 def test_masks_of_minus_infinity_are_no_overflow() -> None:
     nodes = [node("Mul", "x low", "mask", "mask"), node("Softmax", "mask", "y", "soft", axis=1)]
     proto = model(

@@ -69,16 +69,6 @@ def test_what_is_counted_after_a_histogram_was_packed_is_packed_too() -> None:
     assert unpacked(packed(histogram), "it").counts.tobytes() == histogram.counts.tobytes()
 
 
-def test_another_method_needs_no_data(table: Table, histograms: dict[str, Histogram]) -> None:
-    widest = table.with_method("minmax")
-    assert widest.amax["corners: 1"] == histograms["corners: 1"].absmax
-    assert {entry.method for entry in widest.tensors.values()} == {"minmax"} == {widest.method}
-    assert widest.digest != table.with_method("entropy").digest
-    assert widest.samples == table.samples
-    with pytest.raises(UsageError, match="'median'"):
-        table.with_method("median")
-
-
 def test_a_group_has_one_threshold_from_its_counts_together(table: Table, histograms: dict[str, Histogram]) -> None:
     both = merged([histograms["image"], histograms["edges"]])
     for method in METHODS:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from skimage import data, filters
 from sklearn.datasets import load_digits
 
-from trtopt.calibration import thresholds
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.thresholds import (
     AUTO_TIE,
@@ -97,16 +96,6 @@ def test_closed_form_equals_the_literal_search(counts: NDArray[np.int64], spike:
     assert np.abs(found[finite] - literal[finite]).max() < 1e-11
 
 
-@pytest.mark.parametrize("name", ["relu", "pixels"])
-def test_entropy_equals_the_literal_search_on_real_values(real: dict[str, NDArray[np.float32]], name: str) -> None:
-    histogram = counted(real[name])
-    counts = entropy_bins(histogram)
-    counts[0] = min(counts[0], counts[1])
-    literal = np.array(literal_divergences(counts))
-    kept = int(np.flatnonzero(literal <= literal.min() + 1e-10)[-1]) + LEVELS
-    assert choose(histogram, "entropy").amax == (kept + 0.5) * histogram.absmax / ENTROPY_BINS
-
-
 def test_entropy_gives_tensorrts_threshold_for_relu6() -> None:
     """Half the values clipped at 6, the rest spread: nothing to gain from clipping. TensorRT 8.6 reports 6.0015."""
     values = np.concatenate([np.linspace(0, 6, 5000), np.full(5000, 6.0)]).astype(np.float32)
@@ -138,11 +127,6 @@ def test_entropy_bins_are_those_of_a_two_pass_histogram(real: dict[str, NDArray[
         # Both are counts of the same values; a value is at most one of the finer bins away from its place.
         gap = np.abs(np.cumsum(found) - np.cumsum(expected))
         assert (gap <= np.maximum(expected, np.roll(expected, -1)) + 1e-6).all(), name
-
-
-def test_entropy_bins_keep_empty_bins_empty() -> None:
-    values = np.array([0.0, 1.0, 2.0, 3.0] * 9, np.float32)
-    assert (entropy_bins(counted(values)) > 0).sum() <= 6
 
 
 @settings(max_examples=60, deadline=None)
@@ -223,38 +207,6 @@ def test_auto_is_nearly_the_best_and_clips_least(real: dict[str, NDArray[np.floa
     assert len(taken) > 1, taken  # else these data tell nothing about the choice
 
 
-def test_auto_names_minmax_where_nothing_is_clipped() -> None:
-    assert choose(counted(np.linspace(-1, 1, 9999, dtype=np.float32)), "auto") == thresholds.Choice(1.0, "minmax")
-
-
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(UsageError, match=r"'max'; allowed: auto, entropy"):
         choose(counted(np.ones(2, np.float32)), "max")
-
-
-def test_a_threshold_is_searched_once_until_more_is_seen(
-    real: dict[str, NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searched = []
-    for name, find in dict(thresholds._FINDERS).items():
-        monkeypatch.setitem(
-            thresholds._FINDERS,
-            name,
-            lambda item, name=name, find=find: searched.append(name) or find(item),
-        )
-    values = next(iter(real.values()))
-    histogram = counted(values)
-    for method in METHODS:
-        first = choose(histogram, method)
-        assert choose(histogram, method) == first
-    assert sorted(searched) == sorted(FIXED)
-    more = 3 * values[:100]
-    histogram.add(more)
-    for method in METHODS:
-        assert choose(histogram, method) == choose(counted(np.concatenate([values.ravel(), more.ravel()])), method)
-
-
-def test_every_method_has_its_entry() -> None:
-    assert {"auto", *thresholds._FINDERS} == {*METHODS}
-    assert {"percentile", "mse", "entropy"} == thresholds.CLIPPING and {"mse", "entropy"} == thresholds.SEARCHING
-    assert thresholds.BLIND < thresholds.SEARCHING < thresholds.CLIPPING

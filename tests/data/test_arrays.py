@@ -25,6 +25,9 @@ DIGITS = load_digits().data.astype(np.float32)[:50].reshape(50, 1, 8, 8)
 IMAGE = [TensorInfo("image", "float32", ("n", 1, 8, 8))]
 TEXT = [TensorInfo("ids", "int64", ("n", "length")), TensorInfo("mask", "int64", ("n", "length"))]
 IDS = np.arange(36, dtype=np.int64).reshape(6, 6)
+SEQUENCES = np.arange(5 * 6 * 3, dtype=np.float32).reshape(5, 6, 3)  # steps × samples × values
+STEPS = [TensorInfo("x", "float32", ("t", "n", 3), 1), TensorInfo("state", "float32", (2, "n", 4), 1)]
+STATES = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 4)
 
 
 def together(batches: Any, name: str = "image") -> NDArray[Any]:
@@ -100,12 +103,6 @@ def test_order_and_cutting_are_nothing_to_the_description_and_the_limit(
     assert positions == sorted(positions)
 
 
-def test_the_description_follows_the_content() -> None:
-    changed = DIGITS.copy()
-    changed[31, 0, 4, 4] += 1
-    assert ArrayBatches(changed, IMAGE).describe() != ArrayBatches(DIGITS, IMAGE).describe()
-
-
 @pytest.mark.parametrize("form", ["plain.npz", "fortran.npz", "packed.npz", "single.npy"])
 def test_files_are_read_a_few_samples_at_a_time_in_any_order(form: str, tmp_path: Path) -> None:
     path = forms(tmp_path)[form]
@@ -114,7 +111,7 @@ def test_files_are_read_a_few_samples_at_a_time_in_any_order(form: str, tmp_path
         assert (array.shape, array.dtype, array.nbytes) == (DIGITS.shape, DIGITS.dtype, DIGITS.nbytes)
         for rows in (slice(3, 9), slice(0, 2), [1, 5, 49], slice(48, 60), slice(0, 0), [0]):
             assert np.array_equal(array[rows], DIGITS[rows])
-        assert np.array_equal(array.whole(), DIGITS)
+        assert np.array_equal(array[...], DIGITS)
 
 
 def test_reading_finds_the_member_where_it_is(tmp_path: Path) -> None:
@@ -125,7 +122,6 @@ def test_reading_finds_the_member_where_it_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "extra.npz", "w") as archive:
         archive.writestr(info, (tmp_path / "image.npy").read_bytes())
     assert np.array_equal(together(ArrayBatches(tmp_path / "extra.npz", IMAGE)), DIGITS)
-    assert np.array_equal(stored_arrays(tmp_path / "extra.npz", checked=True)["image"].whole(), DIGITS)
 
 
 def test_several_inputs_stay_together(tmp_path: Path) -> None:
@@ -140,54 +136,21 @@ def test_several_inputs_stay_together(tmp_path: Path) -> None:
     assert ArrayBatches(same_ids, TEXT).describe() != ArrayBatches(other, TEXT).describe()
 
 
-def test_samples_of_other_sizes_get_batches_of_their_own() -> None:
-    source = [{"ids": IDS, "mask": IDS}, {"ids": IDS[:3, :4], "mask": IDS[:3, :4]}]
-    shapes = [part["ids"].shape for part in ArrayBatches(source, TEXT, batch=4)]
-    assert shapes == [(4, 6), (2, 6), (3, 4)]
-
-
-def test_integers_are_converted_where_nothing_is_lost() -> None:
-    small = {"ids": IDS.astype(np.uint8), "mask": IDS.astype(np.int32)}
-    (part,) = ArrayBatches(small, TEXT)
-    assert part["ids"].dtype == part["mask"].dtype == np.int64
-    narrow = [TensorInfo("ids", "int32", ("n", "length"))]
-    with pytest.raises(DataError, match=r"ids has int64 values that int32 can't hold"):
-        ArrayBatches({"ids": IDS + 2**40}, narrow)
-    with pytest.raises(DataError, match=r"float64 values that float32 can't hold"):
-        ArrayBatches({"image": DIGITS.astype(np.float64) * 1e300}, IMAGE)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("stored", ["array", "npz", "npy"])
-def test_what_is_not_finite_is_named(value: float, stored: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [1 << 22, 3 * DIGITS[0].nbytes])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_what_is_not_finite_is_named(value: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.data.arrays._BLOCK", block)
     broken = DIGITS.copy()
     broken[37, 0, 2, 2] = value
-    source: Any = broken
-    if stored == "npz":
-        source = tmp_path / "a.npz"
-        np.savez(source, image=broken)
-    elif stored == "npy":
-        source = tmp_path / "a.npy"
-        np.save(source, broken)
     with pytest.raises(DataError, match=r"image holds NaN or infinite values, first in sample 37$"):
-        ArrayBatches(source, IMAGE)
-
-
-def test_sample_numbers_are_right_past_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.data.arrays._BLOCK", 3 * DIGITS[0].nbytes)
-    assert ArrayBatches(DIGITS, IMAGE).samples == 50
-    whole = ArrayBatches(DIGITS, IMAGE).describe()
-    monkeypatch.setattr("trtopt.data.arrays._BLOCK", 1)
-    assert ArrayBatches(DIGITS, IMAGE).describe() == whole
-    broken = DIGITS.copy()
-    broken[37] = np.nan
-    with pytest.raises(DataError, match="sample 37"):
         ArrayBatches(broken, IMAGE)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
+        ([], "holds no samples"),
+        ({"image": DIGITS[:0]}, "holds no samples"),
         ({"picture": DIGITS}, r"lacks image; it has picture, the model's inputs are image"),
         ({"image": DIGITS, "more": DIGITS}, r"has more, which is no input; the model's inputs are image"),
         ({"image": DIGITS[:, 0]}, r"image has shape 50x8x8, the model takes nx1x8x8"),
@@ -203,8 +166,28 @@ def test_sample_numbers_are_right_past_the_first_block(monkeypatch: pytest.Monke
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(source: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, DataError), match=message):
         ArrayBatches(source, IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (TEXT, {"data": {"ids": IDS, "mask": IDS[:5]}}, "different numbers of samples: {'ids': 6, 'mask': 5}"),
+        (TEXT, {"data": IDS}, "one input; this one has ids, mask: give an .npz"),
+        (TEXT, {"data": "a.csv"}, "np.savez('samples.npz', ids=array, mask=array)"),
+        (STEPS, {"data": {"x": SEQUENCES, "state": STATES.transpose(1, 0, 2)}}, "6x2x4, the model takes 2xnx4"),
+        (STEPS, {"data": {"x": SEQUENCES, "state": STATES[:, :5]}}, "samples: {'x': 6, 'state': 5}"),
+        (STEPS, {"images": ".", "preprocess": "imagenet"}, "a model whose inputs count samples on their first axis"),
+    ],
+)
+def test_what_does_not_fit_several_inputs_is_refused(
+    inputs: list[TensorInfo], options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("1,2")
+    with pytest.raises((UsageError, DataError), match=re.escape(message)):
+        open_data(inputs, **options)
 
 
 def test_an_input_without_axes_cannot_count_samples() -> None:
@@ -224,24 +207,6 @@ def test_a_single_number_is_one_for_each_sample_or_for_all(level: Any, file: boo
     assert all((batch["level"] == np.float32(0.5)).all() for batch in batches)
 
 
-def test_inputs_must_have_as_many_samples_as_each_other() -> None:
-    with pytest.raises(DataError, match=r"different numbers of samples: {'ids': 6, 'mask': 5}"):
-        ArrayBatches({"ids": IDS, "mask": IDS[:5]}, TEXT)
-
-
-def test_an_array_without_names_fits_one_input_only(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", IDS)
-    for source in (IDS, tmp_path / "a.npy"):
-        with pytest.raises(UsageError, match=r"one input; this one has ids, mask: give an .npz"):
-            ArrayBatches(source, TEXT)
-
-
-@pytest.mark.parametrize("source", [DIGITS[:0], {"image": DIGITS[:0]}, [], [{"image": DIGITS[:0]}]])
-def test_no_samples_is_an_error(source: Any) -> None:
-    with pytest.raises(DataError, match="holds no samples"):
-        ArrayBatches(source, IMAGE)
-
-
 def test_files_that_are_missing_or_something_else(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.csv").write_text("1,2")
@@ -253,24 +218,8 @@ def test_files_that_are_missing_or_something_else(tmp_path: Path) -> None:
         ArrayBatches(tmp_path / "a.csv", IMAGE)
 
 
-@pytest.mark.parametrize("name", ["plain.npz", "packed.npz", "single.npy"])
-@pytest.mark.parametrize("damage", ["empty", "text", "half", "middle"])
-def test_damaged_files_are_named(name: str, damage: str, tmp_path: Path) -> None:
-    path: Path = forms(tmp_path)[name]
-    content = path.read_bytes()
-    broken = {
-        "empty": b"",
-        "text": b"no array\n" * 50,
-        "half": content[: len(content) // 2],
-        "middle": content[:60] + b"\xff" * 60 + content[120:],
-    }[damage]
-    path.write_bytes(broken)
-    with pytest.raises(DataError, match=rf"{name} can't be read as .*written completely"):
-        ArrayBatches(path, IMAGE)
-
-
 @pytest.mark.parametrize("name", ["plain.npz", "packed.npz"])
-def test_one_changed_bit_is_noticed(name: str, tmp_path: Path) -> None:
+def test_one_changed_bit_is_noticed_and_the_description_follows_the_content(name: str, tmp_path: Path) -> None:
     """np.load would notice as well: the archive keeps a checksum."""
     path: Path = forms(tmp_path)[name]
     content = bytearray(path.read_bytes())
@@ -278,15 +227,11 @@ def test_one_changed_bit_is_noticed(name: str, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"{name} can't be read as .npz"):
         ArrayBatches(path, IMAGE)
-
-
-def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    np.savez(tmp_path / "a.npz", image=np.array([{"a": 1}], dtype=object))
-    for name, array in (("a.npy", ""), ("a.npz", ": image")):
-        with pytest.raises(DataError, match=rf"{name}{array} holds Python objects.*np\.stack\(samples\)") as caught:
-            ArrayBatches(tmp_path / name, IMAGE)
-        assert "written completely" not in str(caught.value)
+    with pytest.raises(DataError, match=rf"{name} can't be read as .npz"):
+        open_data(IMAGE, data=path, lazy=True).describe()
+    changed = DIGITS.copy()
+    changed[31, 0, 4, 4] += 1
+    assert ArrayBatches(changed, IMAGE).describe() != ArrayBatches(DIGITS, IMAGE).describe()
 
 
 @pytest.mark.parametrize("limit", [None, 31])
@@ -313,13 +258,7 @@ def test_read_in_a_thread_they_are_the_same(limit: int | None, tmp_path: Path) -
 def test_read_in_a_thread_values_are_refused_when_asked_for_and_the_rest_at_once(tmp_path: Path) -> None:
     broken = DIGITS.copy()
     broken[37] = np.inf
-    for ask in (
-        lambda it: it.describe(),
-        list,
-        lambda it: it.digests,
-        lambda it: it.part(0, 3),
-        lambda it: it.describe(),
-    ):
+    for ask in (list, lambda it: it.digests, lambda it: it.part(0, 3), lambda it: it.describe()):
         batches = open_data(IMAGE, data=broken, lazy=True)
         assert batches.samples == 50
         with pytest.raises(DataError, match="sample 37"):
@@ -328,17 +267,6 @@ def test_read_in_a_thread_values_are_refused_when_asked_for_and_the_rest_at_once
         save(tmp_path / f"{form}.npz", image=DIGITS[:, :, :7])
         with pytest.raises(UsageError, match="dimension 2 must be 8"):
             open_data(IMAGE, data=tmp_path / f"{form}.npz", lazy=True)
-
-
-def test_a_changed_byte_in_an_archive_is_found(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", image=DIGITS)
-    content = bytearray((tmp_path / "a.npz").read_bytes())
-    content[5000] ^= 1
-    (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match="CRC"):
-        ArrayBatches(tmp_path / "a.npz", IMAGE)
-    with pytest.raises(DataError, match="CRC"):
-        open_data(IMAGE, data=tmp_path / "a.npz", lazy=True).describe()
 
 
 def test_compressed_arrays_unpacked_once_travel(tmp_path: Path) -> None:
@@ -477,17 +405,6 @@ def test_weights_that_an_exporter_made_inputs_say_what_to_do() -> None:
         open_data(inputs[::2], data={"x": arrays["x"], "w": arrays["w"][:4]})
 
 
-def test_a_file_of_another_kind_says_how_arrays_are_written(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("1,2")
-    with pytest.raises(UsageError, match=r"np\.savez\('samples.npz', ids=array, mask=array\)"):
-        open_data(TEXT, data=tmp_path / "x.csv")
-
-
-SEQUENCES = np.arange(5 * 6 * 3, dtype=np.float32).reshape(5, 6, 3)  # steps × samples × values
-STEPS_FIRST = [TensorInfo("x", "float32", ("t", "n", 3), 1), TensorInfo("state", "float32", (2, "n", 4), 1)]
-STATES = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 4)
-
-
 def test_samples_are_taken_from_the_axis_where_the_model_has_them(tmp_path: Path) -> None:
     np.savez(tmp_path / "plain.npz", x=SEQUENCES, state=STATES)
     np.savez_compressed(tmp_path / "packed.npz", x=SEQUENCES, state=np.asfortranarray(STATES))
@@ -495,24 +412,15 @@ def test_samples_are_taken_from_the_axis_where_the_model_has_them(tmp_path: Path
     forms: dict[str, Any] = {name: tmp_path / name for name in ("plain.npz", "packed.npz")}
     digests = set()
     for form, source in {**forms, "mapping": {"x": SEQUENCES, "state": STATES}, "tuples": pairs}.items():
-        batches = open_data(STEPS_FIRST, data=source, batch=4)
+        batches = open_data(STEPS, data=source, batch=4)
         digests.add(batches.describe()["digest"])
         assert batches.samples == 6, form
         for _ in range(2):
             assert np.array_equal(together(batches, "x"), SEQUENCES.transpose(1, 0, 2)), form
             assert np.array_equal(together(batches, "state"), STATES.transpose(1, 0, 2)), form
     assert len(digests) == 1
-    part = open_data(STEPS_FIRST, data={"x": SEQUENCES, "state": STATES}, limit=2)
+    part = open_data(STEPS, data={"x": SEQUENCES, "state": STATES}, limit=2)
     assert part.samples == 2
-
-
-def test_other_axes_than_the_samples_must_fit() -> None:
-    with pytest.raises(
-        UsageError, match=re.escape("state has shape 6x2x4, the model takes 2xnx4: dimension 0 must be 2")
-    ):
-        open_data(STEPS_FIRST, data={"x": SEQUENCES, "state": STATES.transpose(1, 0, 2)})
-    with pytest.raises(DataError, match=re.escape("different numbers of samples: {'x': 6, 'state': 5}")):
-        open_data(STEPS_FIRST, data={"x": SEQUENCES, "state": STATES[:, :5]})
 
 
 def test_where_an_array_is_one_sample_several_lie_in_files_or_along_an_axis_before_it(tmp_path: Path) -> None:
@@ -528,10 +436,3 @@ def test_where_an_array_is_one_sample_several_lie_in_files_or_along_an_axis_befo
     assert [part["x"].shape for part in batches] == [(1, 5, 1, 3), (2, 3, 1, 3)]
     with pytest.raises(UsageError, match=re.escape("x has shape 5x2x3, the model takes tx1x3: dimension 1 must be 1")):
         open_data(whole, data={"x": SEQUENCES[:, :2], "rate": np.int64(8)})
-
-
-def test_images_are_refused_where_samples_are_not_first(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=re.escape("`images=` fits a model whose inputs count samples on their first axis")
-    ):
-        open_data(STEPS_FIRST, images=tmp_path, preprocess="imagenet")

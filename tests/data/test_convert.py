@@ -8,7 +8,7 @@ import pytest
 
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.data.convert import check_kind, converted, numpy_dtype, single_runs
+from trtopt.data.convert import converted, numpy_dtype, single_runs
 
 ONES = np.array([[1.0, 2.0], [3.0, -4.0]])
 
@@ -57,11 +57,6 @@ def test_results_are_contiguous() -> None:
         result = converted(array, "float64", "x")
         assert result.flags.c_contiguous
         np.testing.assert_array_equal(result, array)
-
-
-def test_strings_are_no_numbers() -> None:
-    with pytest.raises(UsageError, match="takes string"):
-        check_kind(np.dtype(np.float32), "string", "the array")
 
 
 def test_a_fixed_batch_of_one_input_is_filled_in_all() -> None:

@@ -124,19 +124,16 @@ def test_samples_are_staged_on_the_cluster_and_models_sent_once(ray: Any, world:
 
 
 def test_each_shard_takes_a_gpu(ray: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnx2pytorch")
     (data, *_) = (job.data for job in load_jobs(listed(world)))
     model = open_model(world.model, (), world.folder / "folded")
-    engine = Cluster("auto", 1, "cpu")  # PyTorch has no other device here
+    engine = Cluster("auto", 1, "cpu")  # there is no other device here
     assert engine.slots == 4
-    identity = engine.identity()
-    assert identity and identity["device"] == "cpu"
     source = engine.stage(open_samples(data, model.inputs, 1, world.folder / "arrays").samples.part(0, 4)).result(60)
     found = engine.observe(model, source, 0, 4).result(120)
-    assert found["samples"] == 4 and found["versions"].items() >= identity.items()
+    assert found["samples"] == 4
     engine.close()
     assert Cluster("auto", 1).identity() is None
-    with pytest.raises(DeviceError, match="PyTorch can't use the device 'cuda'"):  # as a worker found
+    with pytest.raises(DeviceError, match="CUDAExecutionProvider"):  # as a worker found
         Cluster("auto", 1, "cuda").identity()
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     with pytest.raises(BackendError, match="the Ray cluster has no GPU"):

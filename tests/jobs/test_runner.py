@@ -344,12 +344,12 @@ def test_compressed_arrays_are_unpacked_once_and_not_kept(world: World) -> None:
     assert not list((world.folder / "jobs.state" / "scratch").glob("*"))
 
 
-def test_noise_is_refused_unless_the_list_insists(world: World) -> None:
-    np.savez(world.arrays, x=np.random.default_rng(0).random((20, 3, 32, 32), np.float32))
+def test_copies_are_refused_unless_the_list_insists(world: World) -> None:
+    np.savez(world.arrays, x=np.repeat(samples(1), 20, 0))
     text = on("arrays").replace('["auto", "entropy"]', '"auto"')
     (job,) = trtopt.run_jobs(listed(world, text), workers=1).jobs
     assert job.error is not None
-    has(job.error["message"], "random noise", "allow_unusual_data = true")
+    has(job.error["message"], "are the same one", "allow_unusual_data = true")
     assert "--allow-unusual-data" not in job.error["message"]  # which jobs run hasn't
     insisting = text.replace('"data.npz"', '"data.npz"\nallow_unusual_data = true')
     result = trtopt.run_jobs(listed(world, insisting), workers=1)

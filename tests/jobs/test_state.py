@@ -28,29 +28,15 @@ with State.locked(Path(sys.argv[1])):
 """
 
 
-LOOKS = [
-    Sample(
-        f"sample {n}",
-        f"{n:064x}",
-        0.1 * n,
-        1 / 3,
-        math.inf,
-        False,
-        "1 everywhere" * (n == 2),
-        bytes([n, 60] * 256),
-        bytes([7, n] * 8),
-    )
-    for n in range(4)
-]
+LOOKS = [Sample(f"sample {n}", f"{n:064x}", math.inf, "1 everywhere" * (n == 2)) for n in range(4)]
 
 
 def seen() -> Observation:
-    """Two blocks; one tensor was only zeros, one held nothing."""
-    blocks = tuple({name: Histogram() for name in ("x", "zeros", "nothing")} for _ in range(2))
-    blocks[0]["x"].add(np.linspace(-3, 5, 1000, dtype=np.float32))
-    blocks[1]["x"].add(np.linspace(0, 9, 7, dtype=np.float32))
-    blocks[0]["zeros"].add(np.zeros(7, np.float32))
-    return Observation(blocks, 4)
+    """One tensor was only zeros, one held nothing."""
+    histograms = {name: Histogram() for name in ("x", "zeros", "nothing")}
+    histograms["x"].add(np.linspace(-3, 5, 1000, dtype=np.float32))
+    histograms["zeros"].add(np.zeros(7, np.float32))
+    return Observation(histograms, 4)
 
 
 def content() -> dict[str, Any]:
@@ -65,7 +51,6 @@ def test_a_shard_comes_back_to_the_bit(tmp_path: Path) -> None:
         assert shard is not None
         found, looks, seconds = shard
         assert (found.samples, seconds, looks) == (4, 1.5, LOOKS)
-        assert [block["x"].total for block in found.blocks] == [1000, 7]
         for name, histogram in seen().histograms.items():
             back = found.histograms[name]
             assert (back.exponent, back.low, back.high, back.total) == (
@@ -85,7 +70,7 @@ def test_a_shard_comes_back_to_the_bit(tmp_path: Path) -> None:
         (SHARD, PASS),
         ('"count": 1000', '"count": 1001'),
         ("}", ""),
-        ('"thumb"', '"thumbs"'),
+        ('"digest"', '"digests"'),
     ],
 )
 def test_a_damaged_shard_is_none(tmp_path: Path, old: str, new: str) -> None:

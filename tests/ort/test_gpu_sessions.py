@@ -9,8 +9,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from graphs import conv_relu, values
+from world import net, samples
 
+from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.observe import observe
+from trtopt.core.errors import DeviceError
 from trtopt.evaluation.baselines import OnnxRuntime
 from trtopt.evaluation.verify import verify
 from trtopt.graph.io import save_model
@@ -79,6 +82,23 @@ def test_nothing_else_asks_for_the_gpu(package: Package) -> None:
     OnnxRunner(conv_relu(), optimize=False)(BATCH)
     observe(conv_relu(), ["x", "y"], [BATCH])  # histograms must be the same with either package
     assert package.asked == [[CPU]] * 3 and not package.preloaded
+
+
+def test_calibration_asks_for_it_in_fp32_and_refuses_to_go_on_without(
+    package: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path))
+    data: dict[str, Any] = {"data": samples(8), "threads": 1, "method": "minmax"}
+    on_gpu = calibrate(net(), device="cuda", **data)
+    assert EXACT in package.asked and not on_gpu.cached
+    on_cpu = calibrate(net(), **data)
+    assert on_cpu.table.amax == on_gpu.table.amax and not on_cpu.cached  # passes have keys of their own
+    package.gpu = False
+    with pytest.raises(DeviceError, match=r"`device='cuda'`: .* finds no GPU"):
+        calibrate(net(), device="cuda", **data)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
+    with pytest.raises(DeviceError, match=r"needs an ONNX Runtime with CUDAExecutionProvider.*onnxruntime-gpu"):
+        calibrate("absent.onnx", device="cuda", data="absent.npz")
 
 
 def test_cuda_is_loaded_before_the_session_and_without_a_word(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.expected import examine, first_layers
+from trtopt.calibration.expected import check_preprocessing, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.importing import MISSING, Coverage, import_table
-from trtopt.calibration.mixing import mixing
-from trtopt.calibration.observe import observe
+from trtopt.calibration.observe import observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
-from trtopt.calibration.quality import Survey
+from trtopt.calibration.quality import Survey, facts, refuse, warnings
 from trtopt.calibration.repairing import (
     SAMPLES,
     STRENGTHS,
@@ -30,11 +28,9 @@ from trtopt.calibration.repairing import (
     find_repairs,
     noise_now,
 )
-from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table, packed_counts
 from trtopt.calibration.text_cache import is_cache, read_cache
-from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.core.documents import plain
 from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_ending
@@ -68,7 +64,7 @@ FEW = 32  # samples: below, thresholds still move visibly with each one
 
 @dataclass(frozen=True)
 class CalibrateResult:
-    """What `calibrate` measured.
+    """The result of `calibrate`.
 
     Attributes:
         path: where the table was written, if asked for.
@@ -94,11 +90,6 @@ class CalibrateResult:
     @property
     def samples(self) -> int:
         return self.table.samples
-
-    @property
-    def convergence(self) -> str:
-        """How far more samples would move thresholds, in a sentence; empty where that isn't known."""
-        return forecast(self.table)
 
     def to_json(self) -> dict[str, Any]:
         table = self.table
@@ -159,13 +150,15 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
         import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
         export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
-        device: "cpu", or "cuda": the model runs in PyTorch and values are counted on the GPU (the extra torch-calibration).
+        device: "cpu", or "cuda": ONNX Runtime runs the model on the first GPU (onnxruntime-gpu in place of onnxruntime), whose
+            values may differ from a CPU's in their last bits.
         missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
-        allow_unusual_data: take random noise, images of one colour or one sample repeated, which are refused otherwise.
+        allow_unusual_data: take images of one colour or one sample repeated, which are refused otherwise.
 
     Raises:
-        UsageError, DataError: arguments or data that can't be right, before any long work; noise and its like as soon as
-            more than half of the samples are.
+        UsageError, DataError: arguments or data that can't be right, before any long work; images of one colour and copies
+            when all were seen.
+        DeviceError: device="cuda" where ONNX Runtime has no GPU.
         InvalidModel: the model can't be read, or its weights hold NaN or infinity.
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
             nothing in it can be quantized; or the imported cache lacks tensors (named).
@@ -174,7 +167,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     reporter, started = request.reporter, time.monotonic()
     choice(request.method, METHODS, "`method=`")
     choice(request.missing, MISSING, "`missing=`")
-    choice(request.device, DEVICES, "`device=`")
+    gpu = require_gpu_provider() if choice(request.device, DEVICES, "`device=`") == "cuda" else None
     overrides = tuple(map(Override.parse, request.precision_override))
     if request.repair and (request.import_cache is not None or (request.images is None and request.data is None)):
         raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'`")
@@ -203,7 +196,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             preprocess=request.preprocess,
             limit=request.limit,
             batch=request.batch,
-            threads=request.threads or (cores() if request.device != "cpu" else None),  # a GPU waits for decoding
+            threads=request.threads or (cores() if gpu else None),  # a GPU waits for decoding
             lazy=True,
             reporter=reporter,
         )
@@ -221,7 +214,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     del loaded  # of a model given in memory a copy of all weights
     coverage, cached = None, earlier is not None
     if batches is not None and first is not None:
-        table, cached = _measured(request, prepared, first, batches)
+        table, cached = _measured(request, prepared, first, batches, gpu)
     elif earlier is not None:
         with reporter.phase("choosing thresholds"):
             table = prepared.chosen_again(earlier, request.method)
@@ -236,7 +229,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     repairs = None
     if request.repair:
         assert original is not None
-        table, repairs = _repaired(request, prepared, original, inputs, overrides, table)
+        table, repairs = _repaired(request, prepared, original, inputs, overrides, table, gpu)
     notes = () if coverage else data_notes(table)
     for note in notes if earlier is None else ():  # of an earlier table it was said when that was made
         reporter.warn(note)
@@ -283,8 +276,9 @@ def _repaired(
     inputs: Sequence[TensorInfo],
     overrides: Sequence[Override],
     table: Table,
+    gpu: Mapping[str, str] | None,
 ) -> tuple[Table, Repairs]:
-    """The table with what lowers the noise most on samples held apart, at the outputs of the model as it was given."""
+    """Return the table with what lowers the noise most on samples held apart, at the outputs of the model as it was given."""
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
     source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     table = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
@@ -319,7 +313,7 @@ def _repaired(
                 groups=tuple(map(tuple, points.groups)),
                 fingerprint=fingerprint(other),
             )
-            seen, _ = _measured(request, own, None, batches)
+            seen, _ = _measured(request, own, None, batches, gpu)
             entries = {**table.tensors, **seen.tensors}
             tried = replace(table, tensors=entries, smoothed=factors)
             if not adds:
@@ -345,18 +339,23 @@ def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> 
 
 
 def _measured(
-    request: CalibrateRequest, prepared: Prepared, first: ModelProto | None, batches: Batches
+    request: CalibrateRequest,
+    prepared: Prepared,
+    first: ModelProto | None,
+    batches: Batches,
+    gpu: Mapping[str, str] | None,
 ) -> tuple[Table, bool]:
-    """What a pass over the samples gives, and whether an earlier call made that pass.
+    """Return what a pass over the samples gives, and whether an earlier call made that pass.
 
     Args:
         first: the model's first layers, which know what data it was trained on; None: nobody asks them.
+        gpu: of a pass on a GPU, what else its values depend on.
     """
-    reporter, device, insist = request.reporter, request.device, request.allow_unusual_data
+    reporter, insist = request.reporter, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
     store = None
     if request.cache:
-        key = prepared.pass_key(batches.describe(), described, None if device == "cpu" else engine_identity(device))
+        key = prepared.pass_key(batches.describe(), described, gpu)
         try:
             store = cache_folder("calibration") / f"{key}.calib.json"
         except OutputError as error:
@@ -368,32 +367,27 @@ def _measured(
         seen = observe(
             prepared.proto,
             prepared.tensors,
-            survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
+            survey.watch(batches),
             total=batches.samples,
             threads=request.threads,
-            engine=None if device == "cpu" else partial(TorchEngine, device=device),
+            device=request.device,
             reporter=reporter,
         )
         check_enough(batches)  # again: now it is known which images can be used
         quality = facts(survey)
         refuse(quality, insist)
         with reporter.phase("choosing thresholds"), ThreadPoolExecutor(2, "trtopt-beside") as beside:
-            ranges = beside.submit(
-                lambda: (
-                    {}
-                    if first is None
-                    else half_ranges(prepared.proto, survey.ranged, seen.histograms, request.threads, reporter)
+            ranges: Future[dict[str, float]] | None = None
+            if first is not None:
+                ranges = beside.submit(
+                    half_ranges, prepared.proto, survey.ranged, seen.histograms, request.threads, reporter
                 )
-            )
-            examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
+                quality["preprocessing"] = check_preprocessing(first, survey.images)
             if store or request.output is not None:
                 for histogram in seen.histograms.values():
                     beside.submit(packed_counts, histogram)
-            quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
-            table = prepared.table(
-                seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
-            )
-            table = replace(table, ranges=ranges.result())
+            table = prepared.table(seen, request.method, quality, data=batches.describe(), preprocess=described)
+            table = replace(table, ranges={} if ranges is None else ranges.result())
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:
@@ -412,7 +406,7 @@ def half_ranges(
     threads: int | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, float]:
-    """What comes near FP16's largest number in these samples; nothing where the model can't be run.
+    """Find what comes near FP16's largest number in these samples; nothing where the model can't be run.
 
     Args:
         counted: histograms of all samples: what can't come near by these needn't be run.
@@ -442,7 +436,7 @@ def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
 
 
 def data_notes(table: Table) -> tuple[str, ...]:
-    """What the user should know about the samples a table was made from."""
+    """Say what the user should know about the samples that a table was made from."""
     notes = []
     if table.samples < FEW:
         notes.append(

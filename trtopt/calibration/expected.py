@@ -1,4 +1,4 @@
-"""What a model knows of the inputs it was trained on, and whether these look like them.
+"""The statistics that a model keeps of its training inputs, and whether samples look like them.
 
 A BatchNormalization carries the mean and variance that its input had in training. The first one stands next to the input,
 so wrong preprocessing shows there before anything nonlinear hides it, as the median over its channels of
@@ -33,6 +33,7 @@ SPREAD = 0.45
 CERTAIN = 2.0  # log of the ratio of spreads: beyond, no data can explain it
 RAW = 16.0  # larger magnitudes, none negative: pixels as they are in a file
 RAW_SPREAD = 10.0  # after the first convolution; folded BatchNormalization leaves some 1
+_ADVICE = "check `preprocess=`, or the arrays in `data=`"
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +49,7 @@ class Expected:
 
 
 def statistics(proto: ModelProto) -> Expected | None:
-    """What the first BatchNormalization in the graph, or else the model's metadata, says; None where neither does."""
+    """Return what the first BatchNormalization in the graph, or else the model's metadata, says; None where neither does."""
     constants = Links(proto.graph).constants
     for node in proto.graph.node:
         if node.op_type != "BatchNormalization" or len(node.input) < 5:
@@ -78,7 +79,7 @@ def record(proto: ModelProto, expected: Expected) -> None:
 
 
 def producer_of(proto: ModelProto, feed: Arrays, values: NDArray[Any]) -> str | None:
-    """Which of the first convolutions' outputs holds `values` when `feed` is run; None: none does."""
+    """Find which of the first convolutions' outputs holds `values` when `feed` is run; None: none does."""
     names = [str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"][:4]
     scale = float(np.abs(values).max()) or 1.0
     for name in names:
@@ -89,7 +90,7 @@ def producer_of(proto: ModelProto, feed: Arrays, values: NDArray[Any]) -> str | 
 
 
 def first_layers(proto: ModelProto) -> ModelProto:
-    """All that `examine` needs of a model, so that the rest with its weights needn't be kept until then."""
+    """Return all that `check_preprocessing` needs of a model, so that the rest with its weights needn't be kept until then."""
     recorded = statistics(proto)
     tensor = recorded.tensor if recorded else _first_convolution(proto)
     norms = (node for node in proto.graph.node if node.op_type == "BatchNormalization" and node.input[0] == tensor)
@@ -99,7 +100,7 @@ def first_layers(proto: ModelProto) -> ModelProto:
     return part
 
 
-def examine(proto: ModelProto, samples: Sequence[Arrays]) -> dict[str, Any]:
+def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[str, Any]:
     """Compare samples with what the model was trained on.
 
     Args:
@@ -109,41 +110,36 @@ def examine(proto: ModelProto, samples: Sequence[Arrays]) -> dict[str, Any]:
         Plain JSON: "checked" and "reason" (why not); or "by", "tensor", "shift" and "spread" (a ratio, not its log), None
         where only raw pixels could be looked for; "warning" where they don't look like the model's.
     """
-    if not samples:
-        return {"checked": False, "reason": "no input looks like an image"}
     recorded = statistics(proto)
     tensor = recorded.tensor if recorded else _first_convolution(proto)
-    if tensor is None:
-        return {"checked": False, "reason": "the model has no BatchNormalization, no record of one and no convolution"}
+    if not samples or tensor is None:
+        reason = "the model has no BatchNormalization, no record of one and no convolution"
+        return {"checked": False, "reason": reason if samples else "no input looks like an image"}
     try:
         mean, std = _moments(_run(proto, tensor, samples))
     except (TrtoptError, ValueError) as error:
         return {"checked": False, "reason": f"the model's first layers can't be run alone: {str(error)[:200]}"}
     if recorded is None:
-        return _raw_pixels(samples, tensor, std)
+        by = "the first convolution; only raw pixels can be told"
+        warning = _raw_pixels(samples, float(np.median(std)))
+        return {"checked": True, "by": by, "tensor": tensor, "shift": None, "spread": None} | warning
     if mean.shape != recorded.mean.shape:
-        return {
-            "checked": False,
-            "reason": f"{tensor} has {mean.size} channels, {recorded.source} {recorded.mean.size}",
-        }
+        reason = f"{tensor} has {mean.size} channels, {recorded.source} {recorded.mean.size}"
+        return {"checked": False, "reason": reason}
     alive = recorded.std > 1e-3 * recorded.std.max()  # dead channels say nothing
     shift = float(np.median(np.abs(mean - recorded.mean)[alive] / recorded.std[alive]))
     spread = float(np.median(np.log(np.maximum(std[alive], 1e-12) / recorded.std[alive])))
-    result = {"checked": True, "by": recorded.source, "tensor": tensor, "shift": shift, "spread": math.exp(spread)}
-    result = {key: float(f"{item:.4g}") if isinstance(item, float) else item for key, item in result.items()}
+    found = {"shift": float(f"{shift:.4g}"), "spread": float(f"{math.exp(spread):.4g}")}
+    result: dict[str, Any] = {"checked": True, "by": recorded.source, "tensor": tensor, **found}
     if abs(spread) > SPREAD or shift > SHIFT:
         result["warning"] = _sentence(shift, spread, recorded.source)
     return result
 
 
 def _sentence(shift: float, spread: float, source: str) -> str:
-    where = f"at the model's first normalization ({source})"
-    if spread > SPREAD:
-        finding = f"{where} values spread {math.exp(spread):.3g} times as far as in training"
-    elif spread < -SPREAD:
-        finding = f"{where} values spread only {math.exp(spread):.2g} times as far as in training"
-    else:
-        finding = f"{where} values lie {shift:.2g} standard deviations from where they lay in training"
+    seen = f"lie {shift:.2g} standard deviations from where they lay in training"
+    if abs(spread) > SPREAD:
+        seen = f"spread {'only ' * (spread < 0)}{math.exp(spread):.3g} times as far as in training"
     if spread > CERTAIN:
         cause = "pixels seem to arrive as 0..255 where the model wants them normalised"
     elif spread > -SPREAD:
@@ -153,27 +149,19 @@ def _sentence(shift: float, spread: float, source: str) -> str:
             "the preprocessing (0..1 where the model wants mean and std taken off too? normalised twice?) doesn't seem to be "
             "the one the model was trained with, or the images are much darker or flatter"
         )
-    return f"{finding}: {cause}; check `preprocess=`, or the arrays in `data=`"
+    return f"at the model's first normalization ({source}) values {seen}: {cause}; {_ADVICE}"
 
 
-def _raw_pixels(samples: Iterable[Arrays], tensor: str, std: Floats) -> dict[str, Any]:
+def _raw_pixels(samples: Iterable[Arrays], spread: float) -> dict[str, str]:
     arrays = [array for sample in samples for array in sample.values() if array.ndim == 4]
     low, high = min(float(item.min()) for item in arrays), max(float(item.max()) for item in arrays)
-    spread = float(np.median(std))
-    result: dict[str, Any] = {
-        "checked": True,
-        "by": "the first convolution; only raw pixels can be told",
-        "tensor": tensor,
-        "shift": None,
-        "spread": None,
+    if low < 0 or high <= RAW or spread <= RAW_SPREAD:
+        return {}
+    return {
+        "warning": f"inputs are {low:.3g} to {high:.3g}, and after the model's first convolution values spread by "
+        f"{spread:.3g}, where trained networks have about 1: pixels seem to arrive as 0..255 where the model wants them "
+        f"normalised; {_ADVICE}"
     }
-    if low >= 0 and high > RAW and spread > RAW_SPREAD:
-        result["warning"] = (
-            f"inputs are {low:.3g} to {high:.3g}, and after the model's first convolution values spread by {spread:.3g}, where "
-            "trained networks have about 1: pixels seem to arrive as 0..255 where the model wants them normalised; check "
-            "`preprocess=`, or the arrays in `data=`"
-        )
-    return result
 
 
 def _recorded(proto: ModelProto) -> Expected | None:

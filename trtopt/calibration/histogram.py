@@ -1,4 +1,4 @@
-"""What is kept of a tensor: a histogram of its magnitudes that doesn't depend on how the data arrived.
+"""A histogram of a tensor's magnitudes, which doesn't depend on how the data arrived.
 
 The range is [0, 2**exponent). A larger value doubles it, and neighbouring bins are added in pairs. Bin edges are integers
 times a power of two, so a value's bin is exact in floating point, counts are integers, and any batch size, order or
@@ -46,12 +46,12 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """Of one bin; every bin edge is an integer times it, exactly."""
+        """The width of a bin; every bin edge is an integer times it, exactly."""
         return math.ldexp(1.0, self.exponent or 0) / BINS
 
     @property
     def constant(self) -> bool:
-        """Whether all values are the same one."""
+        """True where all values are the same one."""
         return self.low >= self.high
 
     def add(self, values: NDArray[Any]) -> None:
@@ -85,7 +85,7 @@ class Histogram:
         self.total += other.total
 
     def divided(self, copies: int) -> Histogram | None:
-        """What one of `copies` equal parts counted; None where the counts can't be so many equal parts."""
+        """Return what one of `copies` equal parts counted; None where the counts can't be so many equal parts."""
         parts, rest = np.divmod(self.counts, copies)
         return None if rest.any() else Histogram(parts, self.exponent, self.low, self.high, self.total // copies)
 

@@ -4,21 +4,20 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
 
 1. exact: the folded graph, which builds quantize, has a tensor of that name. Folding keeps names with their values: of a
    fused Conv + BatchNormalization the BatchNormalization's, so the pre-activation never stands for something else.
-2. parser's numbering: `(Unnamed Layer* 7) [Convolution]_output` is what layer 7 gives, as the installed parser numbers the
-   layers of this model. Trusted only as far as every numbered name of the cache, constants too, has the kind of layer that
-   stands at its number.
-3. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast,
+2. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast,
    duplicates).
-4. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
+3. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
+
+Numbered names, `(Unnamed Layer* 7) [Convolution]_output`, say nothing of ONNX's tensors: they stand for none.
 """
 
 from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import ModelProto
 
@@ -27,36 +26,19 @@ from trtopt.calibration.propagation import Known, propagate
 from trtopt.calibration.table import Table, TableEntry
 from trtopt.calibration.text_cache import TextCache
 from trtopt.core.documents import plain
-from trtopt.core.errors import CalibrationError, TrtoptError
-from trtopt.core.temporary import scratch
+from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Override, Precision
-from trtopt.core.version import to_install
 from trtopt.core.words import first_of
 from trtopt.data.preprocess import Preprocess
-from trtopt.graph.io import save_model
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.view import to_ir
 
-if TYPE_CHECKING:
-    from trtopt.trt.parsing import NetworkLayer
-
 MISSING = ("error", "float")
 NO_SCALE = "the imported calibration cache has no scale for what it reads"
-_UNNAMED = re.compile(r"\(Unnamed Layer\* (\d+)\) \[(.+)\]_output(?: \((\d+)\))?")
-_MOVING = frozenset(("SHUFFLE", "SQUEEZE", "UNSQUEEZE", "IDENTITY"))
-# Kinds that parsers of different versions use for one operator.
-_ALIASES = {
-    "squeeze": "shuffle",
-    "unsqueeze": "shuffle",
-    "reduce": "pooling",
-    "fullyconnected": "matrixmultiply",
-    "padding": "slice",
-    "normalization": "scale",
-}
+_UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) .*")
 
 _ROWS = {  # a field of `Coverage` → its name in tables
     "exact": "by the same name",
-    "numbering": "by the parser's numbering",
     "folding": "through folding",
     "propagated": "propagated",
     "missing": "missing",
@@ -66,30 +48,25 @@ _ROWS = {  # a field of `Coverage` → its name in tables
     "unusable": "entries unusable",
 }
 
-Networks = Callable[[], "Iterator[Sequence[NetworkLayer]]"]
-"""The parsed networks that a cache may be numbered by, likeliest first; raises TrtoptError where nothing can parse."""
-
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the tensors that INT8 needs got their scales, by name.
+    """The origin of each scale that INT8 needs, by tensor.
 
     Attributes:
         header: the cache's first line.   entries: scales in it, constants left out.
-        exact, numbering, folding, propagated: see this module.
+        exact, folding, propagated: see this module.
         missing: needed, but the cache doesn't say; only with missing="float".
         unquantized: nodes that stay in floating point for it.
         spare: entries for tensors of the model that INT8 doesn't need.
         strange: entries that fit no tensor of the model.
         unusable: entries whose scale is infinite, NaN, negative or beyond all sense.
         foreign: why the cache seems to be another model's; empty where it doesn't.
-        note: why numbered names couldn't be used; empty where there are none, or all were.
     """
 
     header: str
     entries: int
     exact: tuple[str, ...] = ()
-    numbering: tuple[str, ...] = ()
     folding: tuple[str, ...] = ()
     propagated: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -98,28 +75,26 @@ class Coverage:
     strange: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
     foreign: str = ""
-    note: str = ""
 
     @property
     def needed(self) -> int:
-        return sum(map(len, (self.exact, self.numbering, self.folding, self.propagated, self.missing)))
+        return sum(map(len, (self.exact, self.folding, self.propagated, self.missing)))
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """What, how many, the first names: for a table."""
+        """Rows of a table: what, how many, the first names."""
         parts = {what: getattr(self, field) for field, what in _ROWS.items()}
         rows = [(what, str(len(names)), first_of(names)) for what, names in parts.items() if names or what == "missing"]
         return [("tensors that INT8 needs", str(self.needed), ""), *rows]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know of a cache that was taken."""
+        """Sentences on a cache that was taken."""
         note = (
             f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "
             f"{first_of(self.unquantized)}"
         )
         foreign = f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's"
         return (
-            *([self.note] if self.note and self.missing else []),
             *([self.unusable_entries] if self.unusable else []),
             *([foreign] if self.foreign else []),
             *([note] if self.unquantized else []),
@@ -143,7 +118,6 @@ def import_table(
     overrides: Sequence[Override] = (),
     missing: str = "error",
     preprocess: Any = None,
-    networks: Networks | None = None,
 ) -> tuple[Table, Coverage]:
     """The table that `cache` gives for a model.
 
@@ -152,7 +126,6 @@ def import_table(
         prepared: what `prepare` made of it.
         missing: "error", or "float": nodes that read a tensor without a scale stay out of INT8.
         preprocess: how an image becomes the input, where it is known; it is kept with the table.
-        networks: where numbered names are looked up; None: what the installed TensorRT's parser makes of both graphs.
 
     Raises:
         CalibrationError: needed tensors have no scale (named, with what to do), or nothing is left to quantize.
@@ -160,9 +133,7 @@ def import_table(
     folded, graph = prepared.proto, to_ir(prepared.proto)
     theirs, ours = _names(original), _names(folded)
     exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
-    ends = {value.name for value in (*folded.graph.input, *folded.graph.output)}
-    numbered, note = _numbered(cache, theirs | ours, ends, networks or (lambda: _parsed(original, folded)))
-    placed = {name: item for name, item in propagate(to_ir(original), numbered | exact).items() if name in ours}
+    placed = {name: item for name, item in propagate(to_ir(original), exact).items() if name in ours}
     unscaled: dict[str, None] = {}
     while True:
         points = find_points(graph, overrides=(*overrides, *kept_out(unscaled)))
@@ -171,28 +142,23 @@ def import_table(
         if missing == "error" or readers.keys() <= unscaled.keys():
             break
         unscaled |= readers
-    by: dict[str, list[str]] = {"exact": [], "numbering": [], "folding": [], "propagated": []}
     how: dict[str, str] = {}
     for name in filter(scales.__contains__, points.activations):
-        outside = any(source not in ours and not _UNNAMED.fullmatch(source) for source in scales[name].sources)
-        found_by = ("exact", exact), ("numbering", numbered), ("folding" if outside else "propagated", scales)
-        how[name] = next(way for way, names in found_by if name in names)
-        by[how[name]].append(name)
+        removed = any(source not in ours for source in scales[name].sources)
+        how[name] = "exact" if name in exact else "folding" if removed else "propagated"
     sources = {source for name in how for source in scales[name].sources}
     spare = [name for name in cache.amax if name not in sources]
-    anywhere = exact.keys() | {source for item in numbered.values() for source in item.sources}
-    strange = tuple(name for name in spare if name not in anywhere)
+    strange = tuple(name for name in spare if name not in exact)
     coverage = Coverage(
         header=cache.header,
         entries=len(cache.amax),
-        **{way: tuple(names) for way, names in by.items()},
+        **{way: tuple(name for name in how if how[name] == way) for way in ("exact", "folding", "propagated")},
         missing=tuple(name for name in prepared.tensors if name not in scales),
         unquantized=tuple(unscaled),
-        spare=tuple(name for name in spare if name in anywhere),
+        spare=tuple(name for name in spare if name in exact),
         strange=strange,
         unusable=cache.unusable,
         foreign=_foreign(cache, strange),
-        note=note,
     )
     if len(how) < len(points.activations):
         raise CalibrationError(_lacking(coverage, points, cache))
@@ -227,7 +193,7 @@ def without_scales(table: Table) -> tuple[str, ...]:
 
 
 def kept_out(nodes: Iterable[str], base: Precision = Precision.FP16) -> list[Override]:
-    """What keeps nodes out of INT8 when the placement is decided."""
+    """Return overrides that keep nodes out of INT8."""
     patterns = [(node, glob.escape(node)) for node in nodes]
     # With its first letter in brackets a pattern is a node's name alone, should an operator have it, too.
     return [Override(f"[{node[0]}]{text[1:]}" if node[:1].isalpha() else text, base) for node, text in patterns]
@@ -258,11 +224,13 @@ def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
     )
     strange = coverage.strange
     zeros = [name for name in names if name in cache.constants]
+    numbered = [name for name in cache.amax if _UNNAMED.fullmatch(name)]
     hints = (
         zeros and f"it says 0 for {first_of(zeros)}, which is no scale",
         coverage.unusable and coverage.unusable_entries,
         coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
-        coverage.note,
+        numbered
+        and f"{len(numbered)} entries are numbered ({first_of(numbered)}), which says nothing of ONNX's tensors",
     )
     node = glob.escape(readers[0]) if readers else "NODE"
     return (
@@ -270,90 +238,3 @@ def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
         "`preprocess=PRESET`, or `data='F.npz'`), leave what reads these tensors in floating point (trtopt calibrate MODEL "
         f"--import-cache CACHE --missing float -o T.calib.json), or name it: `precision_override=['{node}=fp16']`"
     )
-
-
-# The parser's numbering
-
-
-def _numbered(cache: TextCache, names: set[str], ends: set[str], networks: Networks) -> tuple[dict[str, Known], str]:
-    """Tensors of the model that numbered entries stand for, and why the others couldn't be placed."""
-    entries = sorted(
-        (int(match[1]), _kind(match[2]), int(match[3] or 0), name)
-        for name in (*cache.amax, *cache.constants)
-        if (match := _UNNAMED.fullmatch(name))
-    )
-    usable = [entry for entry in entries if entry[3] in cache.amax]
-    if not usable:
-        return {}, ""
-    # Parsing ONNX names what nodes give, so numbers are left to the layers inside a node; a network made by other means
-    # numbers everything but its inputs and outputs.
-    by_parser = any(name in names and name not in ends for name in cache.amax)
-    best: dict[str, Known] = {}
-    reached = -1
-    problem = (
-        "no TensorRT that is installed here can parse the model; TensorRT-RTX's parser needs no GPU: "
-        + to_install("rtx")
-    )
-    try:
-        for layers in networks():
-            placed, count = _placed(entries, layers, names, cache, by_parser)
-            if count > reached:
-                best, reached = placed, count
-            if reached == len(entries):
-                return best, ""
-    except TrtoptError as error:
-        problem = str(error)
-    if reached < 0:
-        return {}, f"{len(usable)} numbered names (such as {usable[0][3]!r}) can't be looked up: {problem}"
-    number, kind, _, name = entries[reached]
-    return best, f"from {name!r} on, the installed parser numbers this model's layers otherwise (no {kind} at {number})"
-
-
-def _placed(
-    entries: Sequence[tuple[int, str, int, str]],
-    layers: Sequence[NetworkLayer],
-    names: set[str],
-    cache: TextCache,
-    by_parser: bool,
-) -> tuple[dict[str, Known], int]:
-    placed: dict[str, Known] = {}
-    for count, (number, kind, slot, name) in enumerate(entries):
-        layer = layers[number] if number < len(layers) else None
-        if layer is None or _kind(layer.kind) != kind or slot >= len(layer.outputs):
-            return placed, count
-        tensor = layer.outputs[slot]
-        if tensor in names and by_parser:
-            return placed, count  # it would have been named: this is another layer
-        if tensor not in names and layer.kind in _MOVING and layer.inputs:
-            tensor = layer.inputs[0]
-        if tensor in names and name in cache.amax:
-            placed.setdefault(tensor, Known(cache.amax[name], (name,)))
-    return placed, len(entries)
-
-
-def _kind(text: str) -> str:
-    plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    return "plugin" if plain.startswith("plugin") else _ALIASES.get(plain, plain)
-
-
-def _parsed(*models: ModelProto) -> Iterator[Sequence[NetworkLayer]]:
-    from trtopt.trt import installed
-
-    problem: TrtoptError | None = None
-    for generation in installed():
-        parsed = False
-        for proto in models:
-            with scratch() as folder:
-                path = folder / "model.onnx"
-                save_model(proto, path)
-                try:
-                    layers = generation.network(path)
-                except TrtoptError as error:
-                    problem = type(error)(str(error).replace(str(path), "the model"))
-                    continue
-            parsed = True
-            yield layers
-        if parsed:
-            return
-    if problem is not None:
-        raise problem

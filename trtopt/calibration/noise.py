@@ -1,4 +1,4 @@
-"""What rounding a tensor or a weight of a model does to its outputs, place by place.
+"""The noise that rounding makes at a model's outputs, tensor by tensor and weight by weight.
 
 The graph is cut behind every tensor that is quantized. One pass keeps what floating point gives; then each tensor is rounded
 by itself, where its quantized readers read it, and only what comes behind it runs again: the next few segments one by one,
@@ -44,8 +44,8 @@ MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger 
 
 @dataclass
 class Sample:
-    """What is known of one run: tensors that later segments read, the outputs of floating point, and those of the model as it
-    was given."""
+    """The state of one run: tensors that later segments read, the outputs of floating point, and those of the model as it was
+    given."""
 
     of: Run
     values: dict[str, NDArray[Any]]
@@ -91,7 +91,7 @@ class Parts:
         self._open_rest(0)
 
     def _open_rest(self, number: int) -> None:
-        """What comes behind the next few segments, of which `number` is the first, as one model."""
+        """Open all behind the next few segments, of which `number` is the first, as one model."""
         start = (number // self.every + 1) * self.every
         self.rest: tuple[int, Segment, Any] | None = None
         rest = self.segments[start:]
@@ -183,7 +183,7 @@ class Parts:
         return dict(zip(names, map(float, shares)))
 
     def _powers(self, name: str, sample: Sample, expected: NDArray[Any], actual: NDArray[Any]) -> tuple[float, float]:
-        """Of the signal and of the noise."""
+        """Return the signal's power and the noise's."""
         if expected.shape != actual.shape:
             self.left_out[name] = "its shape depends on the values"
             return 0.0, 0.0
@@ -220,6 +220,13 @@ class NoiseLedger(Parts):
         node_in = {node.name: number for number, item in enumerate(self.segments) for node in item.proto.graph.node}
         self.holders = [(weight, node_in[weight.node]) for weight in points.weights]
 
+    def places(self) -> Iterator[tuple[int, list[str], list[Weight]]]:
+        """Yield each segment's number with the activations and weights that come next, in the order of the graph. Once."""
+        for number in range(len(self.segments)):
+            names = [name for name, start in self.starts.items() if start == number]
+            yield number, names, [weight for weight, holder in self.holders if holder == number]
+            self.step(number)
+
     def measured(self, repairs: Mapping[str, Repair], advance: Callable[[], None]) -> Iterator[Measured]:
         """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once.
 
@@ -228,20 +235,19 @@ class NoiseLedger(Parts):
         """
         sums: dict[str, float] = {}
         grouped = {name for group in self.points.groups for name in group}
-        for number, segment in enumerate(self.segments):
-            for name in (name for name, start in self.starts.items() if start == number):
+        for number, names, weights in self.places():
+            for name in names:
                 noise = self.of_activation(name)
                 sums = {output: sums.get(output, 0.0) + power for output, power in noise.items()}
                 loud = any(power and power >= LOUD * sums[output] for output, power in noise.items())
                 factors = FACTORS if loud and name not in grouped else ()
                 yield name, noise, {factor: self.of_activation(name, factor=factor) for factor in factors}
                 advance()
-            for weight in (weight for weight, holder in self.holders if holder == number):
-                noise = self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
+            for weight in weights:
+                noise = self.of_weight(number, weight, repairs.get(weight.node))
                 sums = {output: sums.get(output, 0.0) + power for output, power in noise.items()}
                 yield weight, noise, {}
                 advance()
-            self.step(number)
 
     def of_activation(
         self, name: str, samples: Sequence[Sample] | None = None, factor: float = 1.0
@@ -259,8 +265,11 @@ class NoiseLedger(Parts):
 
         return self.noise(rounded, samples)
 
-    def of_weight(self, number: int, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
-        """The noise at each output where a model stands in for a segment, the one that comes next."""
+    def of_weight(
+        self, number: int, weight: Weight, repair: Repair | None, samples: Sequence[Sample] | None = None
+    ) -> dict[str, float]:
+        """The noise at each output where one weight of the segment that comes next is as INT8 holds it."""
+        proto = self.with_weight(self.segments[number], weight, repair)
         return self.of_sessions(number, {number: opened(proto)}, samples)
 
     def with_weight(self, segment: Segment, weight: Weight, repair: Repair | None) -> ModelProto:
@@ -299,7 +308,7 @@ def opened(proto: ModelProto, *, optimize: bool = True) -> Any:
 
 
 def _through_int8(values: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What QuantizeLinear and DequantizeLinear make of values, rounding ties to even and saturating."""
+    """Round values as QuantizeLinear and DequantizeLinear do, ties to even, saturating."""
     rounded = values / scale
     np.rint(rounded, out=rounded)
     np.clip(rounded, -128, 127, out=rounded)

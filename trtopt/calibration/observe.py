@@ -10,49 +10,42 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
+from onnx.parser import parse_model
 
 from trtopt.calibration.histogram import Histogram
-from trtopt.calibration.quality import checksum
-from trtopt.core.errors import CalibrationError, DataError, ModelError, TrtoptError
+from trtopt.core.errors import CalibrationError, DataError, DeviceError, ModelError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
+from trtopt.core.version import to_install
+from trtopt.cuda.device import probe
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, alone, filled, laid_out, rebatched, samples_in
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.proto import node_label
 from trtopt.ort import sessions
+from trtopt.ort.sessions import GPU
 
 Feed = dict[str, NDArray[Any]]
-BLOCKS = 4  # parts that the samples are dealt into, to see how much thresholds owe to single ones
+GPU_RUNS = 4  # at the same time, unless told otherwise: each holds its tensors in the GPU's memory
+NAMED = 8  # nodes that a message lists; with more, the data is at fault
+_INPUT = "a network input"
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass saw.
+    """A histogram per tensor, of so many samples."""
 
-    Attributes:
-        blocks: a histogram per tensor, for each of `BLOCKS` parts of the samples, dealt by their content.
-        samples: how many there were.
-    """
-
-    blocks: tuple[Mapping[str, Histogram], ...]
+    histograms: Mapping[str, Histogram]
     samples: int
-
-    @cached_property
-    def histograms(self) -> dict[str, Histogram]:
-        """A histogram per tensor, of all samples."""
-        return _summed(self.blocks)
 
 
 def observe(
@@ -63,23 +56,24 @@ def observe(
     threads: int | None = None,
     shard: bool = False,
     total: int | None = None,
-    engine: Callable[[ModelProto, Sequence[str]], Engine] | None = None,
+    device: str = "cpu",
     reporter: Reporter = SILENT,
 ) -> Observation:
-    """Histograms of `tensors` over all samples of `batches`, in one pass.
+    """Count `tensors` over all samples of `batches`, in one pass.
 
     Args:
         proto: FP32 graph. A fixed batch size is filled across the batches given.
         tensors: network inputs or node outputs, of floating type.
         batches: input name → array, first axis = samples; read once, a few samples ahead.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
-        engine: what runs the graph, made from it and the tensors; None: ONNX Runtime on the CPU.
+        device: "cpu", or "cuda": ONNX Runtime runs the graph on the first GPU, in FP32. Values are counted on the CPU.
         total: samples that `batches` will have, as far as that is known: for the progress.
         shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
 
     Raises:
         CalibrationError: a tensor isn't in the graph, isn't finite, or is constant; or ONNX Runtime can't run the model.
         DataError, UsageError: no samples, or they don't fit the inputs.
+        DeviceError: ONNX Runtime can't use the GPU.
         MissingDependency: ONNX Runtime isn't installed.
     """
     inputs, sources = network_inputs(proto), _sources(proto)
@@ -90,14 +84,13 @@ def observe(
     unknown = [name for name in tensors if name not in sources]
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
-    samples = 0
+    samples, workers = 0, threads or (cores() if device == "cpu" else min(cores(), GPU_RUNS))
     pending: deque[tuple[Future[None], int]] = deque()
-    runner = _Runner(proto, tensors, sources, engine or Engine, threads)
-    workers, feeds = runner.workers, _feeds(batches, inputs, runner.engine.together)
+    runner = _GraphRunner(proto, tensors, sources, device, workers)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
         with reporter.phase("calibrating", total) as phase:
-            for feed, fresh, copies in feeds:
+            for feed, fresh, copies in _feeds(batches, inputs):
                 if len(pending) >= 2 * workers:  # bounds memory; in order, so the first bad sample is the one reported
                     done, count = pending.popleft()
                     done.result()
@@ -118,13 +111,12 @@ def observe(
 
 
 def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
-    """What one pass over the samples of all shards would have seen, to the bit.
+    """Join shards to what one pass over all their samples would have seen, to the bit.
 
     Raises:
         CalibrationError: a tensor is constant in all of them.
     """
-    blocks = zip_longest(*(item.blocks for item in shards), fillvalue=dict[str, Histogram]())
-    observation = Observation(tuple(map(_summed, blocks)), sum(item.samples for item in shards))
+    observation = Observation(_summed(item.histograms for item in shards), sum(item.samples for item in shards))
     _refuse_constant(observation, proto)
     return observation
 
@@ -137,66 +129,28 @@ def _summed(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
     return result
 
 
-class Engine:
-    """What runs the graph: ONNX Runtime on the CPU, single samples on one thread each.
-
-    Args:
-        outputs: tensors to compute.
-
-    Attributes:
-        outputs: what `run` gives, in its order.
-        name: for messages.
-        together: samples in one run, where the model leaves that free.
-        workers: how many may run side by side; None: as many as are asked for.
-    """
-
-    name = "ONNX Runtime"
-    together = 1
-    workers: int | None = None
-
-    def __init__(self, proto: ModelProto, outputs: Sequence[str]) -> None:
-        self.outputs = list(outputs)
-        self.session = open_session(proto, outputs, unordered=True) if outputs else None
-
-    def run(self, feed: Feed) -> list[Any]:
-        """The tensors asked for, as `add` takes them: in any order of their values."""
-        return [] if self.session is None else list(self.session.run(None, feed))
-
-    def add(self, histogram: Histogram, values: Any) -> None:
-        """Count a tensor that `run` gave, or an input array. Raises FloatingPointError if it isn't finite."""
-        histogram.add(values)
-
-
-class _Runner:
-    """Runs one feed and counts its tensors. Calls may overlap; each borrows a set of histograms of its samples' block."""
+class _GraphRunner:
+    """Runs one feed and counts its tensors. Calls may overlap; each borrows a set of histograms."""
 
     def __init__(
-        self,
-        proto: ModelProto,
-        tensors: Sequence[str],
-        sources: Mapping[str, str],
-        engine: Callable[[ModelProto, Sequence[str]], Engine],
-        threads: int | None,
+        self, proto: ModelProto, tensors: Sequence[str], sources: Mapping[str, str], device: str, workers: int
     ) -> None:
         self.sources = sources
         self.fed = [name for name in tensors if sources[name] == _INPUT]
-        self.engine = engine(proto, [name for name in tensors if sources[name] != _INPUT])
-        self.computed = self.engine.outputs
-        self.workers = self.engine.workers or threads or cores()
-        self.sets: list[queue.SimpleQueue[dict[str, Histogram]]] = [queue.SimpleQueue() for _ in range(BLOCKS)]
-        for sets in self.sets * -(-self.workers // BLOCKS):
-            sets.put({name: Histogram() for name in tensors})
+        self.computed = [name for name in tensors if sources[name] != _INPUT]
+        gpu = device != "cpu"
+        self.session = open_session(proto, self.computed, unordered=not gpu, gpu=gpu) if self.computed else None
+        self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
+        for _ in range(workers):
+            self.sets.put({name: Histogram() for name in tensors})
 
     def __call__(self, feed: Feed, copies: int, sample: int) -> None:
         try:
-            outputs = self.engine.run(feed) if self.computed else []
-        except TrtoptError:
-            raise
-        except Exception as error:  # runtimes' exceptions have no common base
+            outputs = [] if self.session is None else list(self.session.run(None, feed))
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
-            raise CalibrationError(f"{self.engine.name} can't run the model on {shapes}: {error}") from error
-        sets = self.sets[checksum(feed) % BLOCKS]  # by content, so that neither order nor shards matter
-        histograms = sets.get()
+            raise CalibrationError(f"ONNX Runtime can't run the model on {shapes}: {error}") from error
+        histograms = self.sets.get()
         try:
             for name in self.fed:
                 self._count(histograms, name, feed[name], copies, sample)
@@ -204,15 +158,15 @@ class _Runner:
             for name in self.computed:
                 self._count(histograms, name, outputs.pop(), copies, sample)  # freed as soon as it is counted
         finally:
-            sets.put(histograms)
+            self.sets.put(histograms)
 
     def _count(self, histograms: Mapping[str, Histogram], name: str, values: Any, copies: int, sample: int) -> None:
         try:
             if copies == 1:
-                self.engine.add(histograms[name], values)
+                histograms[name].add(values)
             else:
                 repeated = Histogram()
-                self.engine.add(repeated, values)
+                repeated.add(values)
                 # A tensor that mixes samples, or holds none, isn't so many equal parts: it counts as it is.
                 histograms[name].merge(repeated.divided(copies) or repeated)
         except FloatingPointError as error:
@@ -222,48 +176,62 @@ class _Runner:
                 "`precision_override=['NODE=fp32']`"
             ) from None
 
-    def result(self) -> tuple[dict[str, Histogram], ...]:
-        """A set for each block."""
-        return tuple(_summed([sets.get() for _ in range(sets.qsize())]) for sets in self.sets)
-
-
-NAMED = 8  # nodes that a message lists; with more, the data is at fault
-_INPUT = "a network input"
+    def result(self) -> dict[str, Histogram]:
+        return _summed([self.sets.get() for _ in range(self.sets.qsize())])
 
 
 def _sources(proto: ModelProto) -> dict[str, str]:
-    """Where each tensor comes from, for messages."""
+    """Say where each tensor comes from, for messages."""
     computed = {name: f"from {node_label(node)}" for node in proto.graph.node for name in node.output if name}
     return dict.fromkeys(network_inputs(proto), _INPUT) | computed
 
 
-def open_session(proto: ModelProto, outputs: Sequence[str], *, unordered: bool = False) -> Any:
-    """An ONNX Runtime session that computes `outputs` and nothing that they don't need (`unordered`: as for `ort.sessions`)."""
+def require_gpu_provider() -> dict[str, str]:
+    """Return all that values from ONNX Runtime on the first GPU depend on besides model and data, for cache keys.
+
+    Raises:
+        DeviceError: the installed ONNX Runtime has no CUDA provider, or that finds no GPU.
+        MissingDependency: ONNX Runtime isn't installed.
+    """
+    if GPU not in (found := sessions.providers("calibration")):
+        raise DeviceError(
+            f"`device='cuda'` needs an ONNX Runtime with {GPU}; the one installed has {', '.join(found)}: "
+            f"{to_install('ort-gpu')}, after pip uninstall onnxruntime, or leave `device=` out"
+        )
+    tiny = parse_model('<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) { y = Identity(x) }')
+    if not sessions.OnnxSession(tiny, gpu=True).on_gpu:
+        raise DeviceError(
+            f"`device='cuda'`: ONNX Runtime's {GPU} finds no GPU that it can use: trtopt doctor says what the driver sees; or "
+            "leave `device=` out"
+        )
+    gpus = probe().devices
+    return {"onnxruntime": sessions.version("calibration"), "device": gpus[0].name if gpus else "cuda"}
+
+
+def open_session(proto: ModelProto, outputs: Sequence[str], *, unordered: bool = False, gpu: bool = False) -> Any:
+    """Open a session that computes `outputs` and nothing that they don't need (`unordered`, `gpu`: see `ort.sessions`)."""
     # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the memory
     # it takes less of it and no longer (docs/results/calibration-rules.md).
     try:
         return sessions.open_session(
-            proto, outputs=outputs, threads=1, memory_pattern=False, unordered=unordered, purpose="calibration"
+            proto, outputs=outputs, threads=1, memory_pattern=False, unordered=unordered, gpu=gpu, purpose="calibration"
         )
     except ModelError as error:
         raise CalibrationError(f"ONNX Runtime can't load the model {proto.graph.name!r}: {error.__cause__}") from error
 
 
-def _feeds(
-    batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo], together: int = 1
-) -> Iterator[tuple[Feed, int, int]]:
-    """What to run: the arrays, how many new samples are in them, and how many times over.
+def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Iterator[tuple[Feed, int, int]]:
+    """Yield what to run: the arrays, how many new samples are in them, and how many times over.
 
-    `together` samples at a time where the batch size is free. That, or a fixed batch size, is filled with samples as they
-    come; those left over are run in numbers that divide it, each repeated to fill it, so that their counts can be divided
-    exactly.
+    A fixed batch size is filled with samples as they come; those left over are run in numbers that divide it, each repeated to
+    fill it, so that their counts can be divided exactly.
     """
     infos = tuple(inputs.values())
     fixed = {1} if alone(infos) else {item.shape[0] for item in infos if item.shape and isinstance(item.shape[0], int)}
     sizes = sorted(size for size in fixed if isinstance(size, int) and size > 0)
     if len(sizes) > 1:
         raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
-    size = sizes[0] if sizes else together
+    size = sizes[0] if sizes else 1
     for batch in rebatched((_fitting(batch, inputs) for batch in batches), size):
         count, start = samples_in(batch), 0
         while start < count:

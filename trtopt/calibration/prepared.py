@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.convergence import movement
 from trtopt.calibration.counting import BINS
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.table import Table, choose_all
@@ -36,7 +35,7 @@ from trtopt.ort.sessions import version as ort_version
 
 @dataclass(frozen=True)
 class Prepared:
-    """What one pass observes.
+    """A folded model and the tensors that one pass observes in it.
 
     Attributes:
         proto: the folded graph, in FP32 types.
@@ -77,34 +76,23 @@ class Prepared:
             }
         )
 
-    def table(
-        self,
-        seen: Observation,
-        method: str,
-        quality: Mapping[str, Any],
-        examined: Callable[[], Mapping[str, Any]],
-        **about: Any,
-    ) -> Table:
-        """The table of what was seen, thresholds chosen by `method`.
+    def table(self, seen: Observation, method: str, quality: Mapping[str, Any], **about: Any) -> Table:
+        """Return the table of what was seen, thresholds chosen by `method`.
 
         Args:
             quality: facts of the samples.
-            examined: gives what is known of their preprocessing; asked last.
             about: further fields of the table.
 
         Raises:
             CalibrationError: only zeros were seen of a tensor.
         """
-        tensors = choose_all(seen.histograms, self.groups, method)
-        moves = movement(seen.blocks, tensors, self.groups, seen.samples)
-        convergence = None if moves is None else {"method": method} | moves
         return Table(
-            tensors=tensors,
+            tensors=choose_all(seen.histograms, self.groups, method),
             groups=self.groups,
             model=self.identity,
             method=method,
             samples=seen.samples,
-            quality={**quality, "convergence": convergence, "preprocessing": dict(examined())},
+            quality=quality,
             **about,
         )
 
@@ -121,7 +109,7 @@ class Prepared:
         return needed if imported and method == "auto" else needed.with_method(method)
 
     def needed(self, table: Table) -> Table:
-        """What of an earlier table of this model is needed now.
+        """Return the part of an earlier table of this model that is needed now.
 
         Raises:
             CalibrationError: it is of another model, or lacks a tensor that is needed now.

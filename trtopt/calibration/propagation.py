@@ -86,7 +86,7 @@ class _Rules:
         self._signs: dict[ir.Value, bool] = {}
 
     def get(self, value: ir.Value | None) -> Known | None:
-        """What is known of a tensor; a constant's own largest magnitude."""
+        """Return what is known of a tensor; of a constant its own largest magnitude."""
         if value is None:
             return None
         if (content := constant(value)) is not None:
@@ -150,7 +150,7 @@ class _Rules:
 
 
 def _carries(node: ir.Node) -> str:
-    """Whether only values of the first input come out: `ALL` of them, or `SOME`; empty where others do."""
+    """Return `ALL` or `SOME` where only values of the first input come out, all or some of them; empty where others do."""
     if node.op_type in SAME_RANGE:
         return ALL
     if node.op_type in SELECTION:

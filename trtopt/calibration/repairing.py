@@ -1,4 +1,4 @@
-"""Which weights are better rounded otherwise than to the nearest code: tried one by one, and kept where it helps.
+"""Weights rounded otherwise than to the nearest code: tried one by one, and kept where it helps.
 
 Half of the samples give the covariances that the rounding goes by, the other half judge: at the network's outputs, each weight
 alone, and all together in the real Q/DQ graph.
@@ -56,7 +56,7 @@ class NoiseByPlace:
 
 @dataclass(frozen=True)
 class Repairs:
-    """What was found.
+    """The weights and scales that were changed.
 
     Attributes:
         nodes: name → what is changed.
@@ -81,7 +81,7 @@ class Repairs:
     noise: NoiseByPlace
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return {
             "kept": list(self.nodes),
             "scales": dict(self.scales),
@@ -135,25 +135,23 @@ def find_repairs(
     of_weights: dict[str, float] = {}
     of_activations: dict[str, float] = {}
     with reporter.phase(what, len(points.weights)) as phase:
-        for number, segment in enumerate(ledger.segments):
-            for name in (name for name, start in ledger.starts.items() if start == number):
+        for number, names, weights in ledger.places():
+            for name in names:
                 factor, of_activations[name] = _scaled(ledger, name, name not in grouped, fit, judge)
                 if factor != 1:
                     scales[name] = float(amax[name]) * factor
-            for weight in (weight for weight, holder in ledger.holders if holder == number):
+            for weight in weights:
                 node, content = nodes[weight.node], np.asarray(to_array(ledger.weights[weight.name]), np.float32)
-                plain_noise = ledger.of_weight(number, ledger.with_weight(segment, weight, None), judge)
-                of_weights[weight.node] = max(plain_noise.values())
+                of_weights[weight.node] = max(ledger.of_weight(number, weight, None, judge).values())
                 if why := unsupported(node, weight.slot, content):
                     reasons[weight.node] = why
                 else:
                     moments: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
                     repair = rounded(node, content, weight.axis, moments, _corrects(node, ledger, weight))
-                    repaired_noise = ledger.of_weight(number, ledger.with_weight(segment, weight, repair), judge)
-                    if max(repaired_noise.values()) < of_weights[weight.node]:
-                        repairs[weight.node], of_weights[weight.node] = repair, max(repaired_noise.values())
+                    noise = max(ledger.of_weight(number, weight, repair, judge).values())
+                    if noise < of_weights[weight.node]:
+                        repairs[weight.node], of_weights[weight.node] = repair, noise
                 phase.advance()
-            ledger.step(number)
     before, alone, repaired_alone = (
         ledger.of_whole(ledger.quantized(item, weights_alone=weights_alone), judge)
         for item, weights_alone in (({}, False), ({}, True), (repairs, True))
@@ -167,9 +165,9 @@ def find_repairs(
         repairs, scales, after = {}, {}, before
     held_apart = sum(sample.of.real for sample in judge)
     noises = len(points.weights) - len(reasons)
-    noise = NoiseByPlace(of_activations, of_weights)
+    left = NoiseByPlace(of_activations, of_weights)
     replaced = {name: float(amax[name]) for name in scales}
-    return Repairs(repairs, scales, replaced, noises, reasons, before[output], after[output], output, held_apart, noise)
+    return Repairs(repairs, scales, replaced, noises, reasons, before[output], after[output], output, held_apart, left)
 
 
 def _scaled(
@@ -220,7 +218,7 @@ def _moments(node: NodeProto, content: Any, sample: Sample) -> Moments:
 
 
 def _corrects(node: NodeProto, ledger: NoiseLedger, weight: Weight) -> bool:
-    """Whether the node has a bias for each output channel, or can be given one."""
+    """True where the node has a bias for each output channel, or can be given one."""
     if node.op_type == "MatMul":
         return False
     if len(node.input) <= BIAS or not node.input[BIAS]:

@@ -1,4 +1,4 @@
-"""What a calibration is asked for."""
+"""The arguments of a calibration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CalibrateRequest:
     repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
     gates: bool = option(False, help="Squeeze-and-excite too: TensorRT 8.6's tune may put it in INT8.")
     threads: int | None = shared.threads(beside=shared.SAMPLES, group="Run")
-    device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.", beside=shared.SAMPLES)
+    device: str = option("cpu", help="cpu, or cuda: run the model on the GPU (onnxruntime-gpu).", beside=shared.SAMPLES)
     cache: bool = option(True, help="Reuse an earlier pass over the same data.")
     export_cache: str | os.PathLike[str] | None = shared.written(
         help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache", group="Output"

@@ -45,7 +45,7 @@ class Moments:
 
 
 def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:
-    """Why the weights of a node can't be rounded here; empty: they can."""
+    """Say why the weights of a node can't be rounded here; empty: they can."""
     if node.op_type == "Conv":
         return "it pads by auto_pad" if attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b"") else ""
     if node.op_type == "ConvTranspose":
@@ -58,7 +58,7 @@ def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:
 
 
 def moments(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.float32]) -> Moments:
-    """Of what the layer multiplies with its weights, for one run.
+    """Sum over what the layer multiplies with its weights, for one run.
 
     Args:
         array: the layer's input.

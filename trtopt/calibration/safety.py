@@ -1,4 +1,4 @@
-"""What FP16 or BF16 would spoil, by measurement on real samples: the nodes that have to stay in FP32.
+"""Nodes that have to stay in FP32 where the rest is FP16 or BF16, measured on real samples.
 
 One pass in floating point finds what comes near FP16's largest number (`graph.passes.typed.overflowing`). The typed graph, with
 that in FP32, is then held against floating point at the outputs. Only where it misses a limit in dB, nodes are ranked by what
@@ -43,7 +43,7 @@ MOSTLY = 0.5  # of a tensor's values: so many tiny ones are worth a word
 
 @dataclass(frozen=True)
 class Safety(Described):
-    """What samples say of a model in FP16 or BF16.
+    """The verdict of samples on a model in FP16 or BF16.
 
     Attributes:
         base: the type.
@@ -218,7 +218,7 @@ class _Search:
         return kept(self._fewer(blocks[:high], within))
 
     def _fewer(self, blocks: Sequence[_Block], within: Callable[[Sequence[_Block]], bool]) -> Sequence[_Block]:
-        """Without what isn't needed, the least noisy first: tried in halves, in quarters and so on, down to single blocks."""
+        """Drop what isn't needed, the least noisy first: tried in halves, in quarters and so on, down to single blocks."""
         size, tries = len(blocks) // 2, 0
         while size and tries < MOST_TRIES:
             end = len(blocks)

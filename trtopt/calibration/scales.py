@@ -1,4 +1,4 @@
-"""Where a quantized build's scales come from: a table, data to calibrate on, the model, or TensorRT's calibrator."""
+"""The scales of a quantized build, from a table, data to calibrate on, the model, or TensorRT's calibrator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.calibration.calibrator import calibrate, check_enough
-from trtopt.calibration.report import costly_entropy, fading
+from trtopt.calibration.quality import fp16_underflow_warning
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.errors import UnsupportedRequest, UsageError
@@ -94,9 +94,7 @@ class Scales:
             check_preparation(self.preprocess, table)
             if self.method not in ("auto", table.method):
                 table = table.with_method(self.method)
-                if note := costly_entropy(table):
-                    reporter.warn(note)
-        if spec.base is Precision.FP16 and (note := fading(table)):
+        if spec.base is Precision.FP16 and (note := fp16_underflow_warning(table)):
             reporter.warn(note)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
         if spec.precision is not Precision.FP8 or self.method != "auto":
@@ -108,11 +106,11 @@ class Scales:
 
     @property
     def calib_is_cache(self) -> bool:
-        """Whether `calib` is TensorRT's own text cache, not a table."""
+        """True where `calib` is TensorRT's own text cache, not a table."""
         return isinstance(self.calib, (str, os.PathLike)) and is_cache(self.calib)
 
     def native_cache(self, spec: BuildSpec) -> bytes | None:
-        """What TensorRT's own calibrator reads instead of data, where it is given.
+        """Return what TensorRT's own calibrator reads instead of data, where it is given.
 
         Raises:
             CalibrationError: it is damaged.
@@ -148,7 +146,7 @@ class Scales:
         return size if isinstance(size, int) and size > 0 else self.batch
 
     def preprocessing(self, table: Table | None, native: Batches | None) -> Mapping[str, Any] | None:
-        """How an image becomes the network's input, for the manifest."""
+        """Describe how an image becomes the network's input, for the manifest."""
         if table is not None and table.preprocess is not None:
             return table.preprocess
         if native is not None and native.preprocess is not None:

@@ -275,7 +275,7 @@ def _table(content: dict[str, Any]) -> Table:
 
 
 def _packed_factors(smoothed: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
-    """As plain JSON: little-endian float32, zlib, base64."""
+    """Pack factors as plain JSON: little-endian float32, zlib, base64."""
     return {name: {"size": len(item), "factors": _text(item.astype("<f4"))} for name, item in smoothed.items()}
 
 
@@ -291,7 +291,7 @@ def _factors(found: _Factors, name: str) -> NDArray[np.float32]:
 
 
 def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
-    """As plain JSON: offsets are int8, biases little-endian float32, zlib, base64."""
+    """Pack repairs as plain JSON: offsets are int8, biases little-endian float32, zlib, base64."""
     return {
         name: {
             "shape": list(item.offsets.shape),
@@ -322,7 +322,7 @@ def _repair(found: _Repair, name: str) -> Repair:
 
 
 def _bytes(text: str, most: int) -> bytes:
-    """What `_text` was given; at most so many bytes, whatever the text claims."""
+    """Return what `_text` was given; at most so many bytes, whatever the text claims."""
     stream = zlib.decompressobj()
     found = stream.decompress(base64.b64decode(text, validate=True), most)
     if not stream.eof:
@@ -395,36 +395,10 @@ class _Factors(TypedDict):
     factors: AnyText
 
 
-class _Named(TypedDict):
+class _Plain(TypedDict):
     count: Count
     some: list[Name]
-
-
-class _Plain(_Named):
     seen: AnyText
-
-
-class _Alike(TypedDict):
-    count: Count
-    some: list[tuple[Name, Name]]
-
-
-class _Outlier(TypedDict):
-    name: Name
-    seen: AnyText
-
-
-class _Outliers(TypedDict):
-    count: Count
-    some: list[_Outlier]
-
-
-class _Convergence(TypedDict):
-    method: Name
-    more: Positive
-    mean: Duration
-    most: Duration
-    tensor: AnyText
 
 
 class _Preprocessing(TypedDict, total=False):
@@ -434,16 +408,10 @@ class _Preprocessing(TypedDict, total=False):
 class _Facts(TypedDict):
     samples: Count
     different: Count
-    random: _Named
     plain: _Plain
-    copies: Count
-    alike: _Alike
-    outliers: _Outliers
 
 
 class _Quality(_Facts, total=False):
-    """What `report.facts` and `calibrator.with_quality` give; the last three came later."""
+    """The content of `quality.facts`, with what `expected.check_preprocessing` gives."""
 
-    tokens: _Named
-    convergence: _Convergence | None
     preprocessing: _Preprocessing | None

@@ -28,7 +28,7 @@ _HEADER = re.compile(r"TRT-(\d{1,9})-(\w+)")
 
 @dataclass(frozen=True)
 class TextCache:
-    """What a cache file holds.
+    """The content of a cache file.
 
     Attributes:
         amax: tensor name → scale × 127, in file order.
@@ -46,7 +46,7 @@ class TextCache:
 
 
 def is_cache(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a TensorRT calibration cache does; False if it can't be read."""
+    """True where a file begins as a TensorRT calibration cache does; False if it can't be read."""
     try:
         with opened_regular(path) as file:
             return re.match(rb"(\xef\xbb\xbf)?TRT-\d+-\w+", file.read(64)) is not None

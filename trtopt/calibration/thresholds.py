@@ -1,4 +1,4 @@
-"""From a histogram of magnitudes to amax, the magnitude that the largest INT8 code stands for."""
+"""Thresholds of a histogram of magnitudes: amax, the magnitude that the largest INT8 code stands for."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def choose(histogram: Histogram, method: str) -> Choice:
 
 
 def _find(histogram: Histogram, method: str) -> float:
-    """By the method, once: "auto" asks all others, and jobs ask for several."""
+    """Find a threshold once: "auto" asks all others, and jobs ask for several."""
     key = method, histogram.total  # which changes with the counts
     if key not in histogram.thresholds:
         histogram.thresholds[key] = _FINDERS[method](histogram)
@@ -168,7 +168,7 @@ def divergences(counts: Floats) -> Floats:
 
 @functools.lru_cache(maxsize=2)
 def _levels(size: int) -> NDArray[np.int64]:
-    """Which bins each level has, one row for every number of kept bins: bin j is in level ⌊128 j / i⌋.
+    """Return the bins of each level, one row for every number of kept bins: bin j is in level ⌊128 j / i⌋.
 
     A level of w bins from bin s on is (w - 1) * size + s: there are far fewer of them than levels in all rows, which take
     their logarithms from each other.
@@ -207,6 +207,3 @@ def _mean_error(edges: Floats, mass: Floats, amax: Floats) -> Floats:
 
 
 _FINDERS = {"minmax": minmax, "percentile": percentile, "mse": mse, "entropy": entropy}
-CLIPPING = {*_FINDERS} - {"minmax"}
-SEARCHING = {"mse", "entropy"}  # which takes milliseconds
-BLIND = {"entropy"}  # of these, those that look for something else than the least error

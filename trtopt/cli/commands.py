@@ -146,8 +146,6 @@ def calibrate(result: Any, values: Options) -> Iterator[str]:
         origin = str(values["import_cache"])
         print_table(origin, (result.coverage.header, "count", "names"), result.coverage.rows())
     yield f"{values['output']}: {counted(len(result.table.tensors), 'tensor')} ({methods}) from {origin}"
-    if result.convergence and not any(result.convergence in note for note in result.notes):
-        yield f"  {result.convergence}"
     if result.repairs is not None:
         yield f"  {result.repairs}"
         if count := len(result.table.smoothed):

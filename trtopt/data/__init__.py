@@ -1,4 +1,4 @@
-"""Where inputs come from: images or arrays, as batches of real samples. Random data is never made here."""
+"""Sources of inputs: images or arrays, as batches of real samples. Random data is never made here."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from trtopt.core.files import existing_file, sha256_json
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
-from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
+from trtopt.data.arrayfiles import PackedArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
 from trtopt.data.preprocess import Preprocess
@@ -36,8 +36,8 @@ _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few b
 class ArrayBatches:
     """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
 
-    Files are read a few samples at a time (see `StoredArray`), compressed ones from their beginning in each pass, unless they
-    are unpacked to files in the folder `unpack`. Which samples a `limit` takes is decided by their content.
+    Files are mapped, and compressed ones unpacked in each pass, unless they are unpacked to files in the folder `unpack`. Which
+    samples a `limit` takes is decided by their content.
 
     With `lazy` names, shapes and types are checked when this is made; values are checked, and digests made, in a thread
     meanwhile. What asks for them (a pass, `describe`, `digests`, `part`) waits for it, and raises what it found.
@@ -72,10 +72,14 @@ class ArrayBatches:
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
         for where, part in self._parts:
-            if isinstance(part, Path) and part.suffix == ".npz" and (spare := set(stored_arrays(part)) - {*names}):
+            if (
+                isinstance(part, Path)
+                and part.suffix == ".npz"
+                and (spare := set(stored_arrays(part, checked=True)) - {*names})
+            ):
                 reporter.note(f"{where} has {', '.join(sorted(spare))}, which is no input: not read")
         self._part_names = [_short(where, source) for where, _ in self._parts]
-        total = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
+        total = sum(samples_in(_matched(part, self._inputs, where, checked=True)) for where, part in self._parts)
         if not total:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
         if total > _MOST:
@@ -108,12 +112,12 @@ class ArrayBatches:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of each sample's content, in order."""
+        """A digest of each sample's content, in order."""
         return tuple(digest for digest, _, _ in self._selection)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of each sample, in order: "FILE[INDEX]"; of arrays in memory "arrays[INDEX]"."""
+        """A name for each sample, in order: "FILE[INDEX]"; of arrays in memory "arrays[INDEX]"."""
         return tuple(f"{self._part_names[number]}[{index}]" for _, number, index in self._selection)
 
     def part(self, start: int, stop: int) -> ArrayBatches:
@@ -149,7 +153,7 @@ class ArrayBatches:
 
 
 def where_counted(inputs: Sequence[TensorInfo]) -> str:
-    """Where samples lie in the arrays of a model's inputs, in words."""
+    """Say where samples lie in the arrays of a model's inputs."""
     if all(info.batch_axis == 0 for info in inputs):
         return "the first axis of an array counts samples"
     if all(info.batch_axis is not None or not info.shape for info in inputs):
@@ -185,7 +189,7 @@ def _digests(part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where
 
 
 def _saved(inputs: Sequence[TensorInfo]) -> str:
-    """How to write a file of arrays."""
+    """Say how to write a file of arrays."""
     arguments = ", ".join(f"{info.name}=array" if info.name.isidentifier() else "**arrays" for info in inputs)
     return f"in Python np.savez('samples.npz', {arguments}) writes one; {where_counted(inputs)}"
 
@@ -226,12 +230,12 @@ def plain(value: Any) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is one of NumPy, PyTorch or the like."""
+    """True for arrays of NumPy, PyTorch or the like."""
     return hasattr(value, "__array__") and hasattr(value, "ndim")
 
 
 def named_batches(source: Any, inputs: Sequence[TensorInfo]) -> Iterator[Mapping[str, Any]]:
-    """What an iterable gives, each batch by input names; nothing else is checked.
+    """Yield what an iterable gives, each batch by input names; nothing else is checked.
 
     Raises:
         UsageError: it is no iterable, or gives something else than arrays.
@@ -246,7 +250,7 @@ def named_batches(source: Any, inputs: Sequence[TensorInfo]) -> Iterator[Mapping
 
 
 def _items(source: Any) -> Iterator[Any]:
-    """What an iterable gives, or a data set that is read by index, as PyTorch's are."""
+    """Yield what an iterable gives, or a data set that is read by index, as PyTorch's are."""
     if isinstance(source, Iterable):
         yield from source
     else:
@@ -293,7 +297,7 @@ def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
         entries = members(archive)
         if all(item.compress_type == zipfile.ZIP_STORED for item in entries.values()):
             return part
-        _matched(path, inputs, where)  # what can't be used isn't unpacked
+        _matched(path, inputs, where, checked=True)  # what can't be used isn't unpacked
         try:
             folder.mkdir(parents=True)
             files = {}
@@ -308,7 +312,7 @@ def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
 
 def _matched(
     part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str, *, checked: bool = False
-) -> dict[str, NDArray[Any] | StoredArray]:
+) -> dict[str, NDArray[Any] | PackedArray]:
     """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them.
 
     Args:
@@ -328,7 +332,7 @@ def _matched(
         raise UsageError(
             f"{where} has {', '.join(map(str, unknown))}, which is no input; the model's inputs are {', '.join(names)}"
         )
-    arrays = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
+    arrays = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}", file) for info in inputs}
     most = max(map(len, arrays.values()), default=0)
     for info in inputs:
         if not info.shape and len(array := arrays[info.name]) == 1:  # one number is the same for all samples
@@ -341,7 +345,7 @@ def _matched(
 
 
 def _apart(inputs: Sequence[TensorInfo]) -> str:
-    """What to do about a model whose inputs don't all begin with the samples, such as an LSTM's with its state."""
+    """Say what to do about a model whose inputs don't all begin with the samples, such as an LSTM's with its state."""
     arrays = [info for info in inputs if info.shape]
     odd = next((info for info in arrays if info.shape[:1] != arrays[0].shape[:1]), None)
     if odd is None:
@@ -369,7 +373,7 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
 
 
 def _turned(shape: Sequence[int], info: TensorInfo, counted: bool) -> str:
-    """What to do where only the channels are on the other side than the model's, as images come of most libraries."""
+    """Say what to do where only the channels are on the other side than the model's, as images come of most libraries."""
     if len(info.shape) != 4 or info.batch_axis not in (0, None):
         return ""
     first = counted + 1
@@ -381,18 +385,18 @@ def _turned(shape: Sequence[int], info: TensorInfo, counted: bool) -> str:
     return ""
 
 
-def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredArray:
+def _fitting(values: Any, info: TensorInfo, what: str, stored: bool = False) -> NDArray[Any] | PackedArray:
     try:
         array = stored_array(values) if isinstance(values, Path) else plain(values)
-        array = array if isinstance(array, StoredArray) else np.asanyarray(array)
+        array = array if isinstance(array, PackedArray) else np.asanyarray(array)
     except ValueError as error:  # nested lists of different lengths
         raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None
     if not info.shape and info.batch_axis is not None:
         raise UsageError(
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )
-    if isinstance(array, StoredArray) and info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
-        array = np.expand_dims(array.whole(), info.batch_axis)  # a file that holds one sample, as data sets give it
+    if (stored or isinstance(values, Path)) and info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
+        array = np.expand_dims(array[...], info.batch_axis)  # a file that holds one sample, as data sets give it
     shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
     # Of samples, each an array as the model takes it.
     counted = info.batch_axis is None and array.ndim == len(info.shape) + 1
@@ -402,7 +406,7 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
         if axis != info.batch_axis and isinstance(size, int) and size >= 0 and array.shape[axis] != size:
             raise UsageError(f"{shapes}: dimension {axis} must be {size}{_turned(array.shape, info, counted)}")
     if info.batch_axis != 0 and not counted:
-        array = moved(array.whole() if isinstance(array, StoredArray) else array, info.batch_axis)
+        array = moved(array[...], info.batch_axis)
     if 0 in array.shape[1:]:
         raise UsageError(f"{what} has shape {x(array.shape)}: there is no value in its samples")
     check_kind(array.dtype, info.dtype, what)

@@ -1,4 +1,4 @@
-"""What calibration, verification and benchmarks read: batches of real samples, the same ones on every pass."""
+"""Batches of real samples, which calibration, verification and benchmarks read, the same ones on every pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Batches(Protocol):
 
     @property
     def samples(self) -> int:
-        """How many samples it gives in all."""
+        """The number of samples in all."""
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
@@ -33,11 +33,11 @@ class Batches(Protocol):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How an image became an input; None for arrays."""
+        """The way from an image to an input; None for arrays."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each sample is called, in order: a file, or "FILE[INDEX]". Of lazy ones from the second pass on."""
+        """A name for each sample, in order: a file, or "FILE[INDEX]". Of lazy ones from the second pass on."""
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON: kind, count, and a digest of the content that doesn't depend on order or file names."""

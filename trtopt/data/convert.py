@@ -78,7 +78,7 @@ def _floating(dtype: np.dtype[Any]) -> bool:
 
 
 def _nameless(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether these may be the bytes of a type that .npy has no name for: two bytes come back of each bfloat16."""
+    """True where these may be the bytes of a type that .npy has no name for: two bytes come back of each bfloat16."""
     raw = dtype.kind == "V" and not dtype.isbuiltin and dtype.names is None
     return raw and dtype.itemsize == target.itemsize and target.isbuiltin != 1
 
@@ -101,7 +101,7 @@ class Run:
         return samples_in(self.samples)
 
     def cut(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
-        """What the model gives for `feed`, without the samples that a fixed batch was filled up with."""
+        """Return what the model gives for `feed`, without the samples that a fixed batch was filled up with."""
         real, size = self.real, self.size
         filled = {name for name, array in outputs.items() if real < size and array.ndim and len(array) == size}
         return {name: array[:real] if name in filled else array for name, array in outputs.items()}

@@ -25,7 +25,7 @@ _WHOLE = 0.01  # how far from a whole number a pixel may be found, of grey level
 
 @dataclass(frozen=True)
 class Embedded:
-    """What is embedded.
+    """An embedded preprocessing.
 
     Attributes:
         input: the input that takes pixels: uint8, samples × height × width × channels, RGB or gray.
@@ -62,7 +62,7 @@ class Embedded:
 
     @classmethod
     def load(cls, described: Mapping[str, Any]) -> Embedded:
-        """What `describe` gave. Raises UsageError for a preprocessing that can't be right."""
+        """Load what `describe` gave. Raises UsageError for a preprocessing that can't be right."""
         return cls(str(described["input"]), Preprocess.load(described["preprocess"]))
 
     def describe(self) -> dict[str, Any]:
@@ -71,14 +71,14 @@ class Embedded:
 
     @property
     def outside(self) -> Preprocess:
-        """What is left to do before the engine."""
+        """The preprocessing that is left to do before the engine."""
         channels = "gray" if self.preprocess.channels == "gray" else "rgb"
         return replace(
             self.preprocess, channels=channels, scale=1.0, mean=(0.0,), std=(1.0,), layout="nhwc", dtype="uint8"
         )
 
     def leaving(self, preprocess: Preprocess) -> Preprocess:
-        """What is left to do of `preprocess` before the engine.
+        """Return what is left to do of `preprocess` before the engine.
 
         Raises:
             UsageError: it asks for something else than what the engine does.
@@ -157,7 +157,7 @@ class Embedded:
 
     @property
     def sentence(self) -> str:
-        """What it does, for people."""
+        """A sentence for people."""
         return f"{self.input} takes pixels (0 to 255), of which the engine makes {self}"
 
 

@@ -140,7 +140,7 @@ class ImageBatches:
         return rebatched(self._samples(self._prepare), self.batch)
 
     def _samples(self, use: Callable[[NDArray[np.uint8]], NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
-        """What `use` makes of each, one at a time, decoded ahead; afterwards it is known which can be used."""
+        """Yield what `use` makes of each, one at a time, decoded ahead; afterwards it is known which can be used."""
         with ThreadPoolExecutor(self._threads) as pool:
             ahead: deque[tuple[_Chosen, Future[NDArray[Any] | str]]] = deque()
             waiting = deque(self._chosen)
@@ -191,7 +191,7 @@ class _Chosen:
 
 
 def _ranked(images: list[_Chosen]) -> list[_Chosen]:
-    """By content, repetitions only after all different ones: in the order in which a limit takes them."""
+    """Sort by content, repetitions only after all different ones: in the order in which a limit takes them."""
     repetitions: Counter[str] = Counter()
     ranks: list[tuple[int, str, int]] = []
     for place, item in enumerate(images):

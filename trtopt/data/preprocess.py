@@ -175,7 +175,7 @@ class Preprocess:
 
     @property
     def offset(self) -> NDArray[np.float64]:
-        """What is added to the pixels of each channel of the input, before they are multiplied with `factor`."""
+        """The number added to the pixels of each channel of the input, before they are multiplied with `factor`."""
         return np.broadcast_to(-np.array(self.mean, np.float64) / self.scale, self.count)
 
     @property
@@ -184,11 +184,11 @@ class Preprocess:
 
     @property
     def count(self) -> int:
-        """How many channels the input has."""
+        """The number of channels of the input."""
         return 1 if self.channels == "gray" else 3
 
     def _axes(self, info: TensorInfo) -> tuple[int, int, int]:
-        """Where an input has its channels, height and width."""
+        """Return the axes of an input's channels, height and width."""
         last = info.channels_last if self.layout is None else self.layout == "nhwc"
         return (3, 1, 2) if last else (1, 2, 3)
 
@@ -293,7 +293,7 @@ class Preprocess:
         return self.of_pixels(pixels)
 
     def of_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """What comes after the size: order of channels, scale, mean, std, dtype and layout.
+        """Do what comes after the size: order of channels, scale, mean, std, dtype and layout.
 
         Args:
             pixels: height × width × channels (RGB, or gray), 0 to 255; any axes before these are kept.
@@ -390,8 +390,6 @@ def _spelled_out(name: str, value: Any) -> Any:
     many = isinstance(value, Sequence) and not isinstance(value, str)
     if name in ("mean", "std", "size") and value is not None and not many:
         return [value] * (2 if name == "size" else 1)
-    if name in CHOICES and isinstance(value, str):
-        return value.lower()
     if name in CHOICES and isinstance(value, str):
         return value.lower()
     if name == "scale" and isinstance(value, str):

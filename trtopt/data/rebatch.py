@@ -21,7 +21,7 @@ _ANY = 1 << 62  # samples
 
 
 def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
-    """How many samples there are.
+    """Count the samples of a batch.
 
     Args:
         batch: name → anything with `ndim` and a length.
@@ -40,7 +40,7 @@ def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
 
 
 def alone(infos: Iterable[TensorInfo]) -> bool:
-    """Whether a model with these inputs is run on one sample at a time, as samples aren't on the first axis of each."""
+    """True where a model with these inputs is run on one sample at a time, as samples aren't on the first axis of each."""
     return any(info.batch_axis != 0 for info in infos)
 
 

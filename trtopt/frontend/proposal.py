@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.calibration.expected import examine, first_layers, statistics
+from trtopt.calibration.expected import check_preprocessing, first_layers, statistics
 from trtopt.core.documents import Plain
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, write_bytes
@@ -266,7 +266,7 @@ def _trained_with(model: Model, image: TensorInfo) -> tuple[dict[str, Any], str]
         except TrtoptError:
             continue
         samples = [{image.name: array[None]} for array in batch[image.name]]
-        result = examine(part, samples)
+        result = check_preprocessing(part, samples)
         if result["checked"] and result["shift"] is not None:
             candidates.append(
                 (result["shift"] + abs(math.log(max(result["spread"], 1e-9))), words, changed, result["by"])

@@ -51,7 +51,7 @@ def samples_for(
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
-        found = {name: array[:] if array.ndim else array.whole() for name, array in stored_arrays(path).items()}
+        found = {name: np.asarray(array[...]) for name, array in stored_arrays(path).items()}
         whole, _ = samples_for(infos, found, preprocess, ranges)
         return whole, str(path)
     if path.suffix in (".npz", ".npy"):

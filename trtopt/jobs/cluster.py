@@ -23,7 +23,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.torch_engine import engine_identity
+from trtopt.calibration.observe import require_gpu_provider
 from trtopt.core.errors import BackendError, TrtoptError, WorkerDied, require
 from trtopt.core.files import whole, write_bytes
 from trtopt.core.host import cores
@@ -50,7 +50,7 @@ class Cluster:
     """An `Engine`. Each shard takes `threads` CPUs, and is placed where the memory it needs is free.
 
     Args:
-        device: for PyTorch, "cuda": each shard takes a GPU, too, which Ray gives to no other meanwhile; None: ONNX Runtime
+        device: "cuda": each shard takes a GPU, too, which Ray gives to no other meanwhile; None: ONNX Runtime
             runs models on the CPU.
         address: of the cluster; "auto": $RAY_ADDRESS, else a cluster on this machine, else a new one for this run; "local":
             a new one.
@@ -89,7 +89,7 @@ class Cluster:
         with_gpu = self._ray.remote(num_cpus=threads, num_gpus=0 if device is None else 1, max_retries=_RETRIES)
         self._observe, self._identity, self._decode = (
             with_gpu(_observe_remote),
-            with_gpu(engine_identity),
+            with_gpu(require_gpu_provider),
             remote(decode),
         )
         self._build = self._ray.remote(num_cpus=threads, max_retries=_RETRIES)(build_sent)
@@ -121,11 +121,11 @@ class Cluster:
             ) from error
 
     def identity(self) -> Mapping[str, str] | None:
-        """What values depend on besides the versions that are here: PyTorch's and the GPU's, of one of the nodes."""
+        """Return what values depend on besides the versions that are here: the GPU, of one of the nodes."""
         if self._device is None:
             return None
         try:
-            answer: Mapping[str, str] = self._ray.get(self._identity.remote(self._device))
+            answer: Mapping[str, str] = self._ray.get(self._identity.remote())
         except Exception as error:
             raise self._ours(error) from None
         return answer
@@ -149,8 +149,8 @@ class Cluster:
         if model.folder not in self._models:
             files = {file.name: whole(file, None) for file in model.folder.iterdir()}
             self._models[model.folder] = self._ray.put(files)
-        torch = HOST_MEMORY if self._device else 0
-        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads, torch), self._most // 2)
+        on_gpu = HOST_MEMORY if self._device else 0
+        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads, on_gpu), self._most // 2)
         call = self._observe.options(memory=need) if need else self._observe
         reference = call.remote(self._models[model.folder], model, *source, first, count, self.threads, self._device)
         return self._future(reference, model.fingerprint)

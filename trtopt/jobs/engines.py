@@ -39,7 +39,7 @@ class Local:
 
     Args:
         gpus: a pool whose workers have a GPU each, for the passes; None: `pool` runs them on the CPU.
-        device: for PyTorch, in those workers.
+        device: of those workers.
     """
 
     def __init__(

@@ -1,21 +1,17 @@
-"""GPUs for job lists with device = "cuda": which there are, and a worker's engine on its own one."""
+"""GPUs for job lists with device = "cuda": which there are, and the environment in which a worker sees its own one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-from onnx import ModelProto
-
-from trtopt.calibration.observe import Engine
-from trtopt.calibration.torch_engine import TorchEngine, engine_identity, gpu_names
+from trtopt.calibration.observe import require_gpu_provider
 from trtopt.core.errors import DeviceError
+from trtopt.cuda.device import probe
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-HOST_MEMORY = 3 << 30  # bytes: PyTorch with CUDA, before a model is loaded
+HOST_MEMORY = 3 << 30  # bytes: ONNX Runtime with CUDA, before a model is loaded
 
 
 @dataclass(frozen=True)
@@ -24,8 +20,8 @@ class Gpus:
 
     Attributes:
         names: of each.
-        identity: what values counted on them depend on (`engine_identity`).
-        device: as PyTorch names it in a process that sees one of them alone.
+        identity: what values counted on them depend on (`require_gpu_provider`).
+        device: its name in a process that sees one of them alone.
     """
 
     names: tuple[str, ...]
@@ -45,13 +41,13 @@ def places(count: int) -> list[dict[str, str]]:
 
 
 def find_gpus() -> Gpus:
-    """Asked in a process of its own, as it loads PyTorch.
+    """Asked in a process of its own, as it makes a CUDA context.
 
     Raises:
-        MissingDependency: PyTorch or onnx2pytorch isn't installed.
-        DeviceError: PyTorch sees no GPU, or GPUs of different kinds, on which values differ in their last bits.
+        MissingDependency: ONNX Runtime isn't installed.
+        DeviceError: ONNX Runtime can use no GPU, or there are several kinds, whose values differ in their last bits.
     """
-    identity, names = engine_identity("cuda"), gpu_names()
+    identity, names = require_gpu_provider(), tuple(device.name for device in probe().devices)
     if len(set(names)) > 1:
         listed = ", ".join(f"{number}: {name}" for number, name in enumerate(names))
         raise DeviceError(
@@ -59,24 +55,3 @@ def find_gpus() -> Gpus:
             f"in {VISIBLE}"
         )
     return Gpus(names, identity)
-
-
-def torch_engine(folder: Path | str, device: str) -> Callable[[ModelProto, Sequence[str]], Engine]:
-    """What makes the engine of a model; the last one stays for the shards that follow.
-
-    Args:
-        folder: stands for the model: its folder, or its fingerprint.
-        device: as PyTorch names it.
-    """
-    return partial(_engine, str(folder), device)
-
-
-def _engine(model: str, device: str, proto: ModelProto, outputs: Sequence[str]) -> Engine:
-    key = (model, device, tuple(outputs))
-    if key not in _engines:
-        _engines.clear()  # first: two models need not fit
-        _engines[key] = TorchEngine(proto, outputs, device)
-    return _engines[key]
-
-
-_engines: dict[tuple[str, str, tuple[str, ...]], Engine] = {}

@@ -1,7 +1,7 @@
 """jobs.toml: which models are calibrated on which data by which methods, and which engines are built of them.
 
     output = "tables"                  # folder of the tables; default "calibrated", beside the file
-    # device = "cuda"                  # models run in PyTorch, a worker on each GPU; default "cpu"
+    # device = "cuda"                  # models run on GPUs, a worker on each; default "cpu"
 
     [data.photos]                      # a data set, by a name of your own
     images = "photos"                  # or data = "arrays.npz"

@@ -15,7 +15,6 @@ left out of it, comes from any more.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import re
@@ -31,7 +30,7 @@ from typing import IO, Any, TypedDict
 
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import Observation
-from trtopt.calibration.quality import THUMB_BYTES, Sample
+from trtopt.calibration.quality import Sample
 from trtopt.calibration.table import packed, unpacked
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import OutputError, UsageError
@@ -43,9 +42,6 @@ _JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "
 
 _MARK = b"process "  # begins the lock
 _OWN = re.compile("[0-9a-f]{32}")  # names of passes' folders and of shards
-
-_BYTES = ("thumb", "tokens")  # of a sample
-_NUMBERS = ("mean", "std", "absmax")  # of a sample; written as text, as they may be infinite, which JSON can't say
 
 
 class _Failure(TypedDict):
@@ -211,21 +207,14 @@ class State:
 
 def packed_looks(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """As plain JSON."""
-    return [
-        asdict(item)
-        | {name: repr(getattr(item, name)) for name in _NUMBERS}
-        | {name: base64.b64encode(getattr(item, name)).decode() for name in _BYTES}
-        for item in samples
-    ]
+    return [asdict(item) | {"absmax": repr(item.absmax)} for item in samples]  # text: it may be infinite, unlike JSON's
 
 
 def packed_observation(observation: Observation) -> dict[str, Any]:
     """As plain JSON, histograms compressed as in a table."""
     return {
         "samples": observation.samples,
-        "blocks": [
-            {name: packed(item) if item.total else None for name, item in block.items()} for block in observation.blocks
-        ],
+        "tensors": {name: packed(item) if item.total else None for name, item in observation.histograms.items()},
     }
 
 
@@ -233,15 +222,11 @@ def unpacked_observation(content: Mapping[str, Any]) -> Observation | None:
     """What `packed_observation` wrote; None if it is damaged."""
     try:
         samples = converted(content.get("samples"), int, "samples")
-        blocks = converted(content.get("blocks"), list[dict[str, Any]], "blocks")
-        parts = tuple(
-            {name: unpacked(item, name) if item else Histogram() for name, item in block.items()} for block in blocks
-        )
+        tensors = converted(content.get("tensors"), dict[str, Any], "tensors")
+        histograms = {name: unpacked(item, name) if item else Histogram() for name, item in tensors.items()}
     except Damaged:
         return None
-    if not parts or any(part.keys() != parts[0].keys() for part in parts):
-        return None
-    return Observation(parts, samples)
+    return Observation(histograms, samples)
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
@@ -264,11 +249,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 def _sample(look: Mapping[str, Any]) -> Sample:
     """What `packed_looks` wrote; Damaged, KeyError, TypeError or ValueError where it isn't that."""
-    numbers = {name: float(look[name]) for name in _NUMBERS}
-    content = {name: base64.b64decode(look[name], validate=True) for name in _BYTES}
-    if len(content["thumb"]) not in (0, THUMB_BYTES) or len(content["tokens"]) % 8:
-        raise ValueError("a thumbnail or tokens of another size")
-    return converted({**look, **numbers, **content}, Sample)
+    return converted({**look, "absmax": float(look["absmax"])}, Sample)
 
 
 def _is_state(folder: Path) -> bool:

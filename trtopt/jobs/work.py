@@ -15,13 +15,10 @@ import onnx
 from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
-from trtopt.calibration.expected import examine
-from trtopt.calibration.mixing import mixing
-from trtopt.calibration.observe import combined, observe
+from trtopt.calibration.expected import check_preprocessing
+from trtopt.calibration.observe import combined, observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare
-from trtopt.calibration.quality import PROBES, Sample, Survey
-from trtopt.calibration.report import facts, refuse
-from trtopt.calibration.torch_engine import engine_identity
+from trtopt.calibration.quality import PROBES, Sample, Survey, facts, refuse
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError
 from trtopt.core.files import made_folder, sha256_file, sha256_json
 from trtopt.core.host import forget_peak, peak_memory
@@ -30,7 +27,6 @@ from trtopt.core.version import __version__
 from trtopt.data import ArrayBatches, ImageBatches, open_data
 from trtopt.data.rebatch import Arrays, alone, joined
 from trtopt.graph.io import load_model, save_model
-from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
 from trtopt.jobs.state import State, packed_looks, packed_observation
 from trtopt.ort.sessions import version as ort_version
@@ -165,16 +161,15 @@ def observe_shard(
     """The histograms of one shard as plain JSON, with what they cost and the versions that they depend on.
 
     Args:
-        device: where PyTorch runs the model, as it names it; None: ONNX Runtime does.
+        device: "cuda": on the GPU; None: on the CPU.
         graph: the model's, where its files aren't at hand.
     """
     forget_peak()
     started, survey = time.monotonic(), Survey()
     try:
         batches = survey.watch(_read(model, shard))
-        engine = None if device is None else torch_engine(model.folder, device)
         proto = graph or _graph(model.folder)
-        observation = observe(proto, model.tensors, batches, threads=threads, shard=True, engine=engine)
+        observation = observe(proto, model.tensors, batches, threads=threads, shard=True, device=device or "cpu")
     except CalibrationError as error:
         if not shard.first:
             raise
@@ -188,12 +183,12 @@ def observe_shard(
         "looks": packed_looks(survey.samples),
         "seconds": round(time.monotonic() - started, 3),
         "peak": peak_memory(),
-        "versions": versions(None if device is None else engine_identity(device)),
+        "versions": versions(require_gpu_provider() if device == "cuda" else None),
     }
 
 
 def versions(engine: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of what the bits of a histogram may depend on; `engine`: of what else than ONNX Runtime runs models."""
+    """Of what the bits of a histogram may depend on; `engine`: of the GPU that runs models."""
     components = {"trtopt": __version__, "onnxruntime": ort_version("calibration")}
     return components | dict(engine or {})
 
@@ -210,11 +205,11 @@ def make_tables(
     """Merge the shards of a pass and write a table for each (model, method, output): a result or an error each.
 
     Args:
-        unusual: data that `calibrate` would refuse, such as noise, is allowed.
+        unusual: data that `calibrate` would refuse, such as copies of one sample, is allowed.
 
     Raises:
         CalibrationError: a tensor is constant over all shards, or a shard's file is gone.
-        DataError: most of the samples are noise, constant or the same.
+        DataError: most of the samples are of one colour, or all are the same.
     """
     folder, prepared = State(state), model.loaded()
     observations, survey, seconds = [], Survey(), 0.0
@@ -230,8 +225,7 @@ def make_tables(
     refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
     whole = combined(prepared.proto, observations)
     probes = _probes(model, data, survey.samples)
-    examined = examine(load_model(tables[0][0], lazy=True).proto, probes.images)
-    quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
+    quality["preprocessing"] = check_preprocessing(load_model(tables[0][0], lazy=True).proto, probes.images)
     ranges = half_ranges(prepared.proto, probes.ranged, whole.histograms)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
@@ -240,7 +234,6 @@ def make_tables(
                 whole,
                 method,
                 quality,
-                lambda: examined,
                 data=data.described,
                 preprocess=data.preprocess,
                 skipped=data.skipped,

@@ -245,7 +245,7 @@ def _read(item: Any, inputs: Sequence[TensorInfo], option: str, limit: int | Non
         return [part for file in files[:limit] for part in _read(file, inputs, option, limit)]
     if not text.endswith(".npz"):
         return [{_only(inputs, text, option): _loaded(text, option)}]
-    return [{name: array.whole() for name, array in stored_arrays(existing_file(text, option)).items()}]
+    return [{name: np.array(array[...]) for name, array in stored_arrays(existing_file(text, option)).items()}]
 
 
 def _is_path(item: Any) -> bool:
@@ -256,7 +256,7 @@ def _loaded(source: str | os.PathLike[str], option: str) -> Array:
     path = existing_file(source, option)
     if path.suffix != ".npy":
         raise UsageError(f"{option}: {path} can't be read as arrays: give x.npy, NAME=x.npy, arrays.npz or a folder")
-    return stored_array(path).whole()
+    return np.array(stored_array(path))
 
 
 def _only(inputs: Sequence[TensorInfo], what: str, option: str) -> str:

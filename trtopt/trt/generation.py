@@ -38,7 +38,6 @@ from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.loader import Loader
 from trtopt.trt.messages import Messages, translate
-from trtopt.trt.parsing import NetworkLayer
 from trtopt.trt.profiles import may_be_values, validate_profiles, value_count
 
 if TYPE_CHECKING:  # running an engine needs no onnx
@@ -218,17 +217,6 @@ class Generation(Loader):
         from trtopt.graph import limits
 
         return () if graph is None else limits.issues(graph, self.capabilities.types, self.capabilities.absent)
-
-    def network(self, model: Path) -> tuple[NetworkLayer, ...]:
-        """The layers that the parser makes of `model`, in its order and with its tensor names.
-
-        Raises:
-            DeviceError: this generation's parser needs a GPU and there is none.
-            UsageError: there is no such file.
-            UnsupportedOperator, InvalidModel: the parser refuses the model.
-        """
-        with self._network(model) as network:
-            return parsing.network_layers(network)
 
     @contextlib.contextmanager
     def _parser(self) -> Iterator[tuple[_Objects, Messages]]:

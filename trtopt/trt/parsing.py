@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,33 +15,6 @@ from trtopt.trt.messages import Messages, in_words, tidy
 
 if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
-
-
-@dataclass(frozen=True)
-class NetworkLayer:
-    """One layer as the parser added it; its index is its place in the network.
-
-    Attributes:
-        kind: the LayerType member's name, such as "CONVOLUTION".
-        inputs, outputs: tensor names; "" for an input that isn't given.
-    """
-
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-def network_layers(network: Any) -> tuple[NetworkLayer, ...]:
-    """Every layer of a parsed network, in order."""
-    layers = (network.get_layer(index) for index in range(network.num_layers))
-    return tuple(
-        NetworkLayer(
-            layer.type.name,
-            tuple(tensor.name if (tensor := layer.get_input(slot)) else "" for slot in range(layer.num_inputs)),
-            tuple(tensor.name if (tensor := layer.get_output(slot)) else "" for slot in range(layer.num_outputs)),
-        )
-        for layer in layers
-    )
 
 
 def light_model(model: Path) -> ModelProto | None:
