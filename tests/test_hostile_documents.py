@@ -209,12 +209,12 @@ def test_tables_of_anything(world: World) -> None:
     use(whole)
     survived(100, whole, use)
     tensor = next(iter(whole["tensors"]))
-    more = {"left_out": {"conv1": "noise"}, "in_fp8": ["conv1"], "gates": ["gate"], "ranges": {"a": 1e4}}
+    more = {"left_out": {"conv1": "noise"}, "gates": ["gate"], "ranges": {"a": 1e4}}
     some = {"count": 9, "some": ["a"]}
     quality |= {"preprocessing": {"warning": "w"}, "random": some, "tokens": some, "plain": some | {"seen": "b"}}
     whole |= {"quality": quality, "groups": [[tensor]], **more}
     path.write_text(json.dumps(whole))
-    assert Table.load(path).in_fp8 == ("conv1",)
+    assert Table.load(path).gates == ("gate",)
     header = impossible(whole, Table, but=("tensors", "repairs", "smoothed", "version"))
     for place, value in (*header, *impossible(whole["tensors"], dict[str, _Tensor], ("tensors",))):
         path.write_text(json.dumps(changed(whole, place, value)))
@@ -389,7 +389,6 @@ def test_job_lists_of_anything(world: World) -> None:
     assert small
     wrong = {
         "min_agreement": 7,
-        "max_drop": -0.5,
         "budget": "soon",
         "min_snr": "x",
         "optimization_level": 9,

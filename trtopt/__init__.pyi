@@ -70,8 +70,8 @@ from trtopt.engine.inspection import (
     version as version,
 )
 from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
-from trtopt.engine.store import StoredEngine as StoredEngine
 from trtopt.engine.storekeeping import (
+    StoredEngine as StoredEngine,
     StoreListing as StoreListing,
     StorePruning as StorePruning,
     StoreVerification as StoreVerification,

@@ -414,7 +414,7 @@ def test_precision_that_the_builder_lost_silently_for_most_of_the_arithmetic_is_
 def test_what_the_builder_loses_of_a_network_is_kept_out_in_a_second_build(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtopt.builder.construction.LEAST_SHARE", 0)
+    monkeypatch.setattr("trtopt.builder.execute.LEAST_SHARE", 0)
     heard = Heard()
     result = _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89", reporter=heard)
     assert any("building again with these in FP16" in note and "conv1" in note for note in heard.notes)

@@ -65,7 +65,7 @@ from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt import select
 
-GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
+GOAL = ("labels", "metric", "min", "budget", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
 
 
@@ -75,9 +75,7 @@ def build(request: BuildRequest) -> BuildResult:
 
     Args:
         model: an ONNX file or model.
-        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well. int8 and fp8
-            together, with a limit or with the table that a search kept: layers that INT8 loses too much in run in FP8 where
-            that is within the limit, and in FP16 where it isn't.
+        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
         best: build INT8 (or FP8, if fp8) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why. Judged on
             the samples that it is calibrated on, or, with calib, on images or data.
@@ -85,10 +83,10 @@ def build(request: BuildRequest) -> BuildResult:
             for best, and beside min_snr.
         min_snr: limit in dB; None, for best and beside min_agreement: 20, for outputs of other kinds (embeddings also need a
             cosine of 0.99). With int8, without best, either is what `tune` keeps.
-        max_drop, labels: with int8: most that top-1 may fall, as a share or "0.5%"; and the true classes, in order, or a file.
         metric, min: with int8: a function of {output: array of all samples} (a list of arrays where samples differ in shape),
             of the labels if it takes a second argument, and of the float model's outputs if one is called reference; or its
             "module:name". And the least that it must give.
+        labels: the true classes, in order, or a file, for a metric that takes them.
         budget: seconds, or such as "10min", for the search that these begin, beside its repairs.
         save_calib: where to keep the table with what was repaired and chosen.
         trade_profiles: where INT8 is kept if it is the fastest (best, or int8 with a limit), keep it even if in one of several
@@ -167,13 +165,11 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
 
 def _built(request: BuildRequest) -> BuildResult:
     if request.best:
-        if request.int8 and request.fp8:
-            raise UsageError("`best=True` compares one of INT8 and FP8 with FP16: drop `int8=True` or `fp8=True`")
         if not request.compare:
             raise UsageError(
                 "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
             )
-        for name in ("max_drop", "labels", "metric", "min", "budget"):
+        for name in ("labels", "metric", "min", "budget"):
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()
@@ -197,8 +193,7 @@ def goal_asked(request: BuildRequest) -> Goal | None:
 def tune(request: TuneRequest) -> BuildResult:
     """Build the fastest INT8 engine that stays within an accuracy limit: `build(int8=True)` with that limit.
 
-    It takes what `build` takes, and at least one of min_snr, min_agreement, max_drop and metric. With fp8, layers that stay
-    out of INT8 are tried in FP8 before FP16 (TensorRT 10, 11 and RTX, all GPUs from sm89). It raises what `build` raises.
+    It takes what `build` takes, and at least one of min_snr, min_agreement and metric. It raises what `build` raises.
     """
     if request.best:
         raise UsageError(
@@ -207,8 +202,8 @@ def tune(request: TuneRequest) -> BuildResult:
     goal = goal_of(request)
     if goal is None:
         raise UsageError(
-            "there is no limit to tune to: give `min_snr=25` (dB), `min_agreement=0.99`, `max_drop='0.5%'` with `labels=`, "
-            "or `metric='module:function'` with `min=`"
+            "there is no limit to tune to: give `min_snr=25` (dB), `min_agreement=0.99`, or `metric='module:function'` with "
+            "`min=`"
         )
     plain = BuildRequest(**vars(request))  # whose defaults are those of a build without INT8
     return _reported(plain, lambda request: _tuned(request, goal))
@@ -250,11 +245,9 @@ def tell(request: BuildRequest, tuning: Tuning) -> None:
 
 
 def _asked_for(request: BuildRequest) -> BuildResult:
-    """Build what was asked for, and compare. Where that can't be done the engine stays: it is what the user wanted."""
+    """Build what was asked for, then compare. Where that can't be done, or is interrupted, the engine stays."""
     result, reporter, spec = engine.construct(request), request.reporter, spec_of(request)
     quantized, base = spec.precision, spec.base
-    if spec.fp8_layers and result.table is not None and not result.table.in_fp8:
-        reporter.note("the table names no layer to run in FP8, so that `fp8=True` changes nothing")
     if not quantized.quantized:
         return result
     if not request.compare:
@@ -278,7 +271,8 @@ def _asked_for(request: BuildRequest) -> BuildResult:
                 kinds = _kinds(request, model)
                 engines = {quantized: result, base: other}
                 comparison = measured(gpu, engines, {}, samples, reporter, reference=base, kinds=kinds)
-        except BuildCancelled:
+        except (BuildCancelled, KeyboardInterrupt):
+            reporter.warn(f"{result.engine} is written; interrupted before it was measured against {base.upper()}")
             raise
         except TrtoptError as error:
             reporter.warn(f"not measured against {base.upper()}: {error}")

@@ -23,7 +23,7 @@ from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import BuildCancelled, BuildFailed, PrecisionLost, TrtoptError, UsageError
 from trtopt.core.files import write_json
 from trtopt.core.progress import SILENT
-from trtopt.core.values import Override, Precision
+from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data.rebatch import Arrays
@@ -67,15 +67,11 @@ class Engines:
         file, reporter = kept_file([*self.key, table.digest], "times", SILENT), self.request.reporter
         if file is not None and (earlier := _stored(file, Measured)) is not None:
             return earlier
-        others = " and FP8" if self.request.fp8 else ""
-        reporter.note(
-            f"building in {self.quantized.upper()} and {self.base.upper()}{others}, to time the layers of each"
-        )
+        reporter.note(f"building in {self.quantized.upper()} and {self.base.upper()}, to time the layers of each")
         try:
             ours, other = self.both(table)
-            eighth = self._eighth(table)
             with reporter.phase("timing the layers"):
-                times = layer_times(self.gpu, ours.engine, other.engine, self.samples, work, eighth)
+                times = layer_times(self.gpu, ours.engine, other.engine, self.samples, work)
         except BuildCancelled:
             raise
         except TrtoptError as error:
@@ -86,9 +82,9 @@ class Engines:
         return times
 
     def fastest(self, tuning: Tuning) -> Tuning:
-        """The choice, or another within the limits where that is faster: a rival, or one with all layers in INT8."""
+        """Return the choice, or a faster one within the limits: with squeeze-and-excite in INT8, or all layers."""
         choices: dict[str, Tuning] = {}
-        for item in (tuning, *tuning.rivals):
+        for item in filter(None, (tuning, tuning.with_gates)):
             choices.setdefault(item.table.digest, item)
             if item.left_out and not item.whole.missed:
                 table = replace(item.table, left_out={})
@@ -96,7 +92,7 @@ class Engines:
         best = choices[self._name_of_fastest(choices)]
         if (result := self._built.get(best.table.digest)) is not None:
             self.results[self.quantized] = result
-        return replace(best, rivals=())
+        return replace(best, with_gates=None)
 
     def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
         """As an earlier call measured it, or measured now; the first where there is no other, or none that can be built."""
@@ -148,21 +144,6 @@ class Engines:
             self._built[table.digest] = build_candidate(request, self.quantized, folder)
         return self._built[table.digest]
 
-    def _eighth(self, table: Table) -> Path | None:
-        """An engine in FP8, where that is a choice and can be built."""
-        if not self.request.fp8:
-            return None
-        bare_table = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
-        overrides = [text for text in self.request.precision_override if not Override.parse(text).precision.quantized]
-        request = replace(
-            self.request, int8=False, calib=bare_table, images=None, data=None, precision_override=overrides
-        )
-        try:
-            return build_candidate(request, Precision.FP8, self.folder).engine
-        except (BuildFailed, PrecisionLost) as error:
-            self.request.reporter.warn(f"no layer is tried in FP8, as it can't be built in that: {error}")
-            return None
-
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.results:
             manifest = load_manifest(quantized.engine)
@@ -187,19 +168,16 @@ def layer_times(
     floating: Path,
     samples: Iterable[Arrays],
     work: Mapping[str, int],
-    fp8: Path | None = None,
 ) -> Measured:
     """Profile engines of one model, with the same profiles, at the opt shapes of each.
 
     Args:
         work: node → multiply-accumulates, by which the nodes of a fused layer share its time.
-        fp8: an engine in FP8, where that is to be known, too.
     """
     with contextlib.ExitStack() as stack:
         sessions = [
             stack.enter_context(Session(engine, device=gpu.ordinal, contexts=1, trust_host_code=True))  # built just now
-            for engine in (floating, quantized, fp8)
-            if engine is not None
+            for engine in (floating, quantized)
         ]
         runs = []
         for profile in sessions[0].profiles or ({},):
@@ -213,9 +191,7 @@ def layer_times(
     return Measured(
         quantized=shares[1],
         floating=shares[0],
-        shortest=[_shortest(run[0]) / total for run, total in zip(runs, totals)],
         described=f"the time of its layers on {gpu}, of FP16's",
-        fp8=shares[2] if fp8 is not None else {},
     )
 
 
@@ -259,8 +235,3 @@ def profiled_by_node(profile: Profiled, work: Mapping[str, int]) -> tuple[dict[s
     )
     description = f"{Path(profile['engine']).name} at batch {largest['batch']} on {profile['gpu']}"
     return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), description
-
-
-def _shortest(times: LayerTimes) -> float:
-    """Milliseconds of the shortest layer with products: of the others some launch nothing."""
-    return min((layer.ms for layer in times.layers if layer.kind != "other"), default=0.0)

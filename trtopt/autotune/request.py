@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.builder.request import BuildRequest
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -24,11 +24,7 @@ class TuneRequest(BuildRequest):
     """The arguments of `trtopt.tune`: those of a build in INT8."""
 
     int8: bool = field(default=True, kw_only=True)
-    fp8: bool = field(
-        default=False,
-        metadata=about(help="Try layers that INT8 loses too much in in FP8 before FP16 (not on 8.6; GPUs from sm89)."),
-        kw_only=True,
-    )
+    fp8: bool = field(default=False, kw_only=True)
     fp16: bool = field(default=False, kw_only=True)
     best: bool = field(default=False, kw_only=True)
     calibrator: str = field(default="trtopt", kw_only=True)

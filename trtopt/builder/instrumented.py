@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from trtopt.builder.construction import kept_timing
+from trtopt.builder.execute import kept_timing
 from trtopt.core.documents import converted
 from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
