@@ -21,7 +21,7 @@ from onnx import TensorProto
 from world import Outcome, World, net, samples
 
 from trtopt import workflow as stages
-from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
+from trtopt.autotune.selection import Candidate, Comparison, stored_comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
@@ -34,6 +34,7 @@ from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.data.samples import load_crops
 from trtopt.engine.manifest import Manifest, load_manifest
 from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.timing import Times
 from trtopt.graph.io import load_model
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.joblist import load_jobs

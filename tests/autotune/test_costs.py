@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from trtopt.autotune.costs import Costs, Measured
-from trtopt.autotune.layer_times import by_node
 from trtopt.core.values import Precision
+from trtopt.evaluation.timing import by_node
 from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.timing import Spread
 

@@ -22,7 +22,7 @@ from hostile_values import changed, impossible
 from world import net, samples
 
 from trtopt.autotune.building import build
-from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
+from trtopt.autotune.selection import Candidate, Comparison, stored_comparison
 from trtopt.builder import construction
 from trtopt.builder.plan import plan_build
 from trtopt.builder.request import BuildRequest
@@ -38,6 +38,7 @@ from trtopt.engine import manifest as manifests
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.timing import Times
 from trtopt.evaluation.verify import verify
 from trtopt.runtime.session import Session
 from trtopt.trt.compatibility import unread

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
-from trtopt.autotune.selection import EQUAL, at_opt, measured
+from trtopt.autotune.selection import EQUAL, measured
 from trtopt.autotune.tuning import Tuning, Work, kept_file
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
-from trtopt.builder.kernels import REGION
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import BuildCancelled, BuildFailed, PrecisionLost, TrtoptError, UsageError
+from trtopt.core.errors import BuildCancelled, BuildFailed, PrecisionLost, TrtoptError
 from trtopt.core.files import write_json
 from trtopt.core.progress import SILENT
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
-from trtopt.data.rebatch import Arrays
-from trtopt.diagnosis.measured import Profiled
 from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.timing import layer_shares
 from trtopt.graph.io import load_model
-from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.session import Session
-from trtopt.runtime.timing import Spread
 from trtopt.trt import select
 
 Content = TypeVar("Content")
@@ -71,7 +66,7 @@ class Engines:
         try:
             ours, other = self.both(table)
             with reporter.phase("timing the layers"):
-                times = layer_times(self.gpu, ours.engine, other.engine, self.samples, work)
+                times = self._profiled(other.engine, ours.engine, work)
         except BuildCancelled:
             raise
         except TrtoptError as error:
@@ -80,6 +75,17 @@ class Engines:
         if file is not None:
             write_json(file, plain(times))
         return times
+
+    def _profiled(self, floating: Path, quantized: Path, work: Work) -> Measured:
+        with contextlib.ExitStack() as stack:
+            sessions = [
+                stack.enter_context(
+                    Session(path, device=self.gpu.ordinal, contexts=1, trust_host_code=True)
+                )  # built just now
+                for path in (floating, quantized)
+            ]
+            shares = layer_shares(sessions, self.samples, work)
+        return Measured(shares[1], shares[0], f"the time of its layers on {self.gpu}, of FP16's")
 
     def fastest(self, tuning: Tuning) -> Tuning:
         """Return the choice, or a faster one within the limits: with squeeze-and-excite in INT8, or all layers."""
@@ -160,78 +166,3 @@ def _stored(path: Path, kind: type[Content]) -> Content | None:
         return converted(read_json(path), kind) if path.is_file() else None
     except (Damaged, OSError):
         return None
-
-
-def layer_times(
-    gpu: DeviceInfo,
-    quantized: Path,
-    floating: Path,
-    samples: Iterable[Arrays],
-    work: Mapping[str, int],
-) -> Measured:
-    """Profile engines of one model, with the same profiles, at the opt shapes of each.
-
-    Args:
-        work: node → multiply-accumulates, by which the nodes of a fused layer share its time.
-    """
-    with contextlib.ExitStack() as stack:
-        sessions = [
-            stack.enter_context(Session(engine, device=gpu.ordinal, contexts=1, trust_host_code=True))  # built just now
-            for engine in (floating, quantized)
-        ]
-        runs = []
-        for profile in sessions[0].profiles or ({},):
-            inputs, _ = at_opt(sessions[0].inputs, profile, map(sessions[0].taken, samples))
-            runs.append([session.profile(session.taken(inputs)) for session in sessions])
-    totals = [run[0].total_ms for run in runs]
-    shares = []
-    for times in zip(*runs):
-        each = [{node: ms / total for node, ms in by_node(item, work).items()} for item, total in zip(times, totals)]
-        shares.append({node: statistics.fmean(item[node] for item in each) for node in each[0]})
-    return Measured(
-        quantized=shares[1],
-        floating=shares[0],
-        described=f"the time of its layers on {gpu}, of FP16's",
-    )
-
-
-def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
-    """Milliseconds of each node with products. The nodes of a layer share its time by their work, and those that no layer
-    names share that of the layers with products, or whole regions, that name none."""
-    milliseconds = dict.fromkeys(work, 0.0)
-    hidden_ms = 0.0
-    named_nodes: set[str] = set()
-    for layer in times.layers:
-        nodes = [node for node in layer.nodes if work.get(node)]
-        named_nodes |= set(nodes)
-        if nodes:
-            total = sum(work[node] for node in nodes)
-            for node in nodes:
-                milliseconds[node] += layer.ms * work[node] / total
-        elif layer.kind != "other" or REGION in layer.name:
-            hidden_ms += layer.ms
-    unnamed_nodes = {node: work[node] for node in work if node not in named_nodes}
-    for node, count in unnamed_nodes.items():
-        milliseconds[node] += hidden_ms * count / sum(unnamed_nodes.values())
-    return milliseconds
-
-
-def profiled_by_node(profile: Profiled, work: Mapping[str, int]) -> tuple[dict[str, float], str]:
-    """`by_node` of the largest batch that `profile` timed, and in words what was timed.
-
-    Raises:
-        UsageError: none of its layers has one of these nodes.
-    """
-    largest = max(profile["batches"], key=lambda item: item["batch"], default=None)
-    layers = [] if largest is None else largest["layers"]
-    if largest is None or not any(node in work for layer in layers for node in layer["nodes"]):
-        raise UsageError(
-            f"the profile of {profile['engine']} names none of the model's layers: it is of another model, or of an engine "
-            "whose manifest was lost, so that the nodes of its layers aren't known"
-        )
-    times = tuple(
-        LayerTime(layer["name"], layer["ms"], layer["ms"], layer["ms"], layer["kind"], None, tuple(layer["nodes"]))
-        for layer in layers
-    )
-    description = f"{Path(profile['engine']).name} at batch {largest['batch']} on {profile['gpu']}"
-    return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), description

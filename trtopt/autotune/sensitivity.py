@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.autotune.layer_times import profiled_by_node
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
@@ -22,7 +22,7 @@ from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
-from trtopt.core.errors import ModelError
+from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
@@ -31,6 +31,7 @@ from trtopt.core.words import first_of
 from trtopt.data import open_data
 from trtopt.diagnosis.measured import Profiled, profiled
 from trtopt.diagnosis.profiling import profile
+from trtopt.evaluation.timing import by_node
 from trtopt.evaluation.verify import engine_file
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import load_model
@@ -44,6 +45,8 @@ from trtopt.graph.proto import fingerprint, tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 from trtopt.ort.folding import held_against
+from trtopt.runtime.profiling import LayerTime, LayerTimes
+from trtopt.runtime.timing import Spread
 
 Floats = NDArray[np.float64]
 MOST = 2 / 3  # of the noise: what makes as much decides what helps
@@ -235,7 +238,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     ledger.read(batches, model.proto)
     sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].of.feed.items()})
     work = macs(ledger.proto, sizes)
-    node_times = None if layer_times is None else profiled_by_node(layer_times, work)
+    node_times = None if layer_times is None else _by_node(layer_times, work)
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:
         noise = list(ledger.measured(table.repairs, phase.advance))
     whole_noise = ledger.of_whole(whole)
@@ -247,6 +250,27 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
 def _profiled(source: Any, reporter: Reporter) -> Profiled:
     engine = engine_file(source)
     return profiled(source if engine is None else profile(engine, reporter=reporter))
+
+
+def _by_node(profile: Profiled, work: Mapping[str, int]) -> tuple[dict[str, float], str]:
+    """`by_node` of the largest batch that `profile` timed, and in words what was timed.
+
+    Raises:
+        UsageError: none of its layers has one of these nodes.
+    """
+    largest = max(profile["batches"], key=lambda item: item["batch"], default=None)
+    layers = [] if largest is None else largest["layers"]
+    if largest is None or not any(node in work for layer in layers for node in layer["nodes"]):
+        raise UsageError(
+            f"the profile of {profile['engine']} names none of the model's layers: it is of another model, or of an engine "
+            "whose manifest was lost, so that the nodes of its layers aren't known"
+        )
+    times = tuple(
+        LayerTime(layer["name"], layer["ms"], layer["ms"], layer["ms"], layer["kind"], None, tuple(layer["nodes"]))
+        for layer in layers
+    )
+    description = f"{Path(profile['engine']).name} at batch {largest['batch']} on {profile['gpu']}"
+    return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), description
 
 
 def _result(

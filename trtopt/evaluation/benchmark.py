@@ -27,12 +27,12 @@ from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
+from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays, filled, joined, laid_out, samples_in
 from trtopt.engine.manifest import REASONS, Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.difference import difference
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, MemoryReport, Session
 from trtopt.runtime.timing import Spread, in_turns, timed

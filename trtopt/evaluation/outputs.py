@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.words import counted
+from trtopt.data.difference import in_db
 from trtopt.graph.output_kinds import Kind
 
 Floats = NDArray[np.float64]
@@ -393,13 +394,6 @@ class OutputSums:
 def _median(values: Floats) -> float:
     """Of an even number the lower one in the middle: the mean of the two would be NaN for -inf and inf."""
     return float(np.sort(values)[(len(values) - 1) // 2])
-
-
-def in_db(signal: Any, noise: Any) -> Floats:
-    """dB of each; inf without noise, -inf without signal or where the noise isn't finite."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = 10 * np.log10(signal / noise)
-    return np.where(noise == 0, np.inf, np.where((signal == 0) | ~np.isfinite(noise), -np.inf, ratios))
 
 
 # The measure of each kind -------------------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ run: sizes that depend on values, loops, text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx.inliner
@@ -17,6 +15,7 @@ from onnx import ModelProto
 
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
+from trtopt.data.difference import difference
 from trtopt.graph.budget import is_odd, misjudged
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import Links, all_nodes, opset_version, refill, tensor_info, to_array, whole_copy
@@ -118,22 +117,7 @@ def _difference(before: ModelProto, after: ModelProto) -> str:
         except Exception as error:
             return f"it doesn't run any more ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     for value, old, new in zip(before.graph.output, expected, actual):
-        if not _equal(old, new):
+        same_type = getattr(old, "dtype", None) == getattr(new, "dtype", None)
+        if not same_type or not difference({"": old}, {"": new}).within(TOLERANCE):
             return f"its output {value.name!r} has other values on made-up inputs"
     return ""
-
-
-def _equal(old: Any, new: Any) -> bool:
-    if isinstance(old, (list, tuple)):
-        return isinstance(new, (list, tuple)) and len(old) == len(new) and all(map(_equal, old, new))
-    if old is None or isinstance(old, Mapping):
-        return type(old) is type(new)
-    a, b = np.asarray(old), np.asarray(new)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.dtype.kind in "OUS":
-        return bool((a == b).all())
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    a, b = a.astype(wide), b.astype(wide)
-    scale = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
-    return bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True))

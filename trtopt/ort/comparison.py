@@ -27,13 +27,13 @@ from trtopt.core.files import whole
 from trtopt.core.host import import_path
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Profile, TensorInfo
+from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.guard import cheap, drawn
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import save_model
 from trtopt.graph.proto import QDQ, all_nodes, tensor_size
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.difference import difference
 from trtopt.ort.sessions import INLINE, THREADS, OnnxSession
 
 # What a small model may use; heavy ones get more by their weights, which nobody can claim without having them.
