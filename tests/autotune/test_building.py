@@ -68,7 +68,7 @@ class Gpu:
         monkeypatch.setattr(engine, "construct", counted)
         monkeypatch.setattr("trtopt.trt.loader.probe", lambda: Probe((self.info,), (13, 0)))
         monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
-        for module in (selection, building, layer_times):
+        for module in (selection, layer_times):
             monkeypatch.setattr(module, "Session", lambda path, **_: PlayedSession(self, path))
 
 
@@ -603,18 +603,14 @@ def test_the_reference_runs_on_the_gpu_where_onnxruntime_can(
     assert build(best=True, force=True).comparison["reference"].endswith("on the GPU")
 
 
-def test_without_onnxruntime_an_fp32_engine_is_the_reference(
-    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(*_: Any, **__: Any) -> None:
-        raise MissingDependency("running an ONNX model needs onnxruntime")
+def test_without_onnxruntime_there_is_no_reference(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(purpose: str) -> None:
+        raise MissingDependency(f"{purpose} needs onnxruntime")
 
-    monkeypatch.setattr(building, "OnnxRunner", missing)
-    result = build(best=True)
-    assert gpu.built == ["int8", "fp16", "fp32"]
-    assert result.comparison["reference"] == "an FP32 engine without TF32"
-    assert [item["precision"] for item in result.comparison["candidates"]] == ["int8", "fp16"]
-    assert result.comparison["candidates"][1]["accuracy"]["snr_db"] > 40
+    monkeypatch.setattr(building, "ort_version", missing)
+    with pytest.raises(MissingDependency, match="judging engines needs onnxruntime"):
+        build(best=True)
+    assert not gpu.built
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("it can't run")])

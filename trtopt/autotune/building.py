@@ -6,7 +6,6 @@ quantized engine is measured against the one that it replaces, unless that is de
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +31,6 @@ from trtopt.core.errors import (
     BuildFailed,
     DeviceError,
     MissingDependency,
-    ModelError,
     PrecisionLost,
     TrtoptError,
     UsageError,
@@ -56,13 +54,12 @@ from trtopt.diagnosis import page
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import Runner, by_samples, session_runner
+from trtopt.evaluation.verify import Runner, by_samples
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.output_kinds import Kind, resolve
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
-from trtopt.runtime.session import Session
 from trtopt.trt import select
 
 GOAL = ("labels", "metric", "min", "budget", "min_agreement", "min_snr")
@@ -339,6 +336,7 @@ class _Best:
                 f"choose the precision yourself: `{self.quantized}=True` or `{self.base}=True` instead of `best=True`"
             )
             raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
+        self.ort = ort_version("judging engines")  # what is missing is said before the work
         self.samples = real_samples(self.model, request)
         self.kinds = _kinds(request, self.model)
         self.key = self._key()
@@ -348,15 +346,15 @@ class _Best:
             return result
         if not self.built and (doubt := too_few(self.samples.samples)):  # else the search has said so
             self.reporter.warn(doubt)
-        with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
-            engines, comparison = self._selected(folder, stack)
+        with folder_beside(self.output) as folder:
+            engines, comparison = self._selected(folder)
             best = engines[Precision(comparison.kept)]
             self._install(best, engines.get(self.quantized), comparison)
         self.reporter.note(comparison.why)
         _warn_of_slower(comparison, self.reporter)
         return self._result(best, comparison, seconds=time.monotonic() - self.started)
 
-    def _selected(self, folder: Path, stack: contextlib.ExitStack) -> tuple[dict[Precision, BuildResult], Comparison]:
+    def _selected(self, folder: Path) -> tuple[dict[Precision, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
         engines: dict[Precision, BuildResult] = {}
         failures: dict[Precision, str] = {}
@@ -371,7 +369,7 @@ class _Best:
                 failures[precision] = str(error)
             if precision is self.quantized or not engines:
                 continue
-            run, description = reference = reference or self._reference(folder, stack)
+            run, description = reference = reference or self._reference()
             comparison = measured(
                 self.gpu, engines, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
             )
@@ -392,22 +390,11 @@ class _Best:
             return replace(self.request, images=None, data=None)
         return self.request
 
-    def _reference(self, folder: Path, stack: contextlib.ExitStack) -> tuple[Runner, str]:
-        """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
-        try:
-            runner = OnnxRunner(self.model.path or self.model.proto, optimize=False, gpu=True)
-            version = ort_version("the reference")
-            run = by_samples(runner, self.model.inputs, self.model.outputs)
-            return run, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
-        except (MissingDependency, ModelError) as error:
-            self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
-        fp32_request = floating(self.request, Precision.FP32, None)
-        fp32_request = replace(fp32_request, tf32=False, save_onnx=None, classes=None, embed_preprocess=False)
-        result = build_candidate(fp32_request, Precision.FP32, folder / "reference")
-        session = stack.enter_context(
-            Session(result.engine, device=self.request.device, contexts=1, trust_host_code=True)
-        )
-        return session_runner(session), "an FP32 engine without TF32"
+    def _reference(self) -> tuple[Runner, str]:
+        """Return the FP32 model in ONNX Runtime, and what it is in words."""
+        runner = OnnxRunner(self.model.path or self.model.proto, optimize=False, gpu=True)
+        run = by_samples(runner, self.model.inputs, self.model.outputs)
+        return run, f"the FP32 model in ONNX Runtime {self.ort} on the {'GPU' if runner.on_gpu else 'CPU'}"
 
     def _install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
         """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""

@@ -292,12 +292,11 @@ def _measure(
     ways: dict[str, Callable[[], Mapping[str, Any]]] = {_OURS: lambda: session.run(inputs)}
     for baseline in baselines:
         try:
-            feed = inputs if baseline.same_plan else floats
-            baseline.prepare(feed)
+            baseline.prepare(floats)
         except ModelError as error:  # noqa: PERF203
             failures[baseline.name] = str(error)
         else:
-            ways[baseline.name] = lambda baseline=baseline, feed=feed: baseline.run(feed)  # type: ignore[misc]
+            ways[baseline.name] = lambda baseline=baseline: baseline.run(floats)  # type: ignore[misc]
     results = {name: {output: np.array(array) for output, array in way().items()} for name, way in ways.items()}
     for way in ways.values():
         end = time.perf_counter() + _WARM_SECONDS
