@@ -157,10 +157,9 @@ def test_scales_may_come_from_a_cache_without_histograms(crops: Any, tmp_path: P
     assert result.tuning.chosen.snr_db >= 20 > result.tuning.before.snr_db
 
 
-@pytest.mark.parametrize("more", [2.0, 15.0])
-def test_each_layer_that_stays_out_has_to(crops: Any, tmp_path: Path, more: float) -> None:
+def test_each_layer_that_stays_out_has_to(crops: Any, tmp_path: Path) -> None:
     net = _net(layers=4, bad=(1, 3))
-    limit = _tuned(net, crops, tmp_path, min_snr=1).tuning.chosen.snr_db + more
+    limit = _tuned(net, crops, tmp_path, min_snr=1).tuning.chosen.snr_db + 15
     tuning = _tuned(net, crops, tmp_path, min_snr=limit).tuning
     assert "c1" in tuning.left_out
     for name in tuning.left_out:  # those on the limit's edge may go either way: it holds with a standard error
@@ -425,7 +424,6 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
             {"labels": [1] * 80, "limit": 9, **LABELLED},
             "give one for each, in their order; `limit=` takes samples by their content: drop it",
         ),
-        ({"max_drop": "1%", "labels": [1]}, "--max-drop went"),
         ({"metric": "json:loads"}, "go together"),
         ({"metric": "nowhere:at_all", "min": 1}, "can't be imported"),
         ({"metric": "json", "min": 1}, "write module:function"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.builder.request import BuildRequest
@@ -45,12 +44,6 @@ class SensitivityRequest:
     method: str = shared.method()
     allow_unusual_data: bool = shared.allow_unusual_data()
     samples: int = option(16, help="Samples that noise is measured on.", least=1)
-    profile: Any = option(
-        None,
-        help="Say each layer's time, too: the JSON of trtopt profile, or an engine, which is timed on this GPU.",
-        metavar="FILE",
-        typed=Path,
-    )
     precision_override: Sequence[str] = shared.precision_override()
     threads: int | None = shared.threads()
     top: int = option(20, help="Rows of the table to print; 0: all.", least=0)

@@ -172,7 +172,6 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
             f"{item.macs:.1%}" if macs_known else "?",
-            *([] if item.ms is None else [f"{item.ms:.4f}"]),
         )
         for item in result.sources[: values["top"] or None]
     ]
@@ -183,11 +182,8 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
         "dB",
         "of the noise",
         "of the arithmetic",
-        *(["ms"] if result.timed else []),
     )
     print_table(title, columns, rows)
-    if result.timed:
-        yield f"ms: of the layers that read it, in {result.timed}"
     if len(rows) < len(result.sources):
         yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
     yield result.summary[0].upper() + result.summary[1:]
