@@ -177,7 +177,7 @@ def _built(request: BuildRequest) -> BuildResult:
 
 
 def goal_asked(request: BuildRequest) -> Goal | None:
-    """What a build that isn't `best` has to look for a choice of layers for; None: nothing.
+    """Return the goal of a build that isn't `best`, for which layers are chosen; None: there is none.
 
     Raises:
         UsageError: the goal can't be right.
@@ -383,7 +383,7 @@ class _Best:
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failures.items()))
 
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
-        """What the builder is asked for one candidate."""
+        """Return the request for one candidate."""
         if precision is not self.quantized:
             return floating_within(self.request, precision, preprocess)
         if self.request.calib is not None:  # then images and data only judge
@@ -424,7 +424,7 @@ class _Best:
         )
 
     def _up_to_date(self) -> BuildResult | None:
-        """What is at the output, if a selection now would have the same candidates and, by these limits, keep the same one."""
+        """Return the engine at the output, if a selection now would have the same candidates and keep the same one."""
         earlier, cache = stored_comparison(self.output), self.request.save_cache
         if earlier is None or earlier.key != self.key or (cache and not Path(cache).is_file()):
             return None
@@ -448,7 +448,7 @@ class _Best:
         return self._result(result, comparison, seconds=result.seconds)
 
     def _key(self) -> str:
-        """What the candidates and their figures depend on."""
+        """Digest all that the candidates and their figures depend on."""
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess
         if calib is None:

@@ -1,4 +1,4 @@
-"""What the results of a choice must be like, and whether they are: `Goal` and `AccuracyEvaluator`."""
+"""The goal of a choice and its evaluation on real samples: `Goal` and `AccuracyEvaluator`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROUNDS = (16, 8, 4, 2)  # a graph is looked at after so many parts of the sample
 
 @dataclass(frozen=True)
 class Goal:
-    """What results must be like: `Limits`, or the user's own function.
+    """A goal for results: `Limits`, or the user's own function.
 
     Attributes:
         labels: true classes, for a metric that takes them.
@@ -84,7 +84,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
 
 
 def too_few(count: int) -> str:
-    """What to say where so few samples judge; "" where they are enough."""
+    """Warn where so few samples judge; "" where they are enough."""
     if count >= FEW:
         return ""
     judge = f"judge{'s' * (count == 1)}"
@@ -96,7 +96,7 @@ def too_few(count: int) -> str:
 
 @dataclass(frozen=True)
 class TunedFigures:
-    """What was measured besides dB; None: that wasn't.
+    """Figures besides dB; None: not measured.
 
     Attributes:
         agreement: share of classes, tokens or pixels that are the same, of the output where that is least.
@@ -111,7 +111,7 @@ class TunedFigures:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a graph does on the samples.
+    """The results of a graph on the samples.
 
     Attributes:
         snr_db: of the worst output, on those that were run.
@@ -231,7 +231,7 @@ class AccuracyEvaluator:
         )
 
     def _missed(self, description: Mapping[str, Any], error: float) -> list[str]:
-        """Of the limits. Those in dB have to hold less a standard error over the samples, so that others will be within too."""
+        """Return the limits missed. Those in dB have to hold less a standard error over the samples."""
         limits = self.goal.limits
         assert limits is not None
         missed = limits.missed(description)
@@ -265,7 +265,7 @@ class AccuracyEvaluator:
         return scored(self.goal.metric, self.goal.name, of_all(arrays), self.reference, self.goal.labels)
 
     def _runner(self, proto: ModelProto) -> Callable[[Sequence[int]], list[Arrays]]:
-        """What gives the results for some of the samples."""
+        """Open the model; return a function from numbers of runs to their results."""
         proto = widen(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
 

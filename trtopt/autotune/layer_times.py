@@ -1,4 +1,4 @@
-"""How long the layers of a model take in INT8 and in floating point, by engines that are built and profiled on a GPU."""
+"""The times of a model's layers in INT8 and in floating point, by engines that are built and profiled on a GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Engines:
         self.samples = real_samples(load_model(request.model), request)
 
     def times(self, table: Table, work: Work) -> Measured | None:
-        """Of the layers, in an engine with this table and in a floating one; as an earlier call measured them."""
+        """Time the layers in an engine with this table and in a floating one, unless an earlier call did."""
         file, reporter = kept_file([*self.key, table.digest], "times", SILENT), self.request.reporter
         if file is not None and (earlier := _stored(file, Measured)) is not None:
             return earlier
@@ -70,7 +70,7 @@ class Engines:
         except BuildCancelled:
             raise
         except TrtoptError as error:
-            reporter.warn(f"the layers' times aren't known, so costs are estimated: {error}")
+            reporter.warn(f"the layers' times aren't known, so the share of the arithmetic counts instead: {error}")
             return None
         if file is not None:
             write_json(file, plain(times))
@@ -101,7 +101,7 @@ class Engines:
         return replace(best, with_gates=None)
 
     def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
-        """As an earlier call measured it, or measured now; the first where there is no other, or none that can be built."""
+        """Measure it, unless an earlier call did; the first where there is no other, or none that can be built."""
         first = next(iter(choices))
         if len(choices) == 1:
             return first
@@ -161,7 +161,7 @@ class Engines:
 
 
 def _stored(path: Path, kind: type[Content]) -> Content | None:
-    """What an earlier call measured."""
+    """Read what an earlier call measured."""
     try:
         return converted(read_json(path), kind) if path.is_file() else None
     except (Damaged, OSError):

@@ -1,4 +1,4 @@
-"""What looking for a precision is asked for."""
+"""Requests of `tune` and `sensitivity`."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class Choices:
 
 
 class EvaluationCache:
-    """How graphs do. Kept in a file, one JSON line each: an interrupted search goes on from there."""
+    """Evaluations of graphs, kept in a file, one JSON line each: an interrupted search goes on from there."""
 
     def __init__(self, evaluator: AccuracyEvaluator, path: Path | None) -> None:
         self.evaluator, self.path = evaluator, path

@@ -64,14 +64,14 @@ class Candidate:
         return [(mine, ratio) for mine, ratio in pairs if ratio > 1 + EQUAL]
 
     def relative_time(self, other: Candidate) -> float:
-        """How many times as long as `other` it takes: geometric mean over the profiles."""
+        """Return how many times as long as `other` it takes: geometric mean over the profiles."""
         ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
         return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured and what follows.
+    """Measurements of several engines, and the one that is kept.
 
     Attributes:
         gpu: where; inputs: what the engines were timed on; reference: what they were judged against, or None.
@@ -98,12 +98,12 @@ class Comparison:
         return candidates[False].relative_time(candidates[True]) if len(candidates) == 2 else None
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return {**plain(self), "speedup": self.speedup}
 
     @classmethod
     def load(cls, description: Mapping[str, Any]) -> Comparison | None:
-        """What `describe` gave; None where it can't be read, as from another version."""
+        """Read what `describe` gave; None where it can't be read, as from another version."""
         try:
             comparison = converted(dict(description), cls)
         except (Damaged, UsageError):  # UsageError: limits beyond theirs
@@ -134,7 +134,7 @@ class Comparison:
         return ""
 
     def lost(self, precision: str) -> str:
-        """How near its results are to those that it was judged against, where they have next to nothing to do with them; empty:
+        """Say how near its results are to the reference's, where they have next to nothing to do with them; empty:
         they have, or that isn't known."""
         mine = next(item for item in self.candidates if item.precision == precision)
         far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
@@ -197,7 +197,7 @@ def _shapes(times: Times) -> str:
 
 
 def _compared(mine: Candidate, other: Candidate) -> str:
-    """How `mine` compares with `other` in speed."""
+    """Compare `mine` with `other` in speed, in words."""
     relative = mine.relative_time(other)
     each = ", ".join(f"{a.gpu_ms:.4g} and {b.gpu_ms:.4g} ms" for a, b in zip(mine.times, other.times))
     shapes = ", ".join(map(_shapes, mine.times))
@@ -208,7 +208,7 @@ def _compared(mine: Candidate, other: Candidate) -> str:
 
 
 def _accuracy(candidate: Candidate, reference: str) -> str:
-    """How near the results are to the reference's, each output by its kind."""
+    """Say how near the results are to the reference's, each output by its kind."""
     accuracy = candidate.accuracy or {}
     parts = []
     for name, output in accuracy["outputs"].items():

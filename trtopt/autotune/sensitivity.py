@@ -76,7 +76,7 @@ class NoiseSource:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What each place where a model is quantized does to its outputs.
+    """The noise at a model's outputs by each place where it is quantized.
 
     Attributes:
         model: its name.
@@ -97,7 +97,7 @@ class Sensitivity:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def share(self, source: NoiseSource) -> float:
-        """Of the summed noise at `output`."""
+        """Return the share of the summed noise at `output`."""
         whole = self.predicted[self.output]
         return source.noise[self.output] / whole if whole else 0.0
 
@@ -108,7 +108,7 @@ class Sensitivity:
 
     @property
     def summary(self) -> str:
-        """Who makes the noise, and what follows from that."""
+        """Rank the sources of the noise in words, and suggest what helps."""
         if not self.predicted[self.output]:
             return "quantizing it changes nothing on these samples"
         worst = self.sources[0]

@@ -163,12 +163,12 @@ class _TunedModel:
         return gates_of(to_ir(self.original)) if self.generation.capabilities.gates_in_int8 else ()
 
     def has_gates(self, table: Table) -> bool:
-        """Whether the table has scales for these."""
+        """Return whether the table has scales for these."""
         points = self.points(to_ir(smoothed(self.original, table.smoothed)), (), self.gates)
         return table.tensors.keys() >= set(points.activations)
 
     def always_out(self, table: Table) -> tuple[str, ...]:
-        """What `lower` keeps out of INT8 in every choice: by what it holds, without a scale, or FP32 in an FP16 model."""
+        """Return what `lower` keeps out of INT8 in every choice: by its values, without a scale, or FP32 in an FP16 model."""
         beyond = overflowing(to_ir(self.original), table.beyond_fp16) if self.spec.base is Precision.FP16 else {}
         islands = in_fp32_types(self.folded)[1] if has_half(self.folded) else {}
         return (*beyond, *islands, *without_scales(table))
@@ -341,7 +341,7 @@ def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | N
 
 
 def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> dict[str, Any]:
-    """What decides which repairs are found."""
+    """Collect what decides which repairs are found."""
     return {
         "trtopt": __version__,
         "onnxruntime": ort_version(PURPOSE),
@@ -357,7 +357,7 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
 def _judged_by(
     subject: _TunedModel, whole: Points, samples: Batches, goal: Goal, kinds: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What else decides how a choice does."""
+    """Collect what else decides how a choice does."""
     return {
         "points": [whole.reads, [item.node for item in whole.weights]],
         "judged": samples.describe(),

@@ -1,4 +1,4 @@
-"""What a request asks of a build: checked as far as its options, its files and the model's inputs tell."""
+"""The specification that a request asks for: checked as far as its options, files and the model's inputs tell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess
 
 
 def spec_of(request: BuildRequest) -> BuildSpec:
-    """What a request asks of a build.
+    """Return the specification that a request asks for.
 
     Raises:
         UsageError: options that can't be right, or don't go together.
@@ -119,5 +119,5 @@ def check_outputs(request: BuildRequest) -> None:
 
 
 def is_none(value: Any) -> bool:
-    """Whether an option says "none"."""
+    """Return whether an option says "none"."""
     return isinstance(value, (str, os.PathLike)) and os.fspath(value) == "none"

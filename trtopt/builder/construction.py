@@ -51,7 +51,7 @@ MEASURED = "by what the samples show"
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build` made.
+    """The result of `build`.
 
     Attributes:
         precision: counts of the layers that do the arithmetic, as the engine reports them.
@@ -319,7 +319,7 @@ def _summary(table: Table | None) -> dict[str, Any] | None:
 
 
 def _tensor(info: TensorInfo) -> dict[str, Any]:
-    """As the manifest has it: where samples lie stands there if they don't lie first."""
+    """Describe a tensor for the manifest: where samples lie stands there if they don't lie first."""
     description: dict[str, Any] = plain(info)
     if info.batch_axis != 0:
         return description

@@ -117,7 +117,7 @@ def execute(plan: BuildPlan) -> Built:
 
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
-    """What `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
+    """Repeat what `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
     if spec.base is not Precision.FP16:
         return []
     in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
@@ -320,7 +320,7 @@ def _planned(
 
 
 def _agreeing(plan: BuildPlan, graph: onnx.ModelProto) -> str:
-    """What to type where sizes that were given contradict each other in the model."""
+    """Propose sizes where those that were given contradict each other in the model."""
     given = plan.spec.profiles[0] if plan.spec.profiles else {}
     asked = {info.name: given[info.name] for info in plan.model.inputs if info.open_axes and info.name in given}
     line = suggested_shapes(plan.model.inputs, given, lost=lost_shapes(graph)).option
@@ -328,7 +328,7 @@ def _agreeing(plan: BuildPlan, graph: onnx.ModelProto) -> str:
 
 
 def _reading(plan: BuildPlan, error: str, graph: onnx.ModelProto) -> dict[str, str]:
-    """Of what reads a node without an implementation, the layers in INT8 or FP8, each with why it can't be: TensorRT moves
+    """Return the layers in INT8 or FP8 that read a node without an implementation, each with the reason: TensorRT moves
     the QuantizeLinear in front of them to the node's own input, and then the node has to compute on codes (8.6, a Resize
     whose result is joined with others: docs/results/zoo.md)."""
     reasons: dict[str, str] = {}
@@ -366,7 +366,7 @@ def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | Non
 
 
 def opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
-    """Of all inputs, what each profile is tuned for."""
+    """Return the shapes of all inputs that each profile is tuned for."""
     static = {item.name: item.shape for item in inputs}
     return [
         {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}

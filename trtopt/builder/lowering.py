@@ -286,7 +286,7 @@ def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """What an engine runs against what was asked for.
+    """The precision that an engine runs in against what was asked for.
 
     Attributes:
         lost: node → what it runs in; empty: nothing was lost.

@@ -51,7 +51,7 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
 
 
 def _far(expected: Any, actual: Any) -> tuple[float, float, float]:
-    """Of one output: absolute and relative difference, and the scale."""
+    """Return absolute and relative difference of one output, and the scale."""
     expected, actual = (np.asarray(item) if isinstance(item, np.generic) else item for item in (expected, actual))
     if not isinstance(expected, np.ndarray) or expected.dtype.kind in "OUS":
         gap = 0.0 if _alike(expected, actual) else math.inf
@@ -77,7 +77,7 @@ def in_db(signal: Any, noise: Any) -> NDArray[np.float64]:
 
 
 def _alike(expected: Any, actual: Any) -> bool:
-    """Whether two sequences, optionals or arrays of text are the same; arrays of numbers to single precision."""
+    """Return whether two sequences, optionals or arrays of text are the same; arrays of numbers to single precision."""
     if isinstance(expected, (list, tuple)):
         return isinstance(actual, (list, tuple)) and len(expected) == len(actual) and all(map(_alike, expected, actual))
     if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray) and expected.dtype.kind not in "OUS":

@@ -1,4 +1,4 @@
-"""What an engine is measured against: PyTorch, ONNX Runtime. Each takes and gives NumPy arrays.
+"""Baselines that an engine is timed against: PyTorch, ONNX Runtime. Each takes and gives NumPy arrays.
 
 Opening one either works or raises, so that nothing is measured before everything asked for is there.
 """

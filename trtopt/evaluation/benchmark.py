@@ -1,4 +1,4 @@
-"""How fast an engine is: on the GPU, on the host, end to end, from several threads, and beside other ways of running the model.
+"""The speed of an engine: on the GPU, on the host, end to end, from several threads, beside other ways of running the model.
 
     print(trtopt.bench("resnet50.engine", batch=(1, 32), against=("onnxruntime",)))
 
@@ -71,7 +71,7 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class BenchReport(Plain):
-    """What `bench` found.
+    """The result of `bench`.
 
     Attributes:
         gpu: the GPU's name; inputs: where they came from; clocks: under this load, for each batch.

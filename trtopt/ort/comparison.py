@@ -142,7 +142,7 @@ def gap(
     real: bool = False,
     opened: bool = False,
 ) -> str:
-    """What `compare` says, run in this process.
+    """Compare in this process; see `compare`.
 
     Args:
         trials: sizes of dynamic dimensions, as `synthetic_inputs` takes them; or, `real`, inputs.
@@ -222,7 +222,7 @@ def _joined(samples: Sequence[Mapping[str, Any]], actual: Mapping[str, Any]) -> 
 
 
 def _contradicts(result: object, declared: Sequence[int | str | None]) -> bool:
-    """Whether an array isn't of the shape that the model declares."""
+    """Return whether an array isn't of the shape that the model declares."""
     shape = getattr(result, "shape", None)
     if shape is None:
         return False
@@ -230,7 +230,7 @@ def _contradicts(result: object, declared: Sequence[int | str | None]) -> bool:
 
 
 def _refused(error: ModelError) -> str:
-    """What `after` does that `before` doesn't; for want of memory both may fail, or either."""
+    """Return what `after` does that `before` doesn't; for want of memory both may fail, or either."""
     if "bad_alloc" in str(error) or "Failed to allocate" in str(error):
         raise error
     return str(error)
