@@ -37,7 +37,6 @@ TYPED = {
     "show_jobs": ["jobs", "show"],
     "deploy_triton": ["deploy", "triton"],
     "list_store": ["store", "list"],
-    "verify_store": ["store", "verify"],
     "prune_store": ["store", "prune"],
 }
 # API parameters that the command line gives in its own way.
@@ -45,7 +44,7 @@ ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
 INSTEAD = {
     "verify": ({"batches"}, set()),
-    "tune": ({"int8", "fp16", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
+    "tune": ({"int8", "fp16", "fp8", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
 }
 IMAGE_OPTIONS = {"size", "resize", "layout", "channels", "scale", "mean", "std"}  # keys of `preprocess`
 

@@ -74,10 +74,8 @@ from trtopt.engine.storekeeping import (
     StoredEngine as StoredEngine,
     StoreListing as StoreListing,
     StorePruning as StorePruning,
-    StoreVerification as StoreVerification,
     list_store as list_store,
     prune_store as prune_store,
-    verify_store as verify_store,
 )
 from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow
 from trtopt.evaluation.limits import Limits as Limits

@@ -743,7 +743,7 @@ def _with_a_gate(path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
 
 
-@pytest.mark.parametrize("factor", [0.9, 1.0, 1.2])
+@pytest.mark.parametrize("factor", [0.9, 1.0])
 def test_squeeze_and_excite_is_in_int8_where_the_engine_is_faster_so(
     gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:

@@ -574,13 +574,10 @@ def test_ctrl_c_leaves_what_was_there_before(files: Path, tmp_path: Path, monkey
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
-def test_lite0_in_fp16_bf16_and_int8(exported: Callable[[str], Path], tmp_path: Path) -> None:
-    """All 49 convolutions and the classifier, from photos; outputs of the kept graph stay near the model's own."""
+def test_lite0_in_int8(exported: Callable[[str], Path], tmp_path: Path) -> None:
+    """All 49 convolutions and the classifier, from photos."""
     write_crops("imagenet-crops", tmp_path / "photos")
     model = exported("efficientnet-lite0")
-    for option in ("fp16", "bf16"):
-        result = build(model, tmp_path / f"{option}.engine", target=TARGET, **{option: True})
-        assert result.precision[option] == result.precision["total"] == 50
     result = build(
         model,
         tmp_path / "int8.engine",

@@ -435,7 +435,7 @@ def deploy_triton(result: Any, values: Options) -> Iterator[str]:
     yield f"trtopt serve {result.repo} serves it here"
 
 
-store = command_group("store", "List, verify or prune an engine store (trtopt build --store).")
+store = command_group("store", "List or prune an engine store (trtopt build --store).")
 
 
 @command_of(StoreRequest, "trtopt store list", group=store, name="list")
@@ -459,14 +459,6 @@ def list_store(result: Any, values: Options) -> Iterator[str]:
         print_table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
     most = memory_size(result.max_size)
     yield f"{result.folder}: {counted(len(rows), 'engine')}, {memory_size(result.nbytes)}; a build leaves at most {most}"
-
-
-@command_of(StoreRequest, "trtopt store verify", group=store, name="verify")
-def verify_store(result: Any, values: Options) -> Iterator[str]:
-    """Compare every engine in a store with what was stored; what differs is removed. Exit status 1 if any does."""
-    for digest, problem in result.damaged.items():
-        yield f"{digest[:12]}: removed: {problem}"
-    yield f"{result.folder}: {counted(len(result.whole), 'engine')} as stored, {len(result.damaged)} damaged"
 
 
 @command_of(PruneStoreRequest, "trtopt store prune --max-size 20GB", group=store, name="prune")

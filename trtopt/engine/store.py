@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Count, Damaged, Digest, Rule, converted, one_of, read_json
+from trtopt.core.documents import Count, Damaged, Digest, converted, one_of, read_json
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import (
     cache_folder,
@@ -67,9 +67,7 @@ class _Key(TypedDict):
 
     format: Annotated[str, one_of([FORMAT])]
     parts: Mapping[str, Any]
-    files: Mapping[
-        Annotated[str, Rule("a file's name", lambda name: "\0" not in name and Path(name).name == name)], _File
-    ]
+    files: Mapping[str, _File]
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,10 @@ class Entry:
         key = converted(read_json(folder / KEY), _Key, KEY)
         if digest_of(key["parts"]) != folder.name:
             raise Damaged(f"{KEY} is another engine's")
-        if PLAN not in key["files"]:
+        files = key["files"]
+        if PLAN not in files or any("\0" in name or Path(name).name != name for name in files):
             raise Damaged(f"{KEY} doesn't name the files")
-        return cls(folder, key["parts"], key["files"])
+        return cls(folder, key["parts"], files)
 
     @property
     def digest(self) -> str:

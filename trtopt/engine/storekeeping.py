@@ -1,4 +1,4 @@
-"""list_store(), verify_store(), prune_store(): what is in an engine store, whether it is whole, and less of it."""
+"""list_store(), prune_store(): the content of an engine store, and less of it."""
 
 from __future__ import annotations
 
@@ -57,22 +57,6 @@ class StoreListing:
 
 
 @dataclass(frozen=True)
-class StoreVerification:
-    """Engines (by their digests) that are what was stored, and those that weren't, with the reason; these were removed."""
-
-    folder: str
-    whole: tuple[str, ...]
-    damaged: dict[str, str]
-
-    @property
-    def ok(self) -> bool:
-        return not self.damaged
-
-    def to_json(self) -> dict[str, Any]:
-        return {**plain(self), "ok": self.ok}
-
-
-@dataclass(frozen=True)
 class StorePruning(Plain):
     """The names of what was removed, its bytes, and those that are left."""
 
@@ -98,29 +82,6 @@ def list_store(request: StoreRequest) -> StoreListing:
         with contextlib.suppress(Damaged, AttributeError, KeyError, TypeError):  # not whole, or gone meanwhile
             engines.append(_described(Entry.read(folder)))
     return StoreListing(str(store.folder), tuple(engines), store.max_size)
-
-
-@taking(StoreRequest)
-def verify_store(request: StoreRequest) -> StoreVerification:
-    """Read every engine in a store and compare it with what was stored. Those that differ are removed.
-
-    Args: as of `list_store`.
-
-    Raises:
-        OutputError: one differs, and the folder may only be read.
-        and as `list_store`.
-    """
-    store, whole, damaged = _opened(request), list[str](), dict[str, str]()
-    folders = store.folders()
-    with request.reporter.phase("reading the engines", len(folders)) as phase:
-        for folder in folders:
-            phase.advance()
-            if problem := store.fault(folder.name):
-                store.remove(folder.name)
-                damaged[folder.name] = problem
-            elif folder.is_dir():
-                whole.append(folder.name)
-    return StoreVerification(str(store.folder), tuple(whole), damaged)
 
 
 @taking(PruneStoreRequest)

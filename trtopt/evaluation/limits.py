@@ -16,7 +16,7 @@ from trtopt.graph.output_kinds import Kind
 MIN_SNR = 20.0
 """dB, an error of a tenth of the signal; for outputs that agreement doesn't judge."""
 MIN_COSINE = 0.99
-"""The least cosine of every embedding: 20 dB over all are 0.995 in the mean, and hide one that is turned far. 0.99 is 8°: a search
+"""The least cosine of every embedding: 20 dB over all are 0.995 in the mean and hide one that is far off. 0.99 is 8°: a search
 by cosine confuses neighbours that are closer than that anyway."""
 MIN_OVERLAP = 0.5
 """The least overlap of masks outside the commonest class: where objects are few, 99 % of the pixels agree without any."""

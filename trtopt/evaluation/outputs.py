@@ -468,7 +468,7 @@ _Split = tuple[NDArray[np.int64], "NDArray[np.int64] | None"]
 
 
 def _same_pixels(old: NDArray[Any], new: NDArray[Any], real: NDArray[np.bool_], _: Any) -> tuple[bool, list[_Split]]:
-    """Return whether the reference stays within 0…1, and ways of taking classes: of one channel both sides of 0 and of 0.5: which
+    """Return whether the reference is within 0…1, and ways of taking classes: of one channel both sides of 0 and of 0.5: which
     it is shows when all was seen. Of each: the counts, and by class the pixels in the reference and those that are the
     same in both."""
     if old.dtype.kind in "iub":  # the classes themselves

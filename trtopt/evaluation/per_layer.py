@@ -156,7 +156,7 @@ def compare_engine_layers(
 
 
 class _Sums:
-    """Sums of one tensor over samples: signal and noise with all that came before, of the node alone, and of what becomes of own
+    """Sums of one tensor over samples: signal and noise with all that came before, of the node alone, and of what becomes of
     errors one node and two before it."""
 
     def __init__(self) -> None:
