@@ -56,7 +56,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest"}
-    assert len(COMMANDS) == 23
+    assert len(COMMANDS) == 22
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -423,7 +423,7 @@ TABLES = {
     ),
     "store": (
         ("engine", "model", "precision", "for", "TensorRT", "size", "last used"),
-        ("0123456789ab", "lite0.onnx", "int8+fp16", "sm80, sm89", "TensorRT-RTX 1.7", "10 MiB", "2026-11-24, in use"),
+        ("0123456789ab", "lite0.onnx", "int8+fp16", "sm80, sm89", "TensorRT-RTX 1.7", "10 MiB", "2026-11-24 12:00"),
     ),
     "sensitivity": (
         ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"),

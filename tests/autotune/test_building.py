@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -711,36 +710,18 @@ def test_int8_everywhere_is_kept_where_what_was_chosen_can_not_be_built(
 
 def _with_a_gate(path: Path) -> None:
     """Squeeze-and-excite behind a grouped convolution and its SiLU, and a convolution that reads the product."""
-    rng = np.random.default_rng(2)
+    text = """<ir_version: 9, opset_import: ["" : 17]> gated (float[batch,3,32,32] x) => (float[batch,16] y) {
+        [first] f = Conv<pads=[1,1,1,1]>(x, wf) [grouped] g = Conv<group=16, pads=[1,1,1,1]>(f, wg)
+        [sigmoid] sg = Sigmoid(g) [silu] s = Mul(g, sg) [mean] m = GlobalAveragePool(s)
+        [squeeze] q = Conv(m, ws) [relu] r = Relu(q) [excite] e = Conv(r, we) [hard] k = HardSigmoid(e)
+        [product] t = Mul(s, k) [project] p = Conv(t, wp) [pool] a = GlobalAveragePool(p) [rows] y = Flatten(a)
+    }"""
     weights = {"wg": (16, 1, 3, 3), "ws": (8, 16, 1, 1), "we": (16, 8, 1, 1), "wp": (16, 16, 1, 1), "wf": (16, 3, 3, 3)}
-    node = onnx.helper.make_node
-    nodes = [
-        node("Conv", ["x", "wf"], ["f"], "first", pads=[1] * 4),
-        node("Conv", ["f", "wg"], ["g"], "grouped", group=16, pads=[1] * 4),
-        node("Sigmoid", ["g"], ["sg"], "sigmoid"),
-        node("Mul", ["g", "sg"], ["s"], "silu"),
-        node("GlobalAveragePool", ["s"], ["m"], "mean"),
-        node("Conv", ["m", "ws"], ["q"], "squeeze"),
-        node("Relu", ["q"], ["r"], "relu"),
-        node("Conv", ["r", "we"], ["e"], "excite"),
-        node("HardSigmoid", ["e"], ["k"], "hard"),
-        node("Mul", ["s", "k"], ["t"], "product"),
-        node("Conv", ["t", "wp"], ["p"], "project"),
-        node("GlobalAveragePool", ["p"], ["a"], "pool"),
-        node("Flatten", ["a"], ["y"], "rows"),
-    ]
-    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
-    graph = onnx.helper.make_graph(
-        nodes,
-        "gated",
-        [value("x", shape=["batch", 3, 32, 32])],
-        [value("y", shape=["batch", 16])],
-        [
-            onnx.numpy_helper.from_array(rng.standard_normal(size, np.float32) / 4, name)
-            for name, size in weights.items()
-        ],
+    proto, rng = onnx.parser.parse_model(text), np.random.default_rng(2)
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(rng.standard_normal(size, np.float32) / 4, name) for name, size in weights.items()
     )
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
+    onnx.save(proto, path)
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0])

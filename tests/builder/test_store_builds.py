@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from world import Heard
 
 import trtopt
@@ -38,21 +38,15 @@ AT = np.zeros((1, 3, 16, 16), np.float32)
 
 def _net(path: Path, seed: int) -> Path:
     random = np.random.default_rng(seed)
-
-    def weight(name: str, *shape: int) -> TensorProto:
-        return numpy_helper.from_array((random.normal(size=shape) * 0.2).astype(np.float32), name)
-
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["c1"], "conv1", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
-        helper.make_node("GlobalAveragePool", ["r1"], ["p"], "pool"),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "w2"], ["y"], "fc", transB=1),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 16])
-    graph = helper.make_graph(nodes, "net", [x], [y], [weight("w1", 32, 3, 3, 3), weight("w2", 16, 32)])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    net (float[batch,3,16,16] x) => (float[batch,16] y) {
+        [conv1] c1 = Conv<pads=[1,1,1,1]>(x, w1) [relu1] r1 = Relu(c1) [pool] p = GlobalAveragePool(r1)
+        [flatten] f = Flatten(p) [fc] y = Gemm<transB=1>(f, w2)
+    }""")
+    for name, shape in (("w1", (32, 3, 3, 3)), ("w2", (16, 32))):
+        weight = (random.normal(size=shape) * 0.2).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
+    onnx.save(proto, path)
     os.utime(path, (1000, 1000))  # long settled
     return path
 
