@@ -33,11 +33,11 @@ import numpy as np
 import trtopt
 from trtopt.autotune.candidates import gpu_for
 from trtopt.autotune.layer_times import Engines
-from trtopt.autotune.selection import time_in_turns
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.table import Table
+from trtopt.evaluation.timing import time_in_turns
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
 

@@ -31,13 +31,11 @@ OWNERS = {  # foreign library → the only places that import it
     "PIL": ("data",),
     "onnxruntime": ("ort",),
     "ray": ("jobs.cluster",),
-    "networkx": ("autotune.costs",),
     "matplotlib": ("diagnosis.charts",),
     "jinja2": ("diagnosis.page",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
 HEAVY = {
-    "networkx",
     "tensorrt",
     "tensorrt_rtx",
     "tensorrt_lean",

@@ -37,7 +37,6 @@ TYPED = {
     "show_jobs": ["jobs", "show"],
     "deploy_triton": ["deploy", "triton"],
     "list_store": ["store", "list"],
-    "verify_store": ["store", "verify"],
     "prune_store": ["store", "prune"],
 }
 # API parameters that the command line gives in its own way.
@@ -45,7 +44,7 @@ ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
 INSTEAD = {
     "verify": ({"batches"}, set()),
-    "tune": ({"int8", "fp16", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
+    "tune": ({"int8", "fp16", "fp8", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
 }
 IMAGE_OPTIONS = {"size", "resize", "layout", "channels", "scale", "mean", "std"}  # keys of `preprocess`
 
@@ -57,7 +56,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest"}
-    assert len(COMMANDS) == 23
+    assert len(COMMANDS) == 22
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -424,7 +423,7 @@ TABLES = {
     ),
     "store": (
         ("engine", "model", "precision", "for", "TensorRT", "size", "last used"),
-        ("0123456789ab", "lite0.onnx", "int8+fp16", "sm80, sm89", "TensorRT-RTX 1.7", "10 MiB", "2026-11-24, in use"),
+        ("0123456789ab", "lite0.onnx", "int8+fp16", "sm80, sm89", "TensorRT-RTX 1.7", "10 MiB", "2026-11-24 12:00"),
     ),
     "sensitivity": (
         ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"),

@@ -79,7 +79,7 @@ def test_what_does_not_exist_is_noticed(command: str, said: str) -> None:
         "trtopt -v check m.onnx",
         "trtopt build --store",
         "trtopt bench M.engine --iterations N > b.json",
-        "trtopt tune m.onnx --min-snr N [--fp8] …",
+        "trtopt tune m.onnx --min-snr N [--bf16] …",
     ],
 )
 def test_parts_of_commands_and_redirections_are_no_faults(command: str) -> None:

@@ -21,7 +21,7 @@ from onnx import TensorProto
 from world import Outcome, World, net, samples
 
 from trtopt import workflow as stages
-from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
+from trtopt.autotune.selection import Candidate, Comparison, stored_comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
@@ -34,6 +34,7 @@ from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.data.samples import load_crops
 from trtopt.engine.manifest import Manifest, load_manifest
 from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.timing import Times
 from trtopt.graph.io import load_model
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.joblist import load_jobs
@@ -204,12 +205,12 @@ def test_tables_of_anything(world: World) -> None:
     use(whole)
     survived(100, whole, use)
     tensor = next(iter(whole["tensors"]))
-    more = {"left_out": {"conv1": "noise"}, "in_fp8": ["conv1"], "gates": ["gate"], "ranges": {"a": 1e4}}
+    more = {"left_out": {"conv1": "noise"}, "gates": ["gate"], "ranges": {"a": 1e4}}
     plain = {"count": 9, "some": ["a"], "seen": "b"}
     quality = whole["quality"] | {"preprocessing": {"warning": "w"}, "plain": plain}
     whole |= {"quality": quality, "groups": [[tensor]], **more}
     path.write_text(json.dumps(whole))
-    assert Table.load(path).in_fp8 == ("conv1",)
+    assert Table.load(path).gates == ("gate",)
     header = impossible(whole, Table, but=("tensors", "repairs", "smoothed", "version"))
     for place, value in (*header, *impossible(whole["tensors"], dict[str, _Tensor], ("tensors",))):
         path.write_text(json.dumps(changed(whole, place, value)))
@@ -384,7 +385,6 @@ def test_job_lists_of_anything(world: World) -> None:
     assert small
     wrong = {
         "min_agreement": 7,
-        "max_drop": -0.5,
         "budget": "soon",
         "min_snr": "x",
         "optimization_level": 9,

@@ -70,14 +70,12 @@ from trtopt.engine.inspection import (
     version as version,
 )
 from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
-from trtopt.engine.store import StoredEngine as StoredEngine
 from trtopt.engine.storekeeping import (
+    StoredEngine as StoredEngine,
     StoreListing as StoreListing,
     StorePruning as StorePruning,
-    StoreVerification as StoreVerification,
     list_store as list_store,
     prune_store as prune_store,
-    verify_store as verify_store,
 )
 from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow
 from trtopt.evaluation.limits import Limits as Limits

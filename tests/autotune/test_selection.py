@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeEngine
 
-from trtopt.autotune.selection import Candidate, Comparison, Times, judge, time_in_turns
+from trtopt.autotune.selection import Candidate, Comparison, judge
 from trtopt.core.errors import AccuracyLost
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement
+from trtopt.evaluation.timing import Times, time_in_turns
 from trtopt.evaluation.verify import Agreement
 from trtopt.graph.output_kinds import Kind
 from trtopt.runtime.session import Session

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import decibels, model, node, photos, points_of, quantized, rapidocr, rendered_text, values
+from graphs import decibels, model, node, photos, points_of, quantized, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 from world import World, has
 
 import trtopt
 from trtopt.autotune.sensitivity import Sensitivity
 from trtopt.calibration.noise import snr_db
-from trtopt.core.errors import CalibrationError, DataError, DeviceError, ModelError, UsageError
+from trtopt.core.errors import CalibrationError, DataError, ModelError, UsageError
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import Points
@@ -266,16 +266,6 @@ def test_what_cannot_be_is_refused(crops: Any, arguments: dict[str, Any], error:
         trtopt.sensitivity(_net(), **{"data": {"x": crops}, **arguments})
 
 
-def test_a_recogniser_of_text(tmp_path: Path) -> None:
-    lines = np.concatenate(
-        [rendered_text(48, 160, 1) + values(1, 3, 48, 160, seed=seed, scale=0.05) for seed in range(6)]
-    )
-    (name,) = [info.name for info in load_model(rapidocr("rec")).inputs]
-    found = trtopt.sensitivity(rapidocr("rec"), data={name: lines.clip(-1, 1)}, samples=2)
-    assert len(found.sources) > 40
-    assert abs(snr_db(found.predicted[found.output]) - snr_db(found.measured[found.output])) < 6
-
-
 def test_an_output_that_int8_does_not_reach_is_said_so(world: World, crops: Any) -> None:
     net = _net()
     net.graph.node.append(node("Relu", "x", "same"))
@@ -308,81 +298,6 @@ def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> 
     refused = world.run("sensitivity", world.folder / "net.onnx")
     assert refused.status == 2
     has(refused.err, "--images", "--data")
-
-
-def _timed(*layers: tuple[str, float, list[str]], batch: int = 8) -> dict[str, Any]:
-    spread = {"median": 1.0, "p90": 1.0, "p99": 1.0, "minimum": 1.0}
-    described = [
-        {"name": name, "ms": ms, "kind": "convolution", "precision": "int8", "nodes": nodes}
-        for name, ms, nodes in layers
-    ]
-    return {"batch": batch, "total_ms": sum(ms for _, ms, _ in layers), "gpu": spread, "layers": described}
-
-
-def _profile(*batches: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "engine": "out/net.engine",
-        "gpu": "Played GPU (sm89)",
-        "inputs": "made up",
-        "batches": batches,
-        "notes": [],
-    }
-
-
-def test_each_layers_time_stands_beside_its_noise(world: World, crops: Any, found: Sensitivity) -> None:
-    """The nodes of one layer share its time by their work; of several batches the largest counts."""
-    small = _timed(("c0", 5.0, ["c0"]), batch=1)
-    large = _timed(
-        ("c0 + r0", 0.25, ["c0", "r0"]), ("c1", 0.5, ["c1"]), ("c2 + g", 0.125, ["c2"]), ("reformat", 9.0, [])
-    )
-    path = world.folder / "profile.json"
-    path.write_text(json.dumps(_profile(small, large)))
-    timed = trtopt.sensitivity(_net(), data={"x": crops}, method="minmax", samples=8, profile=path)
-    ms = {source.what: source.ms for source in timed.sources}
-    assert ms["weights of c0"] == 0.25 and ms["weights of c1"] == 0.5 and ms["weights of c2"] == 0.125
-    has(timed.timed, "net.engine at batch 8", "Played GPU")
-    assert [source.noise for source in timed.sources] == [source.noise for source in found.sources]
-    assert found.timed == "" and all(source.ms is None for source in found.sources)
-    save(_net(), world.folder / "net.onnx")
-    np.savez(world.folder / "crops.npz", x=crops)
-    arguments = ("sensitivity", world.folder / "net.onnx", "--data", world.folder / "crops.npz", "--samples", 4)
-    said = world.run(*arguments, "--profile", path)
-    assert said.status == 0, said
-    has(said.out, "0.5000", "ms: of the layers that read it, in net.engine at batch 8 on Played GPU")
-    content = json.loads(world.run(*arguments, "--profile", path, "--json").out)
-    assert {item["nodes"][0]: item["ms"] for item in content["sources"] if item["kind"] == "weight"}["c1"] == 0.5
-
-
-def test_a_profile_of_something_else_is_refused(world: World, crops: Any) -> None:
-    other = _profile(_timed(("conv", 1.0, ["other"])))
-    with pytest.raises(UsageError, match="none of the model's layers"):
-        trtopt.sensitivity(_net(), data={"x": crops}, samples=2, profile=other)
-    path = world.folder / "no.json"
-    path.write_text("{}")
-    with pytest.raises(UsageError, match="isn't the JSON of profile"):
-        trtopt.sensitivity(_net(), data={"x": crops}, samples=2, profile=path)
-
-
-@pytest.mark.usefixtures("rtx")
-def test_an_engine_is_profiled_where_there_is_a_gpu(world: World, crops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trtopt.autotune import sensitivity as ledger
-    from trtopt.cuda.device import Probe
-    from trtopt.diagnosis import profiling
-
-    engine = trtopt.build(_net(), world.folder / "net.engine", fp16=True, target="sm89").engine
-    monkeypatch.setattr(profiling, "probe", lambda: Probe(reason="no driver"))
-    with pytest.raises(DeviceError, match="needs an NVIDIA GPU"):
-        trtopt.sensitivity(_net(), data={"x": crops}, samples=2, profile=engine)
-    asked = []
-
-    def profile(path: Path, **_: Any) -> dict[str, Any]:
-        asked.append(path)
-        return _profile(_timed(("c1", 0.75, ["c1"])))
-
-    monkeypatch.setattr(ledger, "profile", profile)
-    found = trtopt.sensitivity(_net(), data={"x": crops}, samples=2, profile=engine)
-    assert asked == [engine]
-    assert {source.what: source.ms for source in found.sources}["weights of c1"] == 0.75
 
 
 def test_an_output_that_is_a_constant_has_no_noise(crops: Any) -> None:

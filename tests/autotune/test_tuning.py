@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import sys
@@ -18,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from world import Heard, World, has
 
 import trtopt
-from trtopt.autotune.goal import Goal, Judge
+from trtopt.autotune.goal import AccuracyEvaluator, Goal
 from trtopt.builder.asked import spec_of
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
@@ -158,34 +157,17 @@ def test_scales_may_come_from_a_cache_without_histograms(crops: Any, tmp_path: P
     assert result.tuning.chosen.snr_db >= 20 > result.tuning.before.snr_db
 
 
-@pytest.mark.parametrize("more", [2.0, 15.0])
-def test_on_a_small_graph_no_other_choice_is_cheaper(crops: Any, tmp_path: Path, more: float) -> None:
+def test_each_layer_that_stays_out_has_to(crops: Any, tmp_path: Path) -> None:
     net = _net(layers=4, bad=(1, 3))
-    first = _tuned(net, crops, tmp_path, min_snr=1)
-    limit = first.tuning.chosen.snr_db + more
-    result = _tuned(net, crops, tmp_path, min_snr=limit)
-    table = result.tuning.table
-    layers = ["c0", "c1", "c2", "c3", "fc"]
-    sizes = {
-        "c0": 3 * 9 * 16 * 256,
-        "c1": 16 * 9 * 16 * 256,
-        "c2": 16 * 9 * 16 * 256,
-        "c3": 16 * 9 * 16 * 256,
-        "fc": 640,
-    }
-    chosen = sum(sizes[name] for name in result.tuning.left_out)
-    cheaper = [
-        subset
-        for size in range(len(layers))
-        for subset in itertools.combinations(layers, size)
-        if sum(sizes[name] for name in subset) < 0.95 * chosen
-    ]
-    # Those on the limit's edge may go either way: it holds with a standard error.
-    assert all(_snr(_graph(net, table, subset), net, crops[:80]) < limit + 1 for subset in cheaper)
+    limit = _tuned(net, crops, tmp_path, min_snr=1).tuning.chosen.snr_db + 15
+    tuning = _tuned(net, crops, tmp_path, min_snr=limit).tuning
+    assert "c1" in tuning.left_out
+    for name in tuning.left_out:  # those on the limit's edge may go either way: it holds with a standard error
+        others = [other for other in tuning.left_out if other != name]
+        assert _snr(_graph(net, tuning.table, others), net, crops[:80]) < limit + 1
 
 
-def test_of_a_small_graph_few_choices_are_tried(crops: Any, tmp_path: Path) -> None:
-    """Of 1,023: those that the ledger says are far off come last, and where no layer alone keeps the limit no others follow."""
+def test_few_choices_are_tried(crops: Any, tmp_path: Path) -> None:
     net = _net(layers=9, bad=(1, 3, 5))
     tuning = _tuned(net, crops, tmp_path, min_snr=31).tuning
     assert set(tuning.left_out) == {"c1", "c3"} and tuning.tried < 10
@@ -195,25 +177,14 @@ def test_of_a_small_graph_few_choices_are_tried(crops: Any, tmp_path: Path) -> N
     assert max(len(path.read_text().splitlines()) for path in kept) < 15
 
 
-def test_on_a_large_one_the_bad_layers_are_found_and_the_others_put_back(crops: Any, tmp_path: Path) -> None:
-    net = _net(layers=14, bad=(4, 9))
-    first = _tuned(net, crops, tmp_path, min_snr=1)
-    reach = _snr(_graph(net, first.tuning.table, ("c4", "c9")), net, crops[:80])
-    result = _tuned(net, crops, tmp_path, min_snr=reach - 10)
-    assert set(result.tuning.left_out) == {"c4", "c9"}
-    assert result.tuning.tried < 30
-
-
 def test_the_search_begins_where_the_noise_foretells(crops: Any, tmp_path: Path) -> None:
-    net = _net(layers=24, bad=(3, 6, 9, 12, 15, 18))
+    net, bad = _net(layers=14, bad=(3, 6, 9)), ("c3", "c6", "c9")
     first = _tuned(net, crops, tmp_path, min_snr=1)
-    reach = _snr(
-        _graph(net, first.tuning.table, tuple(f"c{number}" for number in (3, 6, 9, 12, 15, 18))), net, crops[:80]
-    )
-    result = _tuned(net, crops, tmp_path, min_snr=round(reach) - 3)
-    assert 5 <= len(result.tuning.left_out) <= 8
-    assert result.tuning.tried <= 9
-    assert result.tuning.chosen.samples == result.tuning.samples and not result.tuning.chosen.missed
+    reach = _snr(_graph(net, first.tuning.table, bad), net, crops[:80])
+    tuning = _tuned(net, crops, tmp_path, min_snr=round(reach) - 3).tuning
+    assert {*bad} <= set(tuning.left_out) and len(tuning.left_out) <= 5
+    assert tuning.tried <= 9
+    assert tuning.chosen.samples == tuning.samples and not tuning.chosen.missed
 
 
 def test_a_choice_that_can_not_be_mended_is_not_run_to_the_end(crops: Any, tmp_path: Path) -> None:
@@ -221,17 +192,21 @@ def test_a_choice_that_can_not_be_mended_is_not_run_to_the_end(crops: Any, tmp_p
     table = trtopt.calibrate(net, data={"x": crops[:80]}).table
     graphs = {name: _graph(net, table, left_out) for name, left_out in (("whole", ()), ("chosen", ("c1",)))}
     snr = {name: _snr(graph, net, crops[:80]) for name, graph in graphs.items()}
-    goal = Goal(Limits(min_agreement=0.0, min_snr=snr["chosen"] - 2))
     batches = open_data(load_model(net).inputs, data={"x": crops[:80]})
-    judge = Judge(fold(net)[0], batches, goal, {"y": Kind.OTHER}, 2)
+
+    def evaluator(min_snr: float, threads: int) -> AccuracyEvaluator:
+        return AccuracyEvaluator(fold(net)[0], batches, Goal(Limits(0.0, min_snr)), {"y": Kind.OTHER}, threads)
+
+    judge = evaluator(snr["chosen"] - 2, 2)
     whole, chosen = judge(graphs["whole"]), judge(graphs["chosen"])
-    assert whole.missed and whole.samples < 80
-    assert not chosen.missed and chosen.samples == 80
-    assert chosen.snr_db == pytest.approx(snr["chosen"], abs=0.01) and chosen.room is not None and 0 < chosen.room < 2
-    assert whole.snr_db == pytest.approx(snr["whole"], abs=3) and whole.room is not None and whole.room < 0
-    assert judge(graphs["whole"]) == whole == Judge(fold(net)[0], batches, goal, {"y": Kind.OTHER}, 1)(graphs["whole"])
-    loose = Judge(fold(net)[0], batches, replace(goal, limits=Limits(0.0, snr["whole"] - 0.01)), {"y": Kind.OTHER}, 2)
-    assert loose(graphs["whole"]).samples == 80  # missed for its standard error alone
+    assert whole.missed and whole.samples < 80 and not chosen.missed and chosen.samples == 80
+    assert chosen.snr_db == pytest.approx(snr["chosen"], abs=0.01)
+    assert chosen.headroom_db is not None and 0 < chosen.headroom_db < 2
+    assert whole.snr_db == pytest.approx(snr["whole"], abs=3)
+    assert whole.headroom_db is not None and whole.headroom_db < 0
+    assert judge(graphs["whole"]) == whole == evaluator(snr["chosen"] - 2, 1)(graphs["whole"])
+    # Missed for its standard error alone:
+    assert evaluator(snr["whole"] - 0.01, 2)(graphs["whole"]).samples == 80
 
 
 def test_the_saved_table_gives_the_same_graph_and_build_the_same_engine(crops: Any, tmp_path: Path) -> None:
@@ -263,7 +238,7 @@ def test_a_second_call_runs_nothing_again(crops: Any, tmp_path: Path, monkeypatc
     first, heard, ran = _tuned(_net(), crops, tmp_path, min_snr=28), Heard(), []
     lines = next((tmp_path / "cache" / "tuning").glob("*.lines"))
     lines.write_text(lines.read_text() + '["cut o')  # as a killed process leaves it
-    monkeypatch.setattr(Judge, "__call__", lambda *_: ran.append(1))
+    monkeypatch.setattr(AccuracyEvaluator, "__call__", lambda *_: ran.append(1))
     again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard)
     assert not ran and again.cached
     assert again.tuning.chosen == first.tuning.chosen and again.tuning.left_out == first.tuning.left_out
@@ -280,24 +255,6 @@ def test_what_the_cache_holds_may_be_damaged(crops: Any, tmp_path: Path) -> None
 
 
 # Other limits ------------------------------------------------------------------------------------------------------------
-
-
-def _labels(net: ModelProto, arrays: Any) -> list[int]:
-    return [int(item) for item in OnnxRunner(net, optimize=True)({"x": arrays})["y"].argmax(1)]
-
-
-def test_a_drop_of_accuracy_is_judged_by_labels(crops: Any, tmp_path: Path) -> None:
-    net = _net(bad=(1, 2))
-    true = _labels(net, crops[:80])
-    (tmp_path / "labels.txt").write_text("\n".join(map(str, true)), encoding="utf-8-sig")  # as some editors save
-    kind = {"output_kind": ["y=classes"]}
-    loose = _tuned(net, crops, tmp_path, max_drop="60%", labels=tmp_path / "labels.txt", **kind)
-    strict = _tuned(net, crops, tmp_path, max_drop=0.0, labels=true, **kind)
-    has(strict.tuning.chosen.figure, "top-1 100.0% → 100.0%")
-    assert len(strict.tuning.left_out) >= len(loose.tuning.left_out)
-    heard = Heard()
-    _tuned(net, crops, tmp_path, max_drop="1%", labels=[(label + 3) % 40 for label in true], reporter=heard, **kind)
-    has("\n".join(heard.warnings), "gives 0.0% of these samples the class of their label, as guessing would")
 
 
 def worst_case(outputs: dict[str, Any]) -> float:
@@ -385,16 +342,6 @@ def test_a_share_that_no_output_has_is_told(crops: Any, tmp_path: Path) -> None:
     assert not any("nothing to judge" in text for text in heard.warnings)
 
 
-def test_a_drop_needs_several_classes(crops: Any, tmp_path: Path) -> None:
-    """One score a sample was told to be called classes, and then that there are classes 0 to 0."""
-    net = _net(bad=())
-    net.graph.node.append(node("ReduceMean", "y", "z", "mean", axes=[1]))
-    net.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 1]))
-    for kinds in ([], ["z=classes"]):
-        with pytest.raises(UsageError, match=r"is of the largest of several classes.*`metric=`"):
-            _tuned(net, crops, tmp_path, max_drop=0.1, labels=[0, 1] * 40, output_kind=kinds)
-
-
 def test_it_says_all_that_was_repaired_and_which_output_a_figure_is_of(crops: Any, tmp_path: Path) -> None:
     """Where channels or scales made the difference it said that no weight was repaired."""
     net = _net(bad=())
@@ -404,6 +351,9 @@ def test_it_says_all_that_was_repaired_and_which_output_a_figure_is_of(crops: An
     table = tuning.table
     table = replace(table, smoothed={"a": 1, "b": 2}, tensors={"x": replace(table.tensors["x"], method="output")})
     has(str(replace(tuning, table=table)), "1 activation with other scales, 2 activations with channels scaled alike:")
+
+
+LABELLED: dict[str, Any] = {"metric": lambda outputs, labels: 1.0, "min": 1}
 
 
 def _reader() -> ModelProto:
@@ -449,26 +399,19 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
     [
         ({}, "there is no limit to tune to"),
         ({"min_snr": float("nan")}, "`min_snr=` is nan"),
-        ({"max_drop": "1%"}, "needs labels"),
-        ({"max_drop": "much", "labels": [1]}, "`max_drop=` is much"),
-        ({"labels": [1, 2]}, "`labels=` are for"),
-        ({"labels": [1, 2], "min_snr": 20}, "`labels=` are for `max_drop=` and `metric=`"),
-        ({"labels": [1, 2], "metric": lambda outputs: 1.0, "min": 1}, "`max_drop=` and a `metric=` that takes them"),
+        ({"labels": [1, 2]}, "`labels=` are for a `metric=` that takes them"),
+        ({"labels": [1, 2], "metric": lambda outputs: 1.0, "min": 1}, "`labels=` are for a `metric=` that takes them"),
         ({"best": True, "min_snr": 20}, "`best=True` is `build`'s"),
         (
             {"budget": "10min"},
             "`budget=` is the time to look for what stays out of INT8 within a limit: add a limit such as",
         ),
-        ({"labels": ["cat", "dog"], "max_drop": 0.1}, "takes the number of a class for each sample"),
-        ({"labels": [1.5, 2.0], "max_drop": 0.1}, "takes the number of a class for each sample"),
-        ({"labels": [1, 2], "max_drop": 0.1}, "2 labels were given for 80 samples: give one for each, in their order"),
+        ({"labels": ["cat", "dog"], **LABELLED}, "takes the number of a class for each sample"),
+        ({"labels": [1.5, 2.0], **LABELLED}, "takes the number of a class for each sample"),
+        ({"labels": [1, 2], **LABELLED}, "2 labels were given for 80 samples: give one for each, in their order"),
         (
-            {"labels": [1] * 80, "max_drop": 0.1, "limit": 9},
+            {"labels": [1] * 80, "limit": 9, **LABELLED},
             "give one for each, in their order; `limit=` takes samples by their content: drop it",
-        ),
-        (
-            {"labels": [40] * 80, "max_drop": 0.1, "output_kind": ["y=classes"]},
-            "label 40: output 'y' has classes 0 to 39; where labels begin at 1",
         ),
         ({"metric": "json:loads"}, "go together"),
         ({"metric": "nowhere:at_all", "min": 1}, "can't be imported"),
@@ -592,7 +535,7 @@ def test_the_command_prints_the_front(world: World, crops: Any) -> None:
     assert document["tuning"]["front"] and document["tuning"]["digest"] == document["calibration"]["digest"]
     lost = world.run("tune", world.folder / "net.onnx", *given, "-o", world.folder / "m.engine")
     assert lost.status != 0
-    has(lost.err, "--min-snr 25", "--max-drop 0.5%", "--metric module:function")
+    has(lost.err, "--min-snr 25", "--metric module:function")
 
 
 def test_the_command_says_what_is_missed_where_the_decibels_would_do(world: World, crops: Any) -> None:
@@ -614,134 +557,24 @@ def test_sensitivity_reads_a_tuned_table(crops: Any, tmp_path: Path) -> None:
     assert "c1" not in {name for source in found.sources for name in source.nodes}
 
 
-# FP8 beside INT8 -----------------------------------------------------------------------------------------------------------
-
-
-def _types(graph: ModelProto) -> set[int]:
-    return {item.data_type for item in graph.graph.initializer}
-
-
-def test_what_int8_loses_is_in_fp8_and_build_repeats_it(crops: Any, tmp_path: Path) -> None:
-    """The layer's input has one channel far over the others: FP8 is as fine for the small ones, INT8 isn't."""
-    path, kept, graphs = tmp_path / "net.onnx", tmp_path / "t.calib.json", [tmp_path / f"g{n}.onnx" for n in range(4)]
-    onnx.save(_net(), path)
-    common: dict[str, Any] = {"data": {"x": crops[:80]}, "target": "sm89", "output_kind": ["y=other"], "min_snr": 24}
-    common["limit"] = 80
-    heard = Heard()
-    tuned = trtopt.tune(
-        path, tmp_path / "a.engine", fp8=True, save_onnx=graphs[0], save_calib=kept, reporter=heard, **common
-    )
-    assert tuned.tuning.whole.snr_db < 24 <= tuned.tuning.chosen.snr_db
-    assert list(tuned.tuning.left_out) == ["c1"] and tuned.tuning.table.in_fp8 == ("c1",)
-    assert tuned.tuning.chosen.share == 1 and tuned.tuning.chosen.in_fp8 == 1
-    assert tuned.precision["fp8"] == 1 and tuned.precision["int8"] == 4 and tuned.precision["fp16"] == 0
-    (why,) = (item for item in tuned.kept if item.node == "c1")
-    assert why.precision is Precision.FP8
-    has(why.reason, "tuned: in INT8 it makes", "in FP8 the results are within the limits")
-    has("\n".join(heard.notes), "1 layer out of INT8 (1 in FP8), 100.0% of the arithmetic in 8 bits")
-    graph = onnx.load(graphs[0])
-    assert {TensorProto.INT8, TensorProto.FLOAT8E4M3FN} <= _types(graph)
-    found = trtopt.verify(path, graphs[0], [{"x": crops[:80]}], min_snr=24)
-    assert found.ok and found.snr_db == pytest.approx(tuned.tuning.chosen.snr_db, abs=0.01)
-
-    trtopt.build(path, tmp_path / "b.engine", int8=True, fp8=True, save_onnx=graphs[1], **common)
-    stored = Table.load(kept)
-    assert stored.in_fp8 == ("c1",) and stored.digest == tuned.tuning.table.digest
-    again = {"target": "sm89", "calib": kept, "int8": True}
-    trtopt.build(path, tmp_path / "c.engine", fp8=True, save_onnx=graphs[2], **again)
-    assert graphs[0].read_bytes() == graphs[1].read_bytes() == graphs[2].read_bytes()
-    heard = Heard()
-    plain = trtopt.build(path, tmp_path / "d.engine", save_onnx=graphs[3], reporter=heard, **again)
-    assert plain.precision.get("fp8", 0) == 0 and plain.precision["fp16"] == 1
-    assert TensorProto.FLOAT8E4M3FN not in _types(onnx.load(graphs[3]))
-    has("\n".join(heard.notes), "1 would run in FP8 with `fp8=True`")
-    assert replace(stored, in_fp8=()).digest != stored.digest
-
-
-def test_where_fp8_loses_too_much_it_is_fp16(crops: Any, tmp_path: Path) -> None:
-    result = _tuned(_net(), crops, tmp_path, min_snr=39, fp8=True)
-    assert "c1" in result.tuning.left_out and "c1" not in result.tuning.table.in_fp8
-    assert result.precision["fp16"] >= 1
-    assert result.tuning.chosen.snr_db > 39
-    plain = _tuned(_net(), crops, tmp_path / "plain", min_snr=39)
-    assert result.tuning.chosen.share >= plain.tuning.chosen.share
-
-
-def test_of_many_layers_those_that_lose_most_are_in_fp8(crops: Any, tmp_path: Path) -> None:
-    net = _net(layers=14, bad=(4, 9))
-    result = _tuned(net, crops, tmp_path, min_snr=25, fp8=True)
-    assert {"c4", "c9"} == set(result.tuning.table.in_fp8) == set(result.tuning.left_out)
-    assert result.tuning.chosen.share == 1 and result.tuning.tried < 30
-    assert result.precision["fp8"] == 2 and result.precision["fp16"] == 0
-
-
-def test_a_layer_that_the_user_keeps_out_is_not_tried_in_fp8(crops: Any, tmp_path: Path) -> None:
-    result = _tuned(_net(), crops, tmp_path, min_snr=24, fp8=True, precision_override=["c1=fp16"])
-    assert not result.tuning.left_out and result.precision["fp16"] == 1 and result.precision.get("fp8", 0) == 0
-
-
-def test_without_need_nothing_is_in_fp8(crops: Any, tmp_path: Path) -> None:
-    result = _tuned(_net(bad=()), crops, tmp_path, min_snr=12, fp8=True)
-    assert not result.tuning.left_out and not result.tuning.table.in_fp8 and result.tuning.tried == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"min_snr": 24, "target": "sm86"},
-            "`target='sm86'`: fp8 needs sm89 or later; drop it or use `int8=True` alone",
-        ),
-        ({}, "nothing says which layers are in which"),
-        ({"best": True, "min_snr": 24}, "compares one of INT8 and FP8 with FP16"),
-        ({"min_snr": 24, "calibrator": "native"}, "`calibrator='native'` calibrates INT8 alone"),
-        ({"min_snr": 24, "precision_override": ["c1=fp8"]}, "it is for layers that a table names"),
-    ],
-)
-def test_int8_with_fp8_that_can_not_be(crops: Any, tmp_path: Path, options: Any, said: str) -> None:
-    given: dict[str, Any] = {"data": {"x": crops[:80]}, "target": "sm89", **options}
-    with pytest.raises(trtopt.TrtoptError, match=re.escape(said)):
-        trtopt.build(_net(), tmp_path / "m.engine", int8=True, fp8=True, **given)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_command_says_how_many_are_in_fp8(world: World, crops: Any) -> None:
-    onnx.save(_net(), world.folder / "net.onnx")
-    np.savez(world.folder / "crops.npz", x=crops[:80])
-    given = ("--data", world.folder / "crops.npz", "--target", "sm89", "--output-kind", "y=other", "--min-snr", "24")
-    said = world.run("tune", world.folder / "net.onnx", *given, "--fp8", "-o", world.folder / "m.engine")
-    assert said.status == 0, said
-    has(said.out, "arithmetic in 8 bits", "1, 1 in FP8", "convolutions INT8, 1 of 4 FP8")
-    found = world.run("tune", world.folder / "net.onnx", *given, "--fp8", "-o", world.folder / "m.engine", "--json")
-    tuning = json.loads(found.out)["tuning"]
-    assert tuning["in_fp8"] == ["c1"] and tuning["chosen"]["in_fp8"] == 1
-
-
 # Figures as numbers --------------------------------------------------------------------------------------------------------
 
 
 def test_figures_are_numbers_as_well_as_words(crops: Any, tmp_path: Path) -> None:
     net = _net()
-    true = _labels(net, crops[:80])
-    options: dict[str, Any] = {"output_kind": ["y=classes"], "labels": true, "max_drop": "1%", "min_agreement": "99%"}
+    options: dict[str, Any] = {"output_kind": ["y=classes"], "min_agreement": "99%"}
     result = _tuned(net, crops, tmp_path, **options)
     figures = result.tuning.to_json()["chosen"]["figures"]
-    assert figures["reference_top1"] == 1.0 and figures["top1"] >= 0.99 and figures["metric"] is None
-    assert figures["agreement"] >= 0.99 and figures["agreement"] == figures["top1"]
+    assert figures["agreement"] >= 0.99 and figures["metric"] is None
     before = result.tuning.before.figures
     assert before.agreement is not None and before.agreement < 0.99
     has(result.tuning.before.figure, f"{before.agreement:.1%}")
-    again = _tuned(net, crops, tmp_path, **options)  # from what the first call kept
-    assert again.tuning.chosen == result.tuning.chosen
 
     def score(outputs: dict[str, Any]) -> float:
         return 0.75
 
     measured = _tuned(net, crops, tmp_path / "m", metric=score, min=0.5)
     assert measured.tuning.to_json()["chosen"]["figures"]["metric"] == 0.75
-    embedding = _tuned(net, crops, tmp_path / "e", min_snr=20, output_kind=["y=embedding"])
-    assert 0.98 < embedding.tuning.chosen.figures.cosine <= 1
-    assert embedding.tuning.chosen.figures.agreement is None
 
 
 @pytest.mark.parametrize("given", ["101%", "-1%", "much", "99"])

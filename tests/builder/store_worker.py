@@ -55,7 +55,7 @@ def main(mode: str, where: str, out: str, *models: str) -> int:
         elif kind < 0.9:
             store = Store(where)
             for folder in store.folders():
-                if problem := store.set_aside(folder.name):
+                if problem := store.fault(folder.name):
                     print("corrupted", folder.name, problem, flush=True)
                     return 9
         else:

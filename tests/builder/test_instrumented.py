@@ -12,7 +12,7 @@ from trtopt.builder.instrumented import _OWN, _spec
 from trtopt.core.values import BuildSpec
 
 OTHER = {
-    "precision": "int8", "remainder": "bf16", "io_fp32": False, "fp8_layers": True, "workspace": 1 << 20,
+    "precision": "int8", "remainder": "bf16", "io_fp32": False, "workspace": 1 << 20,
     "optimization_level": 5, "hardware_compatibility": "ampere_plus", "sparsity": True, "tf32": False,
 }  # fmt: skip
 

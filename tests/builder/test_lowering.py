@@ -13,7 +13,7 @@ import onnx
 import pytest
 from graphs import model, node, values
 from half_models import half
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 from world import Heard
 
 from trtopt import calibrate
@@ -177,75 +177,6 @@ def test_shapes_are_inferred_once(
 
 
 # FP8 beside INT8 ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def forked() -> onnx.ModelProto:
-    """Two convolutions that read one tensor and have one weight, and one behind their sum."""
-    nodes = [
-        node("Relu", "x", "r", "relu"),
-        node("Conv", "r w", "a", "left"),
-        node("Conv", "r w c", "b", "right"),
-        node("Add", "a b", "s", "add"),
-        node("Conv", "s v", "y", "last"),
-    ]
-    weights = {"w": values(32, 32, 1, 1, scale=0.2), "v": values(32, 32, 1, 1, seed=1, scale=0.2), "c": values(32)}
-    return fold(model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights))[0]
-
-
-def _mixed(proto: onnx.ModelProto, in_fp8: tuple[str, ...], **spec: Any) -> Lowered:
-    found = calibrate(proto, data={"x": values(64, 32, 8, 8)}).table
-    can = SimpleNamespace(stored_codes=Precision, max_opset=None, float_only={}, float_only_fp8={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: True, capabilities=can)
-    table = replace(found, left_out=dict.fromkeys(in_fp8, "tried"), in_fp8=in_fp8)
-    return lower(proto, BuildSpec(precision=Precision.INT8, **{"fp8_layers": True, **spec}), generation, table)
-
-
-def _read_by(proto: onnx.ModelProto, name: str, slot: int) -> tuple[int, list[float]]:
-    """Type and scales of the codes behind an operand."""
-    constants = {item.name: numpy_helper.to_array(item) for item in proto.graph.initializer}
-    types = {item.name: item.data_type for item in proto.graph.initializer}
-    makers = {name: item for item in proto.graph.node for name in item.output}
-    reader = next(item for item in proto.graph.node if item.name == name)
-    dequantize = makers[reader.input[slot]]
-    assert dequantize.op_type == "DequantizeLinear"
-    return types[dequantize.input[2]], np.atleast_1d(constants[dequantize.input[1]]).tolist()
-
-
-def test_one_tensor_and_one_weight_are_read_in_both(forked: onnx.ModelProto) -> None:
-    made = _mixed(forked, ("right",))
-    assert made.asked == {"left": Precision.INT8, "last": Precision.INT8, "right": Precision.FP8}
-    (left, scale), (right, other) = (_read_by(made.proto, name, 0) for name in ("left", "right"))
-    assert (left, right) == (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
-    seen = calibrate(forked, data={"x": values(64, 32, 8, 8)}).table.tensors["r"].histogram
-    assert seen is not None
-    assert other[0] == pytest.approx(seen.absmax / 448, rel=1e-3) and scale[0] <= seen.absmax / 127 * 1.001
-    (left, scale), (right, other) = (_read_by(made.proto, name, 1) for name in ("left", "right"))
-    assert (left, right) == (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
-    assert len(scale) == 32 and len(other) == 1
-    kept = {item.node: item for item in made.kept}
-    assert kept["right"].precision is Precision.FP8
-    onnx.checker.check_model(made.proto)
-
-
-def test_only_what_the_table_names_is_in_fp8_and_only_where_that_is_asked_for(forked: onnx.ModelProto) -> None:
-    without = _mixed(forked, ("right",), fp8_layers=False)
-    assert set(without.asked.values()) == {Precision.INT8} and "right" not in without.asked
-    assert {item.precision for item in without.kept if item.node == "right"} == {Precision.FP16}
-    named = _mixed(forked, ("right",), overrides=(Override("right", Precision.FP32),))
-    assert named.asked["right"] is Precision.FP32
-
-
-def test_a_real_builder_runs_both(forked: onnx.ModelProto, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    found = calibrate(forked, data={"x": values(64, 32, 8, 8)}).table
-    table = replace(found, left_out={"right": "tried"}, in_fp8=("right",))
-    common: dict[str, Any] = {"int8": True, "fp8": True, "calib": table, "target": "sm89", "backend": "rtx"}
-    made = build(forked, tmp_path / "m.engine", **common)
-    assert made.precision["fp8"] == 1 and made.precision["int8"] == 2
-    assert made.coverage["fp8"] == pytest.approx(1 / 3, abs=0.01)
-    assert build(forked, tmp_path / "m.engine", **common).cached
-    assert not build(forked, tmp_path / "m.engine", **{**common, "calib": found}).cached
 
 
 # What else is decided, for typed generations and for 8.6 ------------------------------------------------------------------

@@ -4,7 +4,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +88,6 @@ def test_thresholds_without_histograms_can_be_kept_but_not_chosen_again(tmp_path
     assert Table.load(tmp_path / "t.json").amax == {"a": 1.5}
     with pytest.raises(CalibrationError, match="without histograms"):
         bare.with_method("mse")
-
-
-def test_layers_in_fp8_are_kept_and_are_part_of_what_it_is(table: Table, tmp_path: Path) -> None:
-    path = tmp_path / "t.calib.json"
-    out = replace(table, left_out={"conv": "tuned", "fc": "tuned"})
-    mixed = replace(out, in_fp8=("conv",))
-    mixed.save(path)
-    assert Table.load(path).in_fp8 == ("conv",) and Table.load(path).digest == mixed.digest != out.digest
-    assert mixed.largest["image"] == table.with_method("minmax").tensors["image"].histogram.absmax  # type: ignore[union-attr]
-    other = replace(mixed, tensors={**mixed.tensors, "image": TableEntry(mixed.amax["image"], "imported")})
-    assert other.digest != mixed.digest  # FP8 holds all that was seen
-    content = json.loads(path.read_bytes())
-    for wrong, said in (["nobody"], "'nobody' in FP8"), (["conv", 3], "in_fp8"), ("conv", "in_fp8"):
-        path.write_text(json.dumps(content | {"in_fp8": wrong}))
-        with pytest.raises(CalibrationError, match=said):
-            Table.load(path)
 
 
 def test_an_unwritable_place_leaves_nothing(table: Table, tmp_path: Path) -> None:

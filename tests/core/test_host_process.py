@@ -298,7 +298,6 @@ def test_what_measures_and_serves_changes_nothing_either(
         lambda reporter: trtopt.deploy_triton(
             engine, repo=tmp_path / "repo", backend="python", runtime="onnxruntime", reporter=reporter
         ),
-        lambda reporter: trtopt.verify_store(store=tmp_path / "store"),
     ]
     for call in calls:
         before = None

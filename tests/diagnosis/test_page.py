@@ -550,16 +550,6 @@ def test_nothing_is_loaded_and_only_its_own_script_may_run(engine: Path) -> None
     assert policy is not None and f"script-src 'sha256-{digest}'" in policy and policy.startswith("default-src 'none'")
 
 
-def test_layers_in_fp8_are_told_from_those_in_floating_point(engine: Path) -> None:
-    chosen = CHOICE | {"left_out": 3, "in_fp8": 2, "missed": []}
-    page = engine.with_suffix(".html")
-    trtopt.report(engine, page, results=[BUILD | {"tuning": TUNING | {"chosen": chosen}}])
-    content = page.read_text(encoding="utf-8")
-    assert ">3, 2 in FP8<" in content and "arithmetic in 8 bits %" in content and "the share in 8 bits" in content
-    trtopt.report(engine, page, results=[BUILD])
-    assert "in FP8<" not in page.read_text(encoding="utf-8")
-
-
 def test_it_can_be_read_by_all(engine: Path) -> None:
     everything(engine)
     content = engine.with_suffix(".html").read_text(encoding="utf-8")

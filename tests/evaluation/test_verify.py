@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,16 +159,6 @@ def test_half_types_are_rounded_where_the_model_makes_them(digits: Digits, dtype
     result = OnnxRunner(typed, optimize=False, threads=1)({"x": digits.images})["logits"]
     np.testing.assert_array_equal(result, rounded(result))  # the outputs are numbers of that type…
     np.testing.assert_allclose(result, exact, rtol=ulp, atol=1e-5)  # …the nearest, summed in FP32
-
-
-def test_engine_outputs_are_compared_and_functions_are_taken_as_candidates(digits: Digits) -> None:
-    runner = OnnxRunner(digits.model(), optimize=True, threads=1)
-    reference = runner({"x": digits.images})
-    result = compare(reference, {"logits": reference["logits"] + np.float32(0.01)}, digits.labels)
-    assert result.outputs[0].max_abs == pytest.approx(0.01, rel=1e-3)
-    shifted = lambda batch: {"logits": runner(batch)["logits"] + np.float32(0.01)}  # noqa: E731
-    through = verify(digits.model(), shifted, digits.batches(), threads=1)
-    assert through.snr_db == pytest.approx(result.snr_db, abs=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
@@ -378,11 +367,6 @@ def test_names_of_classes_say_what_is_classes(digits: Digits) -> None:
         verify(runner, digits.model(), digits.batches(), classes=["a", "b"])
 
 
-def test_top1_ties_go_to_the_first_class_on_both_sides() -> None:
-    tie = np.array([[1.0, 1.0, 0.0]])
-    assert compare({"y": tie}, {"y": tie + 1}, [0]).top1 == 1.0
-
-
 @pytest.mark.parametrize(
     ("reference", "candidate", "labels", "kind", "message"),
     [
@@ -465,12 +449,6 @@ def test_the_reference_s_graph_says_what_its_outputs_hold(digits: Digits) -> Non
         verify(runner, coarse, digits.batches(), output_kind={"logit": "other"}, threads=1)
 
 
-def test_labels_need_classes_and_the_way_out_is_said(digits: Digits) -> None:
-    given = (digits.model(), digits.model(), digits.batches(), digits.labels)
-    with pytest.raises(UsageError, match=r"no output is samples × classes: logits is embedding; .*logits=classes"):
-        verify(*given, threads=1, output_kind={"logits": "embedding"})
-
-
 def test_integers_that_are_handed_through_are_no_classes() -> None:
     found = compare({"ids": np.array([[7, 8], [9, 9]])}, {"ids": np.array([[7, 8], [9, 1]])})
     assert found.top1 is None
@@ -503,21 +481,6 @@ def test_what_is_judged_is_in_the_result(digits: Digits) -> None:
     assert said == f"logits: {measured.snr_db:.1f} dB, at least 40 is asked for"
     with pytest.raises(UsageError, match="`min_agreement=` is 95"):
         judged(min_agreement=95)
-
-
-def test_json_keeps_what_it_had_and_gains_the_kind(digits: Digits) -> None:
-    plain = verify(digits.model(), digits.model("float16"), digits.batches(), threads=1).describe()
-    assert set(plain) == {
-        *("samples", "snr_db", "top1_agreement", "reference_accuracy", "candidate_accuracy", "outputs", "missed", "ok")
-    }
-    output = plain["outputs"]["logits"]
-    assert set(output) >= {"snr_db", "max_abs", "cosine", "nonfinite", "top1_agreement"}
-    assert output["kind"] == "classes"
-    assert output["agreement"] == output["top1_agreement"] == plain["top1_agreement"]
-    assert output["cosine_min"] is output["channels"] is None
-    assert output["samples"]["figure"] == "snr_db"
-    assert len(output["samples"]["worst"]) == 3
-    assert output["samples"]["worst"][0]["snr_db"] == output["samples"]["lowest"] <= output["samples"]["median"]
 
 
 # The command -------------------------------------------------------------------------------------------------------------
@@ -635,21 +598,6 @@ def test_a_detector_is_judged_by_what_it_finds() -> None:
     has(said, "sigmoid_0.tmp_0: overlap 0.1", "at least 0.5 is asked for")
     assert output.spread is not None
     assert {item.name for item in output.spread.worst[:2]} == {"sample 0", "sample 1"}
-
-
-def test_an_encoder_s_sentences_are_compared_by_direction(exported: Callable[[str], Path]) -> None:
-    """MiniLM, FP16 against FP32: no class is looked for in 384 numbers."""
-    folded, _ = fold(load_model(exported("minilm")).proto)
-    half = typed(folded, Precision.FP16)
-    generator = np.random.default_rng(0)
-    ids = generator.integers(1000, 20000, (24, 16))
-    batches = [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]
-    found = verify(folded, half, batches, min_snr=40)
-    assert found.ok
-    states, pooled = found.outputs
-    assert states.kind is pooled.kind is Kind.EMBEDDING
-    assert min(states.cosine_min or 0, pooled.cosine_min or 0) > 0.9999
-    assert found.top1 is None
 
 
 @pytest.mark.parametrize(("op", "shape"), [("Mul", (1,)), ("MatMul", (6, 4))])

@@ -12,10 +12,7 @@ from lite0 import Builds, Inputs, rows
 from onnx import numpy_helper
 
 import trtopt
-from trtopt.core.errors import UnsupportedRequest
-from trtopt.core.values import Precision
 from trtopt.cuda.device import Device
-from trtopt.graph.passes.fold import fold
 
 FEW = 8
 OFF = 20.0  # dB of a layer's own error below which it is wrong; the graph's worst in ONNX Runtime has 28
@@ -79,30 +76,3 @@ def test_a_fault_of_one_layer_is_found_there(kept: Path, inputs: Inputs) -> None
     worst = min(found.layers, key=lambda item: item.own_snr_db)
     rows.append(("a wrong bias", worst.what, f"{worst.own_snr_db:.1f} dB of its own"))
     assert worst.node == node.name
-
-
-def test_fp8_beside_int8(gpu: Device, generation: Any, builds: Builds, inputs: Inputs, tmp_path: Path) -> None:
-    """A table that names three layers: the engine runs these in FP8, or the generation refuses to."""
-    table = trtopt.Table.load(inputs.table)
-    folded, _ = fold(onnx.load(inputs.model))
-    heavy = [
-        node.name
-        for node in folded.graph.node
-        if node.op_type == "Conv" and all(item.i == 1 for item in node.attribute if item.name == "group")
-    ]
-    names = heavy[5:8]
-    chosen = trtopt.Table(**{**vars(table), "left_out": dict.fromkeys(names, "tried"), "in_fp8": tuple(names)})
-    options: dict[str, Any] = {"int8": True, "fp8": True, "calib": chosen, "compare": False, **builds.common}
-    can = Precision.FP8 in generation.capabilities.precisions and gpu.info.compute_capability >= 89
-    if not can:
-        with pytest.raises(UnsupportedRequest, match="fp8"):
-            trtopt.build(inputs.model, tmp_path / "mixed.engine", **options)
-        rows.append(("FP8 beside INT8", "refused", str(generation)))
-        return
-    result = trtopt.build(inputs.model, tmp_path / "mixed.engine", **options)
-    rows.append(("FP8 beside INT8", f"{result.precision.get('fp8', 0)} layers", result.precision_summary))
-    assert result.precision["fp8"] == len(names)
-    with trtopt.Session(result.engine) as session:
-        logits = session.run_batches({"input": inputs.photos["input"]})["logits"]
-    assert np.isfinite(logits).all()
-    assert (logits.argmax(1) == inputs.reference["logits"].argmax(1)).mean() > 0.8

@@ -11,8 +11,8 @@ from graphs import model, node, values
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.data.difference import difference
 from trtopt.graph.passes.fold import fold
-from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
 S = 4  # channels, and every other size

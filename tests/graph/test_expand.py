@@ -9,10 +9,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Issue
+from trtopt.data.difference import difference
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.expand import expand, expandable, written_out
 from trtopt.graph.proto import all_nodes
-from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
 

@@ -17,10 +17,10 @@ from graphs import conv_relu, model, node, photos, rapidocr, rendered_text, valu
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
+from trtopt.data.difference import difference
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import _evaluate, fold
 from trtopt.graph.proto import LARGE, all_nodes, tensor_size
-from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
 

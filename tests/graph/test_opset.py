@@ -13,12 +13,12 @@ from onnx import ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.errors import ModelError
+from trtopt.data.difference import difference
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.lazy_weights import is_lazy
 from trtopt.graph.passes.opset import at_opset, to_ir_at
 from trtopt.graph.proto import opset_version, whole_copy
 from trtopt.graph.view import to_proto
-from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
 

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import Points, gates_of, one_row_a_sample
+from trtopt.graph.passes.placement import Points, gates_of
 from trtopt.graph.view import to_ir
 
 
@@ -661,29 +661,3 @@ def test_a_product_of_values_of_unknown_type_says_so() -> None:
     net.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
     (kept,) = points_of(net).kept
     assert (kept.node, kept.op) == ("product", "MatMul") and "type of what it reads isn't known" in kept.reason
-
-
-@pytest.mark.parametrize("pooling", ["GlobalAveragePool", "ReduceMean"])
-def test_products_of_one_row_a_sample_come_with_the_pooling_in_front(pooling: str) -> None:
-    mean = node(pooling, "f", "p", "pool", **({"axes": [2, 3]} if pooling == "ReduceMean" else {}))
-    nodes = [
-        node("Conv", "x w0", "f", "conv"),
-        mean,
-        node("Flatten", "p", "v"),
-        node("Gemm", "v w1", "h", "hidden"),
-        node("Relu", "h", "r"),
-        node("Gemm", "r w1", "y", "classes"),
-    ]
-    weights = {"w0": values(32, 32, 1, 1), "w1": values(32, 32)}
-    proto = model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights)
-    found = one_row_a_sample(to_ir(proto), points_of(proto))
-    assert set(found) == {"pool", "hidden", "classes"}
-    left_out = [Override("hidden", Precision.FP16), Override("pool", Precision.FP16)]
-    assert one_row_a_sample(to_ir(proto), points_of(proto, overrides=left_out)) == ("classes",)
-
-
-def test_where_all_is_of_one_row_a_sample_nothing_is_set_apart() -> None:
-    nodes = [node("Gemm", "x w", "h", "first"), node("Gemm", "h w", "y", "second")]
-    proto = model(nodes, inputs={"x": ["n", 32]}, weights={"w": values(32, 32)})
-    assert len(points_of(proto).quantized) == 2
-    assert one_row_a_sample(to_ir(proto), points_of(proto)) == ()

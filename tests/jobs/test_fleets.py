@@ -148,8 +148,8 @@ def test_what_cant_be_built_here_is_refused_before_any_work(world: World) -> Non
     text = LIST.replace('"rtx"', '"tensorrt"').replace('target = ["sm89", "sm120"]', "")
     with pytest.raises(UnsupportedRequest, match=r"model.fp32, model.fp16, model.int8, …: "):
         trtopt.run_jobs(listed(world, text), workers=1)
-    goal = LIST.replace('"rtx"', '"rtx"\nmax_drop = 0.01')
-    with pytest.raises(UnsupportedRequest, match=r"max_drop.*needs labels"):
+    goal = LIST.replace('"rtx"', '"rtx"\nbudget = "9min"')
+    with pytest.raises(UnsupportedRequest, match=r"`?budget.*add a limit"):
         trtopt.run_jobs(listed(world, goal), workers=1)
     assert not (world.folder / "engines").exists() and not (world.folder / "jobs.state").exists()
 

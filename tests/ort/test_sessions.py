@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import TensorInfo
+from trtopt.data.difference import difference
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.difference import difference
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import OnnxSession, open_session
 

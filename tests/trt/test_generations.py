@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -77,7 +76,6 @@ PROBED = {
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "precision": ({"precision": Precision.FP16}, {}),
     "remainder": ({"precision": Precision.INT8, "remainder": Precision.BF16}, {"8.6.0": "`remainder='bf16'`"}),
-    "fp8_layers": ({"precision": Precision.INT8, "fp8_layers": True}, {"8.6.0": "`fp8=True`"}),
     "io_fp32": ({"precision": Precision.FP16, "io_fp32": False}, {}),
     "overrides": ({}, {}),  # lowered by the graph, or by layer_precision below
     "profiles": ({"profiles": PROFILES}, {}),
@@ -188,7 +186,7 @@ def test_every_option_is_honoured_or_refused_by_name(
         plain_sim, plain = stand_in(version)
         build(plain, float_net, BuildSpec(profiles=PROFILES[:1]))
         if option not in ("overrides", "backend", "allow_precision_fallback", "device", "embed_preprocess") and not (
-            option in ("precision", "io_fp32", "remainder", "fp8_layers") and generation.typed(spec)
+            option in ("precision", "io_fp32", "remainder") and generation.typed(spec)
         ):  # in a typed build the graph itself says precision and I/O types
             assert _seen(sim) != _seen(plain_sim), f"{option} left no trace on the config or network"
         assert len(built.layers) == 3
@@ -430,24 +428,6 @@ def test_86_lists_everything_it_refuses_at_once(stand_in: Install, float_net: Pa
         generation.refuse(spec)
     for named in ("`fp8=True`", "`remainder='bf16'`", "`target=", "`strip=True`", "TensorRT 8.6.0"):
         assert named in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("version", "capability", "said"),
-    [
-        ("8.6.0", 90, r"`fp8=True`: TensorRT 8\.6\.0 has fp32, fp16, int8"),
-        ("10.16.1", 86, "this GPU is sm86: fp8 needs sm89 or later; drop it or use `int8=True` alone"),
-        ("11.4.0", 90, ""),
-    ],
-)
-def test_fp8_beside_int8_needs_what_fp8_needs(
-    version: str, capability: int, said: str, stand_in: Install, with_gpu: Callable[[int | None], None]
-) -> None:
-    _, generation = stand_in(version)
-    with_gpu(capability)
-    spec = BuildSpec(precision=Precision.INT8, fp8_layers=True)
-    with pytest.raises(UnsupportedRequest, match=said) if said else contextlib.nullcontext():
-        generation.refuse(spec)
 
 
 # Messages, failures, progress, cancelling

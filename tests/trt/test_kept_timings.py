@@ -11,7 +11,7 @@ import nets
 import pytest
 from standins import Simulation
 
-from trtopt.builder import construction
+from trtopt.builder import execute
 from trtopt.builder.construction import build
 from trtopt.trt.generation import Generation
 
@@ -73,7 +73,7 @@ def test_it_begins_anew_where_it_has_grown_large(
     _build(float_net, tmp_path / "a.engine")
     [path] = kept.iterdir()
     path.write_bytes(path.read_bytes() + b"many\n" * 100)
-    monkeypatch.setattr(construction, "MOST_TIMINGS", 100)
+    monkeypatch.setattr(execute, "MOST_TIMINGS", 100)
     _build(float_net, tmp_path / "b.engine")
     assert path.read_bytes() == f"timings of {sim.version}\n".encode()
 

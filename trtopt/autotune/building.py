@@ -6,7 +6,6 @@ quantized engine is measured against the one that it replaces, unless that is de
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +31,6 @@ from trtopt.core.errors import (
     BuildFailed,
     DeviceError,
     MissingDependency,
-    ModelError,
     PrecisionLost,
     TrtoptError,
     UsageError,
@@ -56,16 +54,15 @@ from trtopt.diagnosis import page
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import Runner, by_samples, session_runner
+from trtopt.evaluation.verify import Runner, by_samples
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.output_kinds import Kind, resolve
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
-from trtopt.runtime.session import Session
 from trtopt.trt import select
 
-GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
+GOAL = ("labels", "metric", "min", "budget", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
 
 
@@ -75,9 +72,7 @@ def build(request: BuildRequest) -> BuildResult:
 
     Args:
         model: an ONNX file or model.
-        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well. int8 and fp8
-            together, with a limit or with the table that a search kept: layers that INT8 loses too much in run in FP8 where
-            that is within the limit, and in FP16 where it isn't.
+        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
         best: build INT8 (or FP8, if fp8) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why. Judged on
             the samples that it is calibrated on, or, with calib, on images or data.
@@ -85,10 +80,10 @@ def build(request: BuildRequest) -> BuildResult:
             for best, and beside min_snr.
         min_snr: limit in dB; None, for best and beside min_agreement: 20, for outputs of other kinds (embeddings also need a
             cosine of 0.99). With int8, without best, either is what `tune` keeps.
-        max_drop, labels: with int8: most that top-1 may fall, as a share or "0.5%"; and the true classes, in order, or a file.
         metric, min: with int8: a function of {output: array of all samples} (a list of arrays where samples differ in shape),
             of the labels if it takes a second argument, and of the float model's outputs if one is called reference; or its
             "module:name". And the least that it must give.
+        labels: the true classes, in order, or a file, for a metric that takes them.
         budget: seconds, or such as "10min", for the search that these begin, beside its repairs.
         save_calib: where to keep the table with what was repaired and chosen.
         trade_profiles: where INT8 is kept if it is the fastest (best, or int8 with a limit), keep it even if in one of several
@@ -167,13 +162,11 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
 
 def _built(request: BuildRequest) -> BuildResult:
     if request.best:
-        if request.int8 and request.fp8:
-            raise UsageError("`best=True` compares one of INT8 and FP8 with FP16: drop `int8=True` or `fp8=True`")
         if not request.compare:
             raise UsageError(
                 "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
             )
-        for name in ("max_drop", "labels", "metric", "min", "budget"):
+        for name in ("labels", "metric", "min", "budget"):
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()
@@ -184,7 +177,7 @@ def _built(request: BuildRequest) -> BuildResult:
 
 
 def goal_asked(request: BuildRequest) -> Goal | None:
-    """What a build that isn't `best` has to look for a choice of layers for; None: nothing.
+    """Return the goal of a build that isn't `best`, for which layers are chosen; None: there is none.
 
     Raises:
         UsageError: the goal can't be right.
@@ -197,8 +190,7 @@ def goal_asked(request: BuildRequest) -> Goal | None:
 def tune(request: TuneRequest) -> BuildResult:
     """Build the fastest INT8 engine that stays within an accuracy limit: `build(int8=True)` with that limit.
 
-    It takes what `build` takes, and at least one of min_snr, min_agreement, max_drop and metric. With fp8, layers that stay
-    out of INT8 are tried in FP8 before FP16 (TensorRT 10, 11 and RTX, all GPUs from sm89). It raises what `build` raises.
+    It takes what `build` takes, and at least one of min_snr, min_agreement and metric. It raises what `build` raises.
     """
     if request.best:
         raise UsageError(
@@ -207,8 +199,8 @@ def tune(request: TuneRequest) -> BuildResult:
     goal = goal_of(request)
     if goal is None:
         raise UsageError(
-            "there is no limit to tune to: give `min_snr=25` (dB), `min_agreement=0.99`, `max_drop='0.5%'` with `labels=`, "
-            "or `metric='module:function'` with `min=`"
+            "there is no limit to tune to: give `min_snr=25` (dB), `min_agreement=0.99`, or `metric='module:function'` with "
+            "`min=`"
         )
     plain = BuildRequest(**vars(request))  # whose defaults are those of a build without INT8
     return _reported(plain, lambda request: _tuned(request, goal))
@@ -250,11 +242,9 @@ def tell(request: BuildRequest, tuning: Tuning) -> None:
 
 
 def _asked_for(request: BuildRequest) -> BuildResult:
-    """Build what was asked for, and compare. Where that can't be done the engine stays: it is what the user wanted."""
+    """Build what was asked for, then compare. Where that can't be done, or is interrupted, the engine stays."""
     result, reporter, spec = engine.construct(request), request.reporter, spec_of(request)
     quantized, base = spec.precision, spec.base
-    if spec.fp8_layers and result.table is not None and not result.table.in_fp8:
-        reporter.note("the table names no layer to run in FP8, so that `fp8=True` changes nothing")
     if not quantized.quantized:
         return result
     if not request.compare:
@@ -278,7 +268,8 @@ def _asked_for(request: BuildRequest) -> BuildResult:
                 kinds = _kinds(request, model)
                 engines = {quantized: result, base: other}
                 comparison = measured(gpu, engines, {}, samples, reporter, reference=base, kinds=kinds)
-        except BuildCancelled:
+        except (BuildCancelled, KeyboardInterrupt):
+            reporter.warn(f"{result.engine} is written; interrupted before it was measured against {base.upper()}")
             raise
         except TrtoptError as error:
             reporter.warn(f"not measured against {base.upper()}: {error}")
@@ -345,6 +336,7 @@ class _Best:
                 f"choose the precision yourself: `{self.quantized}=True` or `{self.base}=True` instead of `best=True`"
             )
             raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
+        self.ort = ort_version("judging engines")  # what is missing is said before the work
         self.samples = real_samples(self.model, request)
         self.kinds = _kinds(request, self.model)
         self.key = self._key()
@@ -354,15 +346,15 @@ class _Best:
             return result
         if not self.built and (doubt := too_few(self.samples.samples)):  # else the search has said so
             self.reporter.warn(doubt)
-        with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
-            engines, comparison = self._selected(folder, stack)
+        with folder_beside(self.output) as folder:
+            engines, comparison = self._selected(folder)
             best = engines[Precision(comparison.kept)]
             self._install(best, engines.get(self.quantized), comparison)
         self.reporter.note(comparison.why)
         _warn_of_slower(comparison, self.reporter)
         return self._result(best, comparison, seconds=time.monotonic() - self.started)
 
-    def _selected(self, folder: Path, stack: contextlib.ExitStack) -> tuple[dict[Precision, BuildResult], Comparison]:
+    def _selected(self, folder: Path) -> tuple[dict[Precision, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
         engines: dict[Precision, BuildResult] = {}
         failures: dict[Precision, str] = {}
@@ -377,7 +369,7 @@ class _Best:
                 failures[precision] = str(error)
             if precision is self.quantized or not engines:
                 continue
-            run, description = reference = reference or self._reference(folder, stack)
+            run, description = reference = reference or self._reference()
             comparison = measured(
                 self.gpu, engines, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
             )
@@ -391,29 +383,18 @@ class _Best:
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failures.items()))
 
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
-        """What the builder is asked for one candidate."""
+        """Return the request for one candidate."""
         if precision is not self.quantized:
             return floating_within(self.request, precision, preprocess)
         if self.request.calib is not None:  # then images and data only judge
             return replace(self.request, images=None, data=None)
         return self.request
 
-    def _reference(self, folder: Path, stack: contextlib.ExitStack) -> tuple[Runner, str]:
-        """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
-        try:
-            runner = OnnxRunner(self.model.path or self.model.proto, optimize=False, gpu=True)
-            version = ort_version("the reference")
-            run = by_samples(runner, self.model.inputs, self.model.outputs)
-            return run, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
-        except (MissingDependency, ModelError) as error:
-            self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
-        fp32_request = floating(self.request, Precision.FP32, None)
-        fp32_request = replace(fp32_request, tf32=False, save_onnx=None, classes=None, embed_preprocess=False)
-        result = build_candidate(fp32_request, Precision.FP32, folder / "reference")
-        session = stack.enter_context(
-            Session(result.engine, device=self.request.device, contexts=1, trust_host_code=True)
-        )
-        return session_runner(session), "an FP32 engine without TF32"
+    def _reference(self) -> tuple[Runner, str]:
+        """Return the FP32 model in ONNX Runtime, and what it is in words."""
+        runner = OnnxRunner(self.model.path or self.model.proto, optimize=False, gpu=True)
+        run = by_samples(runner, self.model.inputs, self.model.outputs)
+        return run, f"the FP32 model in ONNX Runtime {self.ort} on the {'GPU' if runner.on_gpu else 'CPU'}"
 
     def _install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
         """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""
@@ -443,7 +424,7 @@ class _Best:
         )
 
     def _up_to_date(self) -> BuildResult | None:
-        """What is at the output, if a selection now would have the same candidates and, by these limits, keep the same one."""
+        """Return the engine at the output, if a selection now would have the same candidates and keep the same one."""
         earlier, cache = stored_comparison(self.output), self.request.save_cache
         if earlier is None or earlier.key != self.key or (cache and not Path(cache).is_file()):
             return None
@@ -467,7 +448,7 @@ class _Best:
         return self._result(result, comparison, seconds=result.seconds)
 
     def _key(self) -> str:
-        """What the candidates and their figures depend on."""
+        """Digest all that the candidates and their figures depend on."""
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess
         if calib is None:

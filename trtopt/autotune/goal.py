@@ -1,4 +1,4 @@
-"""What the results of a choice must be like, and whether they are: `Goal` and `Judge`."""
+"""The goal of a choice and its evaluation on real samples: `Goal` and `AccuracyEvaluator`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.quality import checksum
 from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, UsageError
-from trtopt.core.values import read_share, x
 from trtopt.core.words import counted
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, samples_first
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.metric import Metric, called, labels_of, metric_of, of_all, scored, takes_labels
-from trtopt.evaluation.outputs import measure, rows_of
+from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
 from trtopt.graph.half import widen
 from trtopt.graph.inputs import network_inputs, network_outputs
@@ -36,22 +35,21 @@ ROUNDS = (16, 8, 4, 2)  # a graph is looked at after so many parts of the sample
 
 @dataclass(frozen=True)
 class Goal:
-    """What results must be like: `Limits`, and what is judged by labels or by the user's own function.
+    """A goal for results: `Limits`, or the user's own function.
 
     Attributes:
-        max_drop: most that top-1 accuracy may fall, as a share.
+        labels: true classes, for a metric that takes them.
         metric: see `trtopt.evaluation.metric`; more is better.
     """
 
     limits: Limits | None
-    max_drop: float | None = None
     labels: tuple[int, ...] | None = None
     metric: Metric | None = None
     least: float = 0.0
     name: str = ""
 
     def describe(self) -> dict[str, Any]:
-        return {"limits": plain(self.limits), "max_drop": self.max_drop, "metric": self.name, "least": self.least}
+        return {"limits": plain(self.limits), "metric": self.name, "least": self.least}
 
 
 def goal_of(request: BuildRequest) -> Goal | None:
@@ -61,19 +59,14 @@ def goal_of(request: BuildRequest) -> Goal | None:
         UsageError: it can't be right.
     """
     limits = Limits.of(request.min_agreement, request.min_snr)
-    drop, metric, labels = drop_of(request.max_drop), None, None
-    if request.labels is not None:
-        labels = labels_of(request.labels)
-    if drop is not None and labels is None:
-        raise UsageError("`max_drop=` is a loss of accuracy, which needs labels: add `labels='FILE'`, one class a line")
+    labels, metric = None if request.labels is None else labels_of(request.labels), None
     if (request.metric is None) != (request.min is None):
         raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
     if request.metric is not None:
         metric = metric_of(request.metric, labels)
-    if labels is not None and drop is None and (metric is None or not takes_labels(metric)):
-        by = "`metric=`" if metric is None else "a `metric=` that takes them"
-        raise UsageError(f"`labels=` are for `max_drop=` and {by}: add one of them, or drop the labels")
-    if limits is None and drop is None and metric is None:
+    if labels is not None and (metric is None or not takes_labels(metric)):
+        raise UsageError("`labels=` are for a `metric=` that takes them: add one, or drop the labels")
+    if limits is None and metric is None:
         if request.budget is not None:
             limit = "a limit such as `min_snr=25`" if request.int8 else "`int8=True` and a limit such as `min_snr=25`"
             raise UsageError(
@@ -87,20 +80,11 @@ def goal_of(request: BuildRequest) -> Goal | None:
         return None
     if request.trade_profiles and not request.compare:
         raise UsageError("`trade_profiles=True` weighs times, and `compare=False` measures none: drop one of them")
-    return Goal(limits, drop, labels, metric, request.min or 0.0, called(request.metric))
-
-
-def drop_of(text: str | float | None) -> float | None:
-    if text is None:
-        return None
-    value = read_share(text)
-    if not 0 <= value < 1:
-        raise UsageError(f"`max_drop=` is {text}; a share such as 0.005 or '0.5%' is needed")
-    return value
+    return Goal(limits, labels, metric, request.min or 0.0, called(request.metric))
 
 
 def too_few(count: int) -> str:
-    """What to say where so few samples judge; "" where they are enough."""
+    """Warn where so few samples judge; "" where they are enough."""
     if count >= FEW:
         return ""
     judge = f"judge{'s' * (count == 1)}"
@@ -112,33 +96,30 @@ def too_few(count: int) -> str:
 
 @dataclass(frozen=True)
 class TunedFigures:
-    """What was measured besides dB; None: that wasn't.
+    """Figures besides dB; None: not measured.
 
     Attributes:
         agreement: share of classes, tokens or pixels that are the same, of the output where that is least.
         cosine: of embeddings, the lowest.
-        reference_top1, top1: share of the samples whose label is the largest class, in floating point and in the choice.
         metric: what the user's own function gives.
     """
 
     agreement: float | None = None
     cosine: float | None = None
-    reference_top1: float | None = None
-    top1: float | None = None
     metric: float | None = None
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How a graph does on the samples.
+class Evaluation:
+    """The results of a graph on the samples.
 
     Attributes:
         snr_db: of the worst output, on those that were run.
         figures: what else was measured on them; figure: the same in words.
         missed: the limits that it misses.
         samples: that were run: not all where the others couldn't have mended what was missed.
-        room: dB that the limit in dB leaves, its standard error included; below 0 where it is missed. None: there is none for
-            all outputs as they are.
+        headroom_db: dB that the limit in dB leaves, its standard error included; below 0 where it is missed. None: there is
+            none for all outputs as they are.
     """
 
     snr_db: float
@@ -146,10 +127,10 @@ class Judged:
     missed: tuple[str, ...]
     figures: TunedFigures
     samples: int
-    room: float | None = None
+    headroom_db: float | None = None
 
 
-class Judge:
+class AccuracyEvaluator:
     """Runs graphs on the samples, each on one thread by itself, and holds the results against those of the model as it is.
 
     The samples are run in rounds, in an order that only their content decides. A graph that would miss the limits even if it
@@ -157,7 +138,6 @@ class Judge:
 
     Args:
         proto: the model as the user gave it, not folded.
-        whole: run all samples in any case, as where choices are compared by their dB.
     """
 
     def __init__(
@@ -167,8 +147,6 @@ class Judge:
         goal: Goal,
         kinds: Mapping[str, Kind],
         threads: int,
-        *,
-        whole: bool = False,
     ) -> None:
         self.goal, self.kinds, self.threads = goal, kinds, threads
         inputs = network_inputs(proto)
@@ -178,7 +156,7 @@ class Judge:
         self.samples = sum(run.real for run in self.runs)
         self.order = sorted(range(len(self.runs)), key=lambda number: checksum(self.runs[number].feed))
         count = len(self.order)
-        self.rounds = [count] if whole else sorted({*(math.ceil(count / part) for part in ROUNDS), count})
+        self.rounds = sorted({*(math.ceil(count / part) for part in ROUNDS), count})
         alone = [
             {name: array[k : k + 1] for name, array in run.samples.items()}
             for run in self.runs
@@ -192,20 +170,13 @@ class Judge:
             )
         self.expected = self._runner(proto)(range(count))
         self.reference = of_all(self.expected) if goal.metric is not None else {}
-        if goal.max_drop is not None and not self._classifier():
-            found = ", ".join(f"{item.name} is {kinds.get(item.name, '')} {x(item.shape)}" for item in self.infos)
-            raise UsageError(
-                f"`max_drop=` is of the largest of several classes, and no output is samples × classes: {found}; say which is "
-                "(`output_kind=['NAME=classes']`), or measure by `metric=`"
-            )
-        self.doubt = self._doubt() if goal.max_drop is not None else ""
         if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
             raise AccuracyLost(
                 f"{goal.name} gives {value:.6g} for the float model itself, at least {goal.least:g} is asked for: quantization "
                 "isn't to blame; look at the model, the samples and how they are prepared"
             )
 
-    def __call__(self, proto: ModelProto) -> Judged:
+    def __call__(self, proto: ModelProto) -> Evaluation:
         goal, run = self.goal, self._runner(proto)
         results_by_run: dict[int, Arrays] = {}
         missed: list[str] = []
@@ -218,8 +189,7 @@ class Judge:
                     break
         run_numbers = sorted(results_by_run)
         results, whole = [results_by_run[number] for number in run_numbers], len(results_by_run) == len(self.order)
-        labels = goal.labels if goal.max_drop is not None and whole else None
-        agreement = self._agreement(run_numbers, results, labels)
+        agreement = self._agreement(run_numbers, results)
         description = agreement.figures()
         error = self._error(run_numbers, results)
         if goal.limits is not None:
@@ -228,12 +198,6 @@ class Judge:
         measured = {name: measure(output, samples) for name, output in description["outputs"].items()}
         figures = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
         measures = TunedFigures(*(_least(description, name) for name in ("agreement", "cosine_min")))
-        if agreement.reference_accuracy and agreement.candidate_accuracy and goal.max_drop is not None:
-            before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
-            measures = replace(measures, reference_top1=before, top1=after)
-            figures.append(f"top-1 {before:.1%} → {after:.1%}")
-            if before - after > goal.max_drop + 1e-12:
-                missed.append(f"top-1 falls by {before - after:.2%}, at most {goal.max_drop:.2%} is allowed")
         if goal.metric is not None and whole:
             value = self._scored(results)
             measures = replace(measures, metric=value)
@@ -241,23 +205,21 @@ class Judge:
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
         snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
-        room = None
+        headroom = None
         if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
             apart = any(item.channels is not None for item in agreement.outputs)  # each channel by itself
-            room = None if apart else snr - goal.limits.min_snr - error
-        return Judged(snr, "; ".join(figures), tuple(missed), measures, samples, room)
+            headroom = None if apart else snr - goal.limits.min_snr - error
+        return Evaluation(snr, "; ".join(figures), tuple(missed), measures, samples, headroom)
 
-    def _agreement(
-        self, numbers: Sequence[int], results: Sequence[Arrays], labels: Sequence[int] | None = None
-    ) -> Agreement:
-        """Of these runs with floating point."""
+    def _agreement(self, numbers: Sequence[int], results: Sequence[Arrays]) -> Agreement:
+        """Compare these runs with floating point."""
         old, new = (iter(arrays) for arrays in ([self.expected[number] for number in numbers], results))
         feeds = [self.runs[number].samples for number in numbers]
-        return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
+        return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, kinds=self.kinds)[""]
 
     @property
-    def indifference(self) -> str:
-        """What speaks against the model: it gives all samples the same results, so that no limit says anything."""
+    def constant_output_warning(self) -> str:
+        """Say that the model gives all samples the same results, so that no limit says anything; "" where it doesn't."""
         first = {name: array[0] for name, array in self.expected[0].items()}
         rows = ((name, row) for arrays in self.expected for name, array in arrays.items() for row in array)
         if self.different < 2 or any(not np.array_equal(row, first[name]) for name, row in rows):
@@ -268,27 +230,8 @@ class Judge:
             "anything: are its weights trained, and is this preprocessing its own?"
         )
 
-    def _classifier(self) -> str:
-        """The first output that is classes, of more than one."""
-        arrays = self.expected[0]
-        names = (name for name, kind in self.kinds.items() if kind is Kind.CLASSES)
-        return next((name for name in names if rows_of(arrays[name]).shape[1] == 1 < arrays[name][0].size), "")
-
-    def _doubt(self) -> str:
-        """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
-        agreement = self._agreement(range(len(self.runs)), self.expected, self.goal.labels)
-        if agreement.reference_accuracy is None:
-            return ""
-        right, chance = agreement.reference_accuracy.top1, 1 / self.expected[0][self._classifier()][0].size
-        if right > chance + 2 * math.sqrt(chance * (1 - chance) / self.samples):
-            return ""
-        return (
-            f"the float model gives {right:.1%} of these samples the class of their label, as guessing would: labels in "
-            "another order or numbered otherwise, or other preprocessing; a limit on what is lost says nothing then"
-        )
-
     def _missed(self, description: Mapping[str, Any], error: float) -> list[str]:
-        """Of the limits. Those in dB have to hold less a standard error over the samples, so that others will be within too."""
+        """Return the limits missed. Those in dB have to hold less a standard error over the samples."""
         limits = self.goal.limits
         assert limits is not None
         missed = limits.missed(description)
@@ -322,7 +265,7 @@ class Judge:
         return scored(self.goal.metric, self.goal.name, of_all(arrays), self.reference, self.goal.labels)
 
     def _runner(self, proto: ModelProto) -> Callable[[Sequence[int]], list[Arrays]]:
-        """What gives the results for some of the samples."""
+        """Open the model; return a function from numbers of runs to their results."""
         proto = widen(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
 

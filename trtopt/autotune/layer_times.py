@@ -1,17 +1,16 @@
-"""How long the layers of a model take in INT8 and in floating point, by engines that are built and profiled on a GPU."""
+"""The times of a model's layers in INT8 and in floating point, by engines that are built and profiled on a GPU."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
-from trtopt.autotune.selection import EQUAL, at_opt, measured
+from trtopt.autotune.selection import EQUAL, measured
 from trtopt.autotune.tuning import Tuning, Work, kept_file
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
@@ -19,20 +18,17 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import BuildCancelled, BuildFailed, PrecisionLost, TrtoptError, UsageError
+from trtopt.core.errors import BuildCancelled, BuildFailed, PrecisionLost, TrtoptError
 from trtopt.core.files import write_json
 from trtopt.core.progress import SILENT
-from trtopt.core.values import Override, Precision
+from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
-from trtopt.data.rebatch import Arrays
-from trtopt.diagnosis.measured import Profiled
 from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.timing import layer_shares
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
-from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 from trtopt.trt import select
-from trtopt.trt.layers import REGION
 
 Content = TypeVar("Content")
 
@@ -62,32 +58,39 @@ class Engines:
         self.samples = real_samples(load_model(request.model), request)
 
     def times(self, table: Table, work: Work) -> Measured | None:
-        """Of the layers, in an engine with this table and in a floating one; as an earlier call measured them."""
+        """Time the layers in an engine with this table and in a floating one, unless an earlier call did."""
         file, reporter = kept_file([*self.key, table.digest], "times", SILENT), self.request.reporter
         if file is not None and (earlier := _stored(file, Measured)) is not None:
             return earlier
-        others = " and FP8" if self.request.fp8 else ""
-        reporter.note(
-            f"building in {self.quantized.upper()} and {self.base.upper()}{others}, to time the layers of each"
-        )
+        reporter.note(f"building in {self.quantized.upper()} and {self.base.upper()}, to time the layers of each")
         try:
             ours, other = self.both(table)
-            eighth = self._eighth(table)
             with reporter.phase("timing the layers"):
-                times = layer_times(self.gpu, ours.engine, other.engine, self.samples, work, eighth)
+                times = self._profiled(other.engine, ours.engine, work)
         except BuildCancelled:
             raise
         except TrtoptError as error:
-            reporter.warn(f"the layers' times aren't known, so costs are estimated: {error}")
+            reporter.warn(f"the layers' times aren't known, so the share of the arithmetic counts instead: {error}")
             return None
         if file is not None:
             write_json(file, plain(times))
         return times
 
+    def _profiled(self, floating: Path, quantized: Path, work: Work) -> Measured:
+        with contextlib.ExitStack() as stack:
+            sessions = [
+                stack.enter_context(
+                    Session(path, device=self.gpu.ordinal, contexts=1, trust_host_code=True)
+                )  # built just now
+                for path in (floating, quantized)
+            ]
+            shares = layer_shares(sessions, self.samples, work)
+        return Measured(shares[1], shares[0], f"the time of its layers on {self.gpu}, of FP16's")
+
     def fastest(self, tuning: Tuning) -> Tuning:
-        """The choice, or another within the limits where that is faster: a rival, or one with all layers in INT8."""
+        """Return the choice, or a faster one within the limits: with squeeze-and-excite in INT8, or all layers."""
         choices: dict[str, Tuning] = {}
-        for item in (tuning, *tuning.rivals):
+        for item in filter(None, (tuning, tuning.with_gates)):
             choices.setdefault(item.table.digest, item)
             if item.left_out and not item.whole.missed:
                 table = replace(item.table, left_out={})
@@ -95,10 +98,10 @@ class Engines:
         best = choices[self._name_of_fastest(choices)]
         if (result := self._built.get(best.table.digest)) is not None:
             self.results[self.quantized] = result
-        return replace(best, rivals=())
+        return replace(best, with_gates=None)
 
     def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
-        """As an earlier call measured it, or measured now; the first where there is no other, or none that can be built."""
+        """Measure it, unless an earlier call did; the first where there is no other, or none that can be built."""
         first = next(iter(choices))
         if len(choices) == 1:
             return first
@@ -147,21 +150,6 @@ class Engines:
             self._built[table.digest] = build_candidate(request, self.quantized, folder)
         return self._built[table.digest]
 
-    def _eighth(self, table: Table) -> Path | None:
-        """An engine in FP8, where that is a choice and can be built."""
-        if not self.request.fp8:
-            return None
-        bare_table = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
-        overrides = [text for text in self.request.precision_override if not Override.parse(text).precision.quantized]
-        request = replace(
-            self.request, int8=False, calib=bare_table, images=None, data=None, precision_override=overrides
-        )
-        try:
-            return build_candidate(request, Precision.FP8, self.folder).engine
-        except (BuildFailed, PrecisionLost) as error:
-            self.request.reporter.warn(f"no layer is tried in FP8, as it can't be built in that: {error}")
-            return None
-
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.results:
             manifest = load_manifest(quantized.engine)
@@ -173,93 +161,8 @@ class Engines:
 
 
 def _stored(path: Path, kind: type[Content]) -> Content | None:
-    """What an earlier call measured."""
+    """Read what an earlier call measured."""
     try:
         return converted(read_json(path), kind) if path.is_file() else None
     except (Damaged, OSError):
         return None
-
-
-def layer_times(
-    gpu: DeviceInfo,
-    quantized: Path,
-    floating: Path,
-    samples: Iterable[Arrays],
-    work: Mapping[str, int],
-    fp8: Path | None = None,
-) -> Measured:
-    """Profile engines of one model, with the same profiles, at the opt shapes of each.
-
-    Args:
-        work: node → multiply-accumulates, by which the nodes of a fused layer share its time.
-        fp8: an engine in FP8, where that is to be known, too.
-    """
-    with contextlib.ExitStack() as stack:
-        sessions = [
-            stack.enter_context(Session(engine, device=gpu.ordinal, contexts=1, trust_host_code=True))  # built just now
-            for engine in (floating, quantized, fp8)
-            if engine is not None
-        ]
-        runs = []
-        for profile in sessions[0].profiles or ({},):
-            inputs, _ = at_opt(sessions[0].inputs, profile, map(sessions[0].taken, samples))
-            runs.append([session.profile(session.taken(inputs)) for session in sessions])
-    totals = [run[0].total_ms for run in runs]
-    shares = []
-    for times in zip(*runs):
-        each = [{node: ms / total for node, ms in by_node(item, work).items()} for item, total in zip(times, totals)]
-        shares.append({node: statistics.fmean(item[node] for item in each) for node in each[0]})
-    return Measured(
-        quantized=shares[1],
-        floating=shares[0],
-        shortest=[_shortest(run[0]) / total for run, total in zip(runs, totals)],
-        described=f"the time of its layers on {gpu}, of FP16's",
-        fp8=shares[2] if fp8 is not None else {},
-    )
-
-
-def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
-    """Milliseconds of each node with products. The nodes of a layer share its time by their work, and those that no layer
-    names share that of the layers with products, or whole regions, that name none."""
-    milliseconds = dict.fromkeys(work, 0.0)
-    hidden_ms = 0.0
-    named_nodes: set[str] = set()
-    for layer in times.layers:
-        nodes = [node for node in layer.nodes if work.get(node)]
-        named_nodes |= set(nodes)
-        if nodes:
-            total = sum(work[node] for node in nodes)
-            for node in nodes:
-                milliseconds[node] += layer.ms * work[node] / total
-        elif layer.kind != "other" or REGION in layer.name:
-            hidden_ms += layer.ms
-    unnamed_nodes = {node: work[node] for node in work if node not in named_nodes}
-    for node, count in unnamed_nodes.items():
-        milliseconds[node] += hidden_ms * count / sum(unnamed_nodes.values())
-    return milliseconds
-
-
-def profiled_by_node(profile: Profiled, work: Mapping[str, int]) -> tuple[dict[str, float], str]:
-    """`by_node` of the largest batch that `profile` timed, and in words what was timed.
-
-    Raises:
-        UsageError: none of its layers has one of these nodes.
-    """
-    largest = max(profile["batches"], key=lambda item: item["batch"], default=None)
-    layers = [] if largest is None else largest["layers"]
-    if largest is None or not any(node in work for layer in layers for node in layer["nodes"]):
-        raise UsageError(
-            f"the profile of {profile['engine']} names none of the model's layers: it is of another model, or of an engine "
-            "whose manifest was lost, so that the nodes of its layers aren't known"
-        )
-    times = tuple(
-        LayerTime(layer["name"], layer["ms"], layer["ms"], layer["ms"], layer["kind"], None, tuple(layer["nodes"]))
-        for layer in layers
-    )
-    description = f"{Path(profile['engine']).name} at batch {largest['batch']} on {profile['gpu']}"
-    return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), description
-
-
-def _shortest(times: LayerTimes) -> float:
-    """Milliseconds of the shortest layer with products: of the others some launch nothing."""
-    return min((layer.ms for layer in times.layers if layer.kind != "other"), default=0.0)

@@ -1,16 +1,15 @@
-"""What looking for a precision is asked for."""
+"""Requests of `tune` and `sensitivity`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.builder.request import BuildRequest
 from trtopt.core import shared_options as shared
-from trtopt.core.options import about, option
+from trtopt.core.options import option
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -24,11 +23,7 @@ class TuneRequest(BuildRequest):
     """The arguments of `trtopt.tune`: those of a build in INT8."""
 
     int8: bool = field(default=True, kw_only=True)
-    fp8: bool = field(
-        default=False,
-        metadata=about(help="Try layers that INT8 loses too much in in FP8 before FP16 (not on 8.6; GPUs from sm89)."),
-        kw_only=True,
-    )
+    fp8: bool = field(default=False, kw_only=True)
     fp16: bool = field(default=False, kw_only=True)
     best: bool = field(default=False, kw_only=True)
     calibrator: str = field(default="trtopt", kw_only=True)
@@ -49,12 +44,6 @@ class SensitivityRequest:
     method: str = shared.method()
     allow_unusual_data: bool = shared.allow_unusual_data()
     samples: int = option(16, help="Samples that noise is measured on.", least=1)
-    profile: Any = option(
-        None,
-        help="Say each layer's time, too: the JSON of trtopt profile, or an engine, which is timed on this GPU.",
-        metavar="FILE",
-        typed=Path,
-    )
     precision_override: Sequence[str] = shared.precision_override()
     threads: int | None = shared.threads()
     top: int = option(20, help="Rows of the table to print; 0: all.", least=0)

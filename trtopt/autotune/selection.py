@@ -6,57 +6,31 @@ Everything that was measured is kept as plain JSON, so that other limits can be 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.builder.construction import BuildResult
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
 from trtopt.core.progress import Reporter
-from trtopt.core.values import Profile, TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
-from trtopt.data.rebatch import Arrays, filled, laid_out, rebatched, samples_first
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
+from trtopt.evaluation.timing import Times, time_in_turns
 from trtopt.evaluation.verify import Runner, session_runner, verify_all
 from trtopt.graph.output_kinds import Kind
-from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.runtime.session import Session
-from trtopt.runtime.timing import in_turns
 
 Name = TypeVar("Name", bound=str)
 LOST = 10.0  # dB: below, an engine's results aren't those of its model
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
-_ROUNDS = 7
-_ROUND_MS = 150.0  # of one engine's GPU time in each round
 _ORDER = ("fp32", "fp16", "bf16", "fp8", "int8")  # from the most precise
-
-
-@dataclass(frozen=True)
-class Times:
-    """GPU time of one inference at a profile's opt shapes, in milliseconds.
-
-    Attributes:
-        shapes: input → "32x3x224x224".
-        gpu_ms: median of the rounds' medians; `low` and `high` are the fastest and slowest round.
-        cuda_graph: a CUDA graph was replayed; else each inference was enqueued.
-    """
-
-    shapes: Mapping[str, str]
-    gpu_ms: float
-    low: float
-    high: float
-    cuda_graph: bool
 
 
 @dataclass(frozen=True)
@@ -90,14 +64,14 @@ class Candidate:
         return [(mine, ratio) for mine, ratio in pairs if ratio > 1 + EQUAL]
 
     def relative_time(self, other: Candidate) -> float:
-        """How many times as long as `other` it takes: geometric mean over the profiles."""
+        """Return how many times as long as `other` it takes: geometric mean over the profiles."""
         ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
         return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured and what follows.
+    """Measurements of several engines, and the one that is kept.
 
     Attributes:
         gpu: where; inputs: what the engines were timed on; reference: what they were judged against, or None.
@@ -124,12 +98,12 @@ class Comparison:
         return candidates[False].relative_time(candidates[True]) if len(candidates) == 2 else None
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return {**plain(self), "speedup": self.speedup}
 
     @classmethod
     def load(cls, description: Mapping[str, Any]) -> Comparison | None:
-        """What `describe` gave; None where it can't be read, as from another version."""
+        """Read what `describe` gave; None where it can't be read, as from another version."""
         try:
             comparison = converted(dict(description), cls)
         except (Damaged, UsageError):  # UsageError: limits beyond theirs
@@ -160,7 +134,7 @@ class Comparison:
         return ""
 
     def lost(self, precision: str) -> str:
-        """How near its results are to those that it was judged against, where they have next to nothing to do with them; empty:
+        """Say how near its results are to the reference's, where they have next to nothing to do with them; empty:
         they have, or that isn't known."""
         mine = next(item for item in self.candidates if item.precision == precision)
         far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
@@ -223,7 +197,7 @@ def _shapes(times: Times) -> str:
 
 
 def _compared(mine: Candidate, other: Candidate) -> str:
-    """How `mine` compares with `other` in speed."""
+    """Compare `mine` with `other` in speed, in words."""
     relative = mine.relative_time(other)
     each = ", ".join(f"{a.gpu_ms:.4g} and {b.gpu_ms:.4g} ms" for a, b in zip(mine.times, other.times))
     shapes = ", ".join(map(_shapes, mine.times))
@@ -234,7 +208,7 @@ def _compared(mine: Candidate, other: Candidate) -> str:
 
 
 def _accuracy(candidate: Candidate, reference: str) -> str:
-    """How near the results are to the reference's, each output by its kind."""
+    """Say how near the results are to the reference's, each output by its kind."""
     accuracy = candidate.accuracy or {}
     parts = []
     for name, output in accuracy["outputs"].items():
@@ -298,32 +272,6 @@ def stored_comparison(output: Path) -> Comparison | None:
     return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
 
 
-def time_in_turns(
-    sessions: Mapping[str, Session], samples: Iterable[Arrays]
-) -> tuple[dict[str, tuple[Times, ...]], str]:
-    """Times of engines with the same profiles, at the opt shapes of each, and what they were measured on: `samples` where they
-    fit, elsewhere made-up inputs of the same shapes."""
-    first = next(iter(sessions.values()))
-    times: dict[str, list[Times]] = {name: [] for name in sessions}
-    origins = set()
-    for profile in first.profiles or ({},):
-        inputs, origin = at_opt(first.inputs, profile, map(first.taken, samples))
-        origins.add(origin)
-        shapes = {name: x(array.shape) for name, array in inputs.items()}
-        graphs: dict[str, bool] = {}
-        ways: dict[str, Callable[[], float]] = {}
-        for name, session in sessions.items():
-            trial = functools.partial(session.time, session.taken(inputs))
-            timing = trial(3, 3)
-            graphs[name] = timing.cuda_graph
-            count = int(np.clip(_ROUND_MS / max(timing.gpu.median, 1e-4), 3, 200))
-            ways[name] = lambda trial=trial, count=count: trial(count, 3).gpu.median  # type: ignore[misc]
-        for name, medians in in_turns(ways, _ROUNDS, rounds=_ROUNDS).items():
-            middle = statistics.median(medians)
-            times[name].append(Times(shapes, middle, min(medians), max(medians), graphs[name]))
-    return {name: tuple(each) for name, each in times.items()}, " and ".join(sorted(origins))
-
-
 def judge(
     reference: Runner, sessions: Mapping[str, Session], batches: Batches, kinds: Mapping[str, Kind] | None = None
 ) -> dict[str, Mapping[str, Any]]:
@@ -331,25 +279,3 @@ def judge(
     runners = {name: session_runner(session) for name, session in sessions.items()}
     agreements = verify_all(reference, runners, batches, kinds=kinds)
     return {name: agreement.figures() for name, agreement in agreements.items()}
-
-
-def at_opt(
-    inputs: Sequence[TensorInfo], profile: Profile, samples: Iterable[Arrays]
-) -> tuple[dict[str, NDArray[Any]], str]:
-    """One batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for info in inputs:
-        sizes = profile[info.name].opt if info.name in profile else info.shape
-        shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in sizes)
-    if shapes and all(shapes.values()):
-        empty = {name: np.broadcast_to(0, shape) for name, shape in shapes.items()}
-        batch_shapes = {name: array.shape for name, array in samples_first(empty, inputs).items()}
-        fitting_samples = (
-            item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in batch_shapes.items())
-        )
-        batch = next(rebatched(fitting_samples, max(1, *(shape[0] for shape in batch_shapes.values()))), None)
-        if batch is not None:
-            whole = {name: filled({name: batch[name]}, size[0])[name] for name, size in batch_shapes.items()}
-            return laid_out(whole, inputs), "real samples"
-    infos = [replace(info, shape=shapes[info.name]) for info in inputs]
-    return synthetic_inputs(infos, {}), "made-up inputs, good for speed only"

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.autotune.layer_times import profiled_by_node
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
@@ -25,13 +24,9 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import ModelError
 from trtopt.core.host import cores
 from trtopt.core.options import taking
-from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, Precision, check_overrides
 from trtopt.core.words import first_of
 from trtopt.data import open_data
-from trtopt.diagnosis.measured import Profiled, profiled
-from trtopt.diagnosis.profiling import profile
-from trtopt.evaluation.verify import engine_file
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
@@ -61,7 +56,6 @@ class NoiseSource:
         noise: output → its noise power as a share of the signal's, at that output.
         macs: share of the model's multiply-accumulates that these nodes do; 0 of all where the sizes of some aren't known.
         nbytes: of a weight, in FP32; 0 for an activation.
-        ms: milliseconds that these nodes take in the engine that was profiled; None: none was.
         scale: of an activation that makes a twentieth of the noise or more and has a scale of its own: "clips" where twice the
             scale makes less than half of its noise at the output that the ranking goes by, "too wide" where half the scale
             does, else "right"; "": not tried.
@@ -73,7 +67,6 @@ class NoiseSource:
     noise: Mapping[str, float]
     macs: float
     nbytes: int = 0
-    ms: float | None = None
     scale: str = ""
 
     @property
@@ -83,7 +76,7 @@ class NoiseSource:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What each place where a model is quantized does to its outputs.
+    """The noise at a model's outputs by each place where it is quantized.
 
     Attributes:
         model: its name.
@@ -93,7 +86,6 @@ class Sensitivity:
         predicted: output → the sum of the sources' noise.
         measured: output → the noise of the whole Q/DQ graph.
         left_out: outputs in which noise has no measure, and why.
-        timed: the engine, batch and GPU that the times are of; empty: there are none.
     """
 
     model: str
@@ -103,10 +95,9 @@ class Sensitivity:
     predicted: Mapping[str, float]
     measured: Mapping[str, float]
     left_out: Mapping[str, str] = field(default_factory=dict)
-    timed: str = ""
 
     def share(self, source: NoiseSource) -> float:
-        """Of the summed noise at `output`."""
+        """Return the share of the summed noise at `output`."""
         whole = self.predicted[self.output]
         return source.noise[self.output] / whole if whole else 0.0
 
@@ -117,7 +108,7 @@ class Sensitivity:
 
     @property
     def summary(self) -> str:
-        """Who makes the noise, and what follows from that."""
+        """Rank the sources of the noise in words, and suggest what helps."""
         if not self.predicted[self.output]:
             return "quantizing it changes nothing on these samples"
         worst = self.sources[0]
@@ -155,7 +146,6 @@ class Sensitivity:
             "summary": self.summary,
             "sources": rows,
             "left_out": dict(self.left_out),
-            "timed": self.timed,
         }
 
 
@@ -179,8 +169,6 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         preprocess, method, precision_override: as for `calibrate`.
         samples: that noise is measured on, chosen by content. Their number decides how long it takes: half a pass over them
             for each tensor and weight, and two more for a tensor that makes much, whose scale is tried at half and twice.
-        profile: each layer's time, to stand beside its noise: what `profile` gave of an engine of this model, the file of its
-            JSON, or an engine, which is profiled on this machine's GPU. Of several batches the largest counts.
         threads: samples run at the same time; None: one per core.
         top: how many rows the command prints; not used here.
 
@@ -188,14 +176,12 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         UsageError, DataError: arguments or data that can't be right.
         CalibrationError: as `calibrate`; or the table is of another model.
         ModelError: the model can't be run in parts, or none of its outputs is floating.
-        DeviceError, EngineError, EngineMismatch, NoBackend: an engine is to be profiled, and can't be.
         MissingDependency: ONNX Runtime isn't installed.
     """
     reporter = request.reporter
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
     refuse_quantized(model)
-    layer_times = None if request.profile is None else _profiled(request.profile, reporter)
     source: dict[str, Any] = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     batches = open_data(model.inputs, **source, limit=min(request.samples, request.limit or request.samples))
     if request.calib is None:
@@ -235,18 +221,10 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     ledger.read(batches, model.proto)
     sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].of.feed.items()})
     work = macs(ledger.proto, sizes)
-    node_times = None if layer_times is None else profiled_by_node(layer_times, work)
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:
         noise = list(ledger.measured(table.repairs, phase.advance))
     whole_noise = ledger.of_whole(whole)
-    return _result(
-        model.path.name if model.path else model.proto.graph.name, ledger, noise, whole_noise, work, node_times
-    )
-
-
-def _profiled(source: Any, reporter: Reporter) -> Profiled:
-    engine = engine_file(source)
-    return profiled(source if engine is None else profile(engine, reporter=reporter))
+    return _result(model.path.name if model.path else model.proto.graph.name, ledger, noise, whole_noise, work)
 
 
 def _result(
@@ -255,7 +233,6 @@ def _result(
     noise: Sequence[Measured],
     whole_noise: dict[str, float],
     counts: Mapping[str, int],
-    node_times: tuple[Mapping[str, float], str] | None,
 ) -> Sensitivity:
     points = ledger.points
     if any(weight.node not in counts for weight in points.weights):
@@ -275,17 +252,15 @@ def _result(
         nodes = readers[place] if isinstance(place, str) else (place.node,)
         share = sum(counts.get(node, 0) for node in nodes) / total
         measurable = {name: value for name, value in noise_here.items() if name not in left_out}
-        ms = None if node_times is None else sum(node_times[0].get(node, 0.0) for node in nodes)
         if isinstance(place, str):
             scale = _judged(noise_here[output], {factor: other[output] for factor, other in others.items()})
-            sources.append(NoiseSource("activation", place, nodes, measurable, share, ms=ms, scale=scale))
+            sources.append(NoiseSource("activation", place, nodes, measurable, share, scale=scale))
         else:
-            sources.append(NoiseSource("weight", place.name, nodes, measurable, share, sizes.get(place.name, 0), ms))
+            sources.append(NoiseSource("weight", place.name, nodes, measurable, share, sizes.get(place.name, 0)))
     sources.sort(key=lambda source: -source.noise[output])
     predicted = {name: sum(source.noise[name] for source in sources) for name in whole_noise}
     count = sum(sample.of.real for sample in ledger.samples)
-    timed = "" if node_times is None else node_times[1]
-    return Sensitivity(model, count, output, tuple(sources), predicted, whole_noise, dict(left_out), timed)
+    return Sensitivity(model, count, output, tuple(sources), predicted, whole_noise, dict(left_out))
 
 
 def _judged(noise: float, others: Mapping[float, float]) -> str:

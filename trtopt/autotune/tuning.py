@@ -20,11 +20,11 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
-from trtopt.autotune.goal import PURPOSE, Goal, Judge, too_few
-from trtopt.autotune.search import Judging, Search, TunedChoice
+from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, too_few
+from trtopt.autotune.search import Budget, Choices, EvaluationCache, TunedChoice
 from trtopt.builder.asked import spec_of, with_profiles
-from trtopt.builder.construction import opt_shapes
-from trtopt.builder.lowering import fp8_points, in_fp32_types, lower
+from trtopt.builder.execute import opt_shapes
+from trtopt.builder.lowering import in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples, sizes_of_samples
 from trtopt.calibration.calibrator import BY_OUTPUT, CalibrateResult, calibrate
@@ -50,7 +50,7 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import index_outputs, resolve
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
-from trtopt.graph.passes.placement import Points, find_points, gates_of, one_row_a_sample
+from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
@@ -64,26 +64,25 @@ from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
 
-IN_ROWS = "tuned: it computes one row a sample, and the engine was measured to be faster with it in floating point"
 Work = Mapping[str, int]  # node → multiply-accumulates
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found.
+    """The choice that was found.
 
     Attributes:
         table: the scales, with the repairs and the layers that stay out.
         samples: that judged.
         before: INT8 everywhere with the scales as they are; whole: with the repairs, where these were needed; chosen: what is
             in the table.
-        front: the choices that were tried and that no other beats in both the share in 8 bits and accuracy, by share.
+        front: the choices that were tried and that no other beats in both the share in INT8 and accuracy, by share.
         tried: how many choices were.
         cost: in what layers were weighed.
         unfinished: the budget ended the search before all was tried.
         timed: layers were weighed by their times on a GPU.
-        rivals: other choices within the limits, before it is known which is faster: the products of one row a sample in
-            floating point, squeeze-and-excite in INT8; empty: there is none, or nothing is timed.
+        with_gates: the choice with squeeze-and-excite in INT8, before it is known which is faster; None: there is none, or
+            nothing is timed.
     """
 
     table: Table
@@ -97,7 +96,7 @@ class Tuning:
     seconds: float
     unfinished: bool = False
     timed: bool = False
-    rivals: tuple[Tuning, ...] = ()
+    with_gates: Tuning | None = None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -115,10 +114,7 @@ class Tuning:
             ", ".join(f"{counted(count, noun)} {how}" for count, noun, how in kinds if count) or "nothing repaired"
         )
         if self.left_out:
-            eighths = f" ({self.chosen.in_fp8} in FP8)" if self.chosen.in_fp8 else ""
-            where = "8 bits" if eighths else "it"
-            out = f"{counted(len(self.left_out), 'layer')} out of INT8{eighths}"
-            out += f", {self.chosen.share:.1%} of the arithmetic in {where}"
+            out = f"{counted(len(self.left_out), 'layer')} out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
         else:
             out = "no layer has to stay out"
         out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
@@ -130,12 +126,11 @@ class Tuning:
         return f"{out}, {repairs}: {decibels}{figure}; {tried}"
 
     def to_json(self) -> dict[str, Any]:
-        description = plain({name: value for name, value in vars(self).items() if name not in ("table", "rivals")})
+        description = plain({name: value for name, value in vars(self).items() if name not in ("table", "with_gates")})
         return {
             **description,
             "seconds": round(self.seconds, 3),
             "left_out": dict(self.left_out),
-            "in_fp8": list(self.table.in_fp8),
             "gates": list(self.table.gates),
             "repaired": list(self.table.repairs),
             "digest": self.table.digest,
@@ -146,7 +141,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _TunedModel:
     """The model, and what a builder would be given of it."""
 
     model: Model
@@ -167,12 +162,12 @@ class _Subject:
         return gates_of(to_ir(self.original)) if self.generation.capabilities.gates_in_int8 else ()
 
     def has_gates(self, table: Table) -> bool:
-        """Whether the table has scales for these."""
+        """Return whether the table has scales for these."""
         points = self.points(to_ir(smoothed(self.original, table.smoothed)), (), self.gates)
         return table.tensors.keys() >= set(points.activations)
 
     def always_out(self, table: Table) -> tuple[str, ...]:
-        """What `lower` keeps out of INT8 in every choice: by what it holds, without a scale, or FP32 in an FP16 model."""
+        """Return what `lower` keeps out of INT8 in every choice: by its values, without a scale, or FP32 in an FP16 model."""
         beyond = overflowing(to_ir(self.original), table.beyond_fp16) if self.spec.base is Precision.FP16 else {}
         islands = in_fp32_types(self.folded)[1] if has_half(self.folded) else {}
         return (*beyond, *islands, *without_scales(table))
@@ -188,9 +183,9 @@ class _Subject:
             gates=gates,
         )
 
-    def lowered(self, left_out: Sequence[str], in_fp8: Sequence[str], table: Table) -> ModelProto:
-        """What the builder would be given."""
-        tuned_table = replace(table, left_out=dict.fromkeys(left_out, "tuned"), in_fp8=tuple(in_fp8))
+    def lowered(self, left_out: Sequence[str], table: Table) -> ModelProto:
+        """Return what the builder would be given."""
+        tuned_table = replace(table, left_out=dict.fromkeys(left_out, "tuned"))
         return lower(self.folded, self.spec, self.generation, tuned_table).proto
 
 
@@ -216,44 +211,56 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
-    judge = Judge(model.proto, samples, goal, kinds, cores(), whole=spec.fp8_layers)
+    evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
-    for doubt in filter(None, (judge.doubt, judge.indifference, too_few(judge.different), no_share)):
+    for doubt in filter(None, (evaluator.constant_output_warning, too_few(evaluator.different), no_share)):
         reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)
     file = None
     if goal.metric is None:  # else the user's own code, of which no key tells whether it changed
         file = kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
-    judging = Judging(judge, file)
+    evaluations = EvaluationCache(evaluator, file)
     table = _first_scales(request, subject, scales)
     check_scales(subject.points(to_ir(original), subject.always_out(table)), table.amax)
-    int8_everywhere, noise = judging(table.digest, (), partial(subject.lowered, (), (), table)), NoiseByPlace({}, {})
+    int8_everywhere = evaluations(table.digest, (), partial(subject.lowered, (), table))
+    noise = NoiseByPlace({}, {})
     if int8_everywhere.missed:
         table, noise = _repaired(request, subject, key, table)
     proto = smoothed(original, table.smoothed)
-    sizes = sizes_in(proto, subject.shapes)
-    can, graph, deadline = subject.generation.capabilities, to_ir(proto), time.monotonic() + budget
+    work, graph, limit = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), Budget(time.monotonic() + budget)
 
-    def found(table: Table) -> list[Tuning]:
-        always_out = subject.always_out(table)
-        search = Search(
+    def found(table: Table) -> Tuning:
+        always_out, costs = subject.always_out(table), Costs(work, measure(table, work))
+        choices = Choices(
             graph=partial(subject.lowered, table=table),
             points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
+            operators={node.name: node.op_type for node in proto.graph.node},
             noise=noise,
-            judging=partial(judging, table.digest),
-            costs=Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes))),
+            evaluate=partial(evaluations, table.digest),
+            costs=costs,
             overrides=spec.overrides,
-            deadline=deadline,
+            budget=limit,
             reporter=reporter,
-            eighths=fp8_points(graph, (), spec.base, can).quantized if spec.fp8_layers else (),
             gates=table.gates,
         )
-        before = TunedChoice.of(0, search.costs.share(search.whole), int8_everywhere)
-        return _found(search, graph, table, judging, before, start)
+        left_out = choices.chosen()
+        return Tuning(
+            table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
+            samples=evaluator.samples,
+            before=TunedChoice.of(0, costs.share(choices.all_quantized.quantized), int8_everywhere),
+            whole=choices.judged(()),
+            chosen=choices.judged(left_out),
+            front=choices.pareto_front(),
+            tried=len(evaluations.asked),
+            cost=costs.unit,
+            seconds=time.monotonic() - start,
+            unfinished=limit.ended,
+            timed=costs.measured is not None,
+        )
 
     try:
-        tuning, *rivals = found(table)
+        tuning = found(table)
     except AccuracyLost as error:
         if goal.limits is None or not (follow := index_outputs(model.proto)):
             raise
@@ -262,53 +269,20 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             f"{error}; outputs that follow a choice change much where rounding takes the other of two nearly equal values: "
             f"{which}; judge by `metric=`, or tune the model that ends before the choice"
         ) from error
-    if subject.gates and tuning.timed and subject.has_gates(table):
+    if not subject.gates or not tuning.timed:
+        return tuning
+    if subject.has_gates(table):
         with contextlib.suppress(AccuracyLost):  # then it stays in floating point
-            rivals += found(replace(table, gates=subject.gates))
-    elif subject.gates and tuning.timed:
-        reporter.note(
-            "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
-            "`gates=True`, too"
-        )
-    return replace(tuning, rivals=tuple(rivals))
-
-
-def _found(
-    search: Search, graph: ir.Model, table: Table, judging: Judging, before: TunedChoice, start: float
-) -> list[Tuning]:
-    """What the search finds, and the same with the products of one row a sample in floating point, where times decide.
-
-    Raises:
-        AccuracyLost: the goal isn't within reach.
-    """
-    left_out, in_fp8 = search.found()
-    reasons = {name: search.reason(name, in_fp8) for name in left_out}
-    rows = set(one_row_a_sample(graph, search.points(left_out)))
-    timed = bool(search.costs.in_int8)
-    tuning = Tuning(
-        table=replace(table, left_out=reasons, in_fp8=in_fp8),
-        samples=judging.judge.samples,
-        before=before,
-        whole=search.judged(()),
-        chosen=search.judged(left_out, in_fp8),
-        front=search.front(),
-        tried=len(judging.asked),
-        cost=search.costs.unit,
-        seconds=time.monotonic() - start,
-        unfinished=search.unfinished,
-        timed=timed,
+            return replace(tuning, with_gates=found(replace(table, gates=subject.gates)))
+        return tuning
+    reporter.note(
+        "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
+        "`gates=True`, too"
     )
-    if not timed or not rows or not rows.isdisjoint(search.forced):
-        return [tuning]
-    other = search.judged([*left_out, *rows], in_fp8)
-    floating = {**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)}
-    return [
-        tuning,
-        *[replace(tuning, table=replace(tuning.table, left_out=floating), chosen=other)] * (not other.missed),
-    ]
+    return tuning
 
 
-def _subject(request: BuildRequest) -> _Subject:
+def _subject(request: BuildRequest) -> _TunedModel:
     """The model of the request, refused before long work where layers can't be chosen for it."""
     spec = spec_of(request)
     if spec.precision is not Precision.INT8:
@@ -339,7 +313,7 @@ def _subject(request: BuildRequest) -> _Subject:
     compare = held_against(model, samples=samples, reporter=request.reporter)
     folded, _ = proven(model, folding, compare, request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
-    return _Subject(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
+    return _TunedModel(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
 
 
 def _given_scales(request: BuildRequest) -> Table | None:
@@ -355,18 +329,18 @@ def _given_scales(request: BuildRequest) -> Table | None:
     return Table.load(scales)
 
 
-def _first_scales(request: BuildRequest, subject: _Subject, scales: Table | None) -> Table:
+def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> Table:
     """Those that the search begins with: of every layer, whatever an earlier search left out."""
     if scales is None:
         return _calibrated(request, subject).table
     gates = bool(subject.gates) and subject.has_gates(scales)
     ready, method = prepare(subject.model, subject.spec.overrides, gates=gates), request.method
     table = ready.needed(scales) if method == "auto" else ready.chosen_again(scales, method)
-    return replace(table, left_out={}, in_fp8=(), gates=())
+    return replace(table, left_out={}, gates=())
 
 
-def _key(request: BuildRequest, subject: _Subject, scales: Table | None) -> dict[str, Any]:
-    """What decides which repairs are found."""
+def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> dict[str, Any]:
+    """Collect what decides which repairs are found."""
     return {
         "trtopt": __version__,
         "onnxruntime": ort_version(PURPOSE),
@@ -380,9 +354,9 @@ def _key(request: BuildRequest, subject: _Subject, scales: Table | None) -> dict
 
 
 def _judged_by(
-    subject: _Subject, whole: Points, samples: Batches, goal: Goal, kinds: Mapping[str, str]
+    subject: _TunedModel, whole: Points, samples: Batches, goal: Goal, kinds: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What else decides how a choice does."""
+    """Collect what else decides how a choice does."""
     return {
         "points": [whole.reads, [item.node for item in whole.weights]],
         "judged": samples.describe(),
@@ -403,7 +377,7 @@ def kept_file(key: Any, what: str, reporter: Reporter) -> Path | None:
         return None
 
 
-def _calibrated(request: BuildRequest, subject: _Subject, table: Table | None = None) -> CalibrateResult:
+def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
     """The scales, measured on all of the images or data; or a table with repairs by these."""
     return calibrate(
         subject.model.path or subject.model.proto,
@@ -423,7 +397,7 @@ def _calibrated(request: BuildRequest, subject: _Subject, table: Table | None = 
 
 
 def _repaired(
-    request: BuildRequest, subject: _Subject, key: Mapping[str, Any], scales: Table
+    request: BuildRequest, subject: _TunedModel, key: Mapping[str, Any], scales: Table
 ) -> tuple[Table, NoiseByPlace]:
     """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
     reporter = request.reporter

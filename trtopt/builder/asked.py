@@ -1,4 +1,4 @@
-"""What a request asks of a build: checked as far as its options, its files and the model's inputs tell."""
+"""The specification that a request asks for: checked as far as its options, files and the model's inputs tell."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess
 
 
 def spec_of(request: BuildRequest) -> BuildSpec:
-    """What a request asks of a build.
+    """Return the specification that a request asks for.
 
     Raises:
         UsageError: options that can't be right, or don't go together.
     """
     if request.fp16 and request.bf16:
         raise UsageError("`fp16=True` and `bf16=True` are both given; choose one")
+    if request.int8 and request.fp8:
+        raise UsageError("`int8=True` and `fp8=True` are both given; choose one: layers of both in one engine went")
     half = request.fp16 or request.int8 or request.fp8
     base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
@@ -44,11 +46,6 @@ def spec_of(request: BuildRequest) -> BuildSpec:
                 if node_precision.quantized
                 else f"beside {precision} this build has {others}"
             )
-            if node_precision is Precision.FP8 and request.fp8:
-                here = "beside INT8 it is for layers that a table names"
-                raise UsageError(
-                    f"`precision_override=['{override.pattern}={node_precision}']` isn't taken here: {here}"
-                )
             raise UsageError(
                 f"`precision_override=['{override.pattern}={node_precision}']` needs `{node_precision}=True`: {here}"
             )
@@ -57,7 +54,6 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         **{name: getattr(request, name) for name in names - {"workspace", "timing_cache"}},
         precision=precision,
         remainder=base if precision.quantized else Precision.FP16,
-        fp8_layers=request.int8 and request.fp8,
         io_fp32=request.fp32_io,
         overrides=overrides,
         profiles=profiles_asked(request),
@@ -123,5 +119,5 @@ def check_outputs(request: BuildRequest) -> None:
 
 
 def is_none(value: Any) -> bool:
-    """Whether an option says "none"."""
+    """Return whether an option says "none"."""
     return isinstance(value, (str, os.PathLike)) and os.fspath(value) == "none"

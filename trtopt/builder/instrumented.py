@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from trtopt.builder.construction import kept_timing
+from trtopt.builder.execute import kept_timing
 from trtopt.core.documents import converted
 from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
@@ -91,7 +91,7 @@ def _spec(manifest: Manifest) -> BuildSpec:
 def _precisions(
     manifest: Manifest, spec: BuildSpec, graph: ModelProto
 ) -> tuple[dict[str, Precision], dict[str, Precision]]:
-    """What nodes run in where the graph doesn't say it: what they must, and what the engine was seen to run them in."""
+    """Return what nodes run in where the graph doesn't say it: what they must, and what the engine was seen to run them in."""
     nodes = {node.name: node for node in graph.graph.node}
     overrides = tuple(map(Override.parse, manifest.spec.get("overrides", ())))
     overrides_by_node = {name: overriding(overrides, name, node.op_type) for name, node in nodes.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -82,19 +82,6 @@ class _Nodes:
     unsafe: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class _Placement:
-    """Where Q/DQ pairs stand in a graph.
-
-    Attributes:
-        points: in the build's own precision.
-        fp8: in layers that run in FP8 beside INT8.
-    """
-
-    points: Points
-    fp8: Points
-
-
 def lower(
     folded: onnx.ModelProto,
     spec: BuildSpec,
@@ -123,14 +110,14 @@ def lower(
     if table is not None and has_half(folded):
         folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
-    model = to_ir_at(folded, _opset(folded, spec, table, embedded, typed=typed))
+    model = to_ir_at(folded, _opset(folded, spec, table is not None, embedded, typed=typed))
     if table is not None and spec.base is Precision.FP16:
         unsafe |= overflowing(model, table.beyond_fp16)
     passes = [readable(model, capabilities.max_opset)]
     source = as_read(folded, passes[0])
-    nodes, placement = _nodes(model, spec, unsafe), _Placement(Points({}), Points({}))
+    nodes, points = _nodes(model, spec, unsafe), Points({})
     if table is not None:
-        placement = _quantize(model, spec, generation, table, nodes, unquantized or {}, passes)
+        points = _quantize(model, spec, generation, table, nodes, unquantized or {}, passes)
     layer_precision: dict[str, Precision] = {}
     if typed:
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
@@ -140,7 +127,7 @@ def lower(
         reduced = {}
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: precision for node, precision in nodes.overrides.items() if not precision.quantized}
-    asked = _asked(spec, nodes, placement, reduced, typed=typed)
+    asked = _asked(spec, nodes, points.quantized, reduced, typed=typed)
     preferred: dict[str, Precision] = {}
     if table is not None and not typed and spec.base is not Precision.FP32:
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
@@ -156,7 +143,7 @@ def lower(
                 str(node.name): Precision.FP32 for node in new_nodes if node.op_type in embed.ARITHMETIC
             }
     proto = _written(model, spec, passes, folded)
-    kept_layers = (*(item for item in placement.points.kept if item.node not in unsafe), *in_fp32)
+    kept_layers = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
     return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source)
 
 
@@ -168,18 +155,11 @@ def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, s
     return fp32_model, islands if own is not None else {}
 
 
-def _in_fp8(spec: BuildSpec, table: Table | None) -> Collection[str]:
-    """Layers that run in FP8 beside INT8."""
-    return table.in_fp8 if table is not None and spec.fp8_layers else ()
-
-
-def _opset(
-    folded: onnx.ModelProto, spec: BuildSpec, table: Table | None, embedded: Embedded | None, *, typed: bool
-) -> int:
+def _opset(folded: onnx.ModelProto, spec: BuildSpec, scales: bool, embedded: Embedded | None, *, typed: bool) -> int:
     """The oldest opset that has all that will be written into the graph."""
-    opset = quantize.OPSET.get(Precision.FP8 if _in_fp8(spec, table) else spec.precision, 1)
+    opset = quantize.OPSET.get(spec.precision, 1)
     if typed:
-        opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
+        opset = max(opset, typed_opset(spec.base, scales or is_quantized(folded)))
     return opset if embedded is None else max(opset, embed.OPSET)
 
 
@@ -205,18 +185,17 @@ def _quantize(
     nodes: _Nodes,
     unquantized: Mapping[str, str],
     passes: list[PassResult],
-) -> _Placement:
-    """Smooth and repair the weights and insert Q/DQ, as the table says; each step's result comes to `passes`."""
+) -> Points:
+    """Smooth and repair the weights and insert Q/DQ, as the table says; return where. Each step's result comes to `passes`."""
     int8 = spec.precision is Precision.INT8
     if table.smoothed and int8:
         passes.append(smooth(model, table.smoothed))
-    points, fp8 = _points(model, spec, generation.capabilities, table, nodes, unquantized)
+    points = _points(model, spec, generation.capabilities, table, nodes, unquantized)
     if int8:
         repairs, points = repair_weights(model, points, table.repairs)
         passes.append(repairs)
     passes.append(insert_qdq(model, points, table.amax, base=spec.base if generation.typed(spec) else Precision.FP32))
-    passes.append(insert_qdq(model, fp8, table.largest, base=spec.base))
-    return _Placement(points, fp8)
+    return points
 
 
 def _points(
@@ -226,8 +205,8 @@ def _points(
     table: Table,
     nodes: _Nodes,
     unquantized: Mapping[str, str],
-) -> tuple[Points, Points]:
-    """Where the build's own 8 bits go, with the reason for each layer that stays out, and where FP8 goes beside INT8."""
+) -> Points:
+    """Find where the 8 bits go, with the reason for each layer that stays out."""
     int8 = spec.precision is Precision.INT8
     reasons = {
         **dict.fromkeys(without_scales(table), NO_SCALE),
@@ -244,30 +223,23 @@ def _points(
         conv_borders=capabilities.conv_borders if int8 else "",
         gates=table.gates if int8 else (),
     )
-    fp8 = Points({}, precision=Precision.FP8)
-    if in_fp8 := _in_fp8(spec, table):
-        other_layers = [
-            node for node in nodes.heavy if node not in in_fp8 or node in nodes.overrides or node in nodes.unsafe
-        ]
-        fp8 = fp8_points(model, [*other_layers, *unquantized], spec.base, capabilities)
-    kept_layers = [replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept]
-    kept = (replace(item, precision=Precision.FP8) if item.node in fp8.quantized else item for item in kept_layers)
-    return replace(points, kept=tuple(kept)), fp8
+    kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
+    return replace(points, kept=tuple(kept))
 
 
 def _asked(
-    spec: BuildSpec, nodes: _Nodes, placement: _Placement, reduced: Collection[str], *, typed: bool
+    spec: BuildSpec, nodes: _Nodes, quantized: Collection[str], reduced: Collection[str], *, typed: bool
 ) -> dict[str, Precision]:
     """Node → the precision that its layer must be found in.
 
     Args:
-        reduced: nodes that a typed graph computes in the base precision.
+        quantized: nodes in 8 bits.  reduced: nodes that a typed graph computes in the base precision.
     """
     if typed and not spec.precision.quantized:
         asked = {name: spec.base for name in nodes.heavy if name in reduced and name not in nodes.integer}
     else:
-        asked = dict.fromkeys(placement.points.quantized, spec.precision)
-    return {**asked, **dict.fromkeys(placement.fp8.quantized, Precision.FP8), **nodes.overrides}
+        asked = dict.fromkeys(quantized, spec.precision)
+    return {**asked, **nodes.overrides}
 
 
 def _written(
@@ -290,17 +262,6 @@ def _excluded(capabilities: Capabilities, precision: Precision) -> Mapping[str, 
     return {**capabilities.float_only, **fp8}
 
 
-def fp8_points(model: ir.Model, others: Iterable[str], base: Precision, capabilities: Capabilities) -> Points:
-    """Where FP8 goes that runs beside INT8: into all layers but `others`."""
-    return find_points(
-        model,
-        Precision.FP8,
-        base=base,
-        overrides=kept_out(others, base),
-        excluded=_excluded(capabilities, Precision.FP8),
-    )
-
-
 def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
     """Elementwise nodes that lead to these or follow them with no other operator between, and means wherever they are."""
     beside = {str(node.name) for node in model.graph if node.op_type in _MEANS}
@@ -316,7 +277,7 @@ def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """What an engine runs against what was asked for.
+    """The precision that an engine runs in against what was asked for.
 
     Attributes:
         lost: node → what it runs in; empty: nothing was lost.

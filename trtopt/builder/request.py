@@ -1,4 +1,4 @@
-"""What a build is asked for."""
+"""The request of `build`."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ class BuildRequest:
         False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."
     )
     bf16: bool = option(False, help="BF16 (with --int8: the rest in BF16).", group="Precision")
-    fp8: bool = option(
-        False, help="FP8, the rest in FP16. With --int8 and a limit: for layers that INT8 loses too much in."
-    )
+    fp8: bool = option(False, help="FP8, the rest in FP16.")
     best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
     precision_override: Sequence[str] = shared.precision_override(beside=_REDUCED)
@@ -87,10 +85,7 @@ class BuildRequest:
         typed=str,
         group="Limits",
     )
-    max_drop: str | float | None = option(
-        None, help="Limit for --int8: most that top-1 may fall (0.5%).", metavar="SHARE", typed=str
-    )
-    labels: Any = shared.labels(help="True classes for --max-drop, one number a line.")
+    labels: Any = shared.labels(help="True classes for a --metric that takes them, one number a line.")
     metric: Any = shared.metric(help="Limit for --int8: a function of the outputs, and --min.")
     min: float | None = shared.least()
     budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)

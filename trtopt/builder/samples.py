@@ -13,7 +13,7 @@ from trtopt.graph.io import Model
 
 
 def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
-    """How its images become inputs: as it says, else as its table does; in the opt size where the model leaves it open."""
+    """Return how its images become inputs: as it says, else as its table does; in the opt size where that is open."""
     preprocess, calib = request.preprocess, request.calib
     asked = preprocess is not None or request.images is not None
     if isinstance(calib, Table):

@@ -281,7 +281,7 @@ def _repaired(
     """Return the table with what lowers the noise most on samples held apart, at the outputs of the model as it was given."""
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
     source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
-    table = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
+    table = replace(table, repairs={}, smoothed={}, left_out={})
     judged: dict[str, Any] = {"given": given, "threads": request.threads or cores()}
 
     def found(proto: ModelProto, table: Table, what: str = "rounding weights") -> Repairs:

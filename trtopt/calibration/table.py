@@ -74,7 +74,6 @@ class Table:
         smoothed: tensor → by what each channel of its last axis is divided (`trtopt.graph.passes.smooth`); its scale stands
             under the name that it has then.
         left_out: node name → why it stays out of INT8, where `tune` decided so.
-        in_fp8: of these nodes, those that a build with FP8 beside INT8 runs in it, and others in FP16 or BF16.
         gates: products of squeeze-and-excite whose block is in INT8, too (`placement.gates_of`), where `tune` decided so.
         ranges: floating tensor → its largest magnitude on some of the samples, of those that come near FP16's largest number
             (`trtopt.ort.ranges`): what gives or reads them stays in FP32 where the rest of a build is FP16.
@@ -94,7 +93,6 @@ class Table:
     repairs: Mapping[str, Repair] = field(default_factory=dict)
     smoothed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     left_out: Mapping[Name, Name] = field(default_factory=dict)
-    in_fp8: tuple[Name, ...] = ()
     gates: tuple[Name, ...] = ()
     ranges: Mapping[Name, _Magnitude] = field(default_factory=dict)
 
@@ -102,14 +100,6 @@ class Table:
     def amax(self) -> dict[str, float]:
         """Tensor name → largest magnitude that INT8 will represent."""
         return {name: entry.amax for name, entry in self.tensors.items()}
-
-    @property
-    def largest(self) -> dict[str, float]:
-        """Tensor name → largest magnitude that FP8 will represent: all that was seen, as FP8 is as fine for small values."""
-        return {
-            name: item.amax if item.histogram is None else item.histogram.absmax or item.amax
-            for name, item in self.tensors.items()
-        }
 
     @property
     def beyond_fp16(self) -> dict[str, float]:
@@ -123,7 +113,6 @@ class Table:
         decided: dict[str, Any] = {"repairs": _packed_repairs(self.repairs)} if self.repairs else {}
         decided |= {"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}
         decided |= {"left_out": sorted(self.left_out)} if self.left_out else {}
-        decided |= {"in_fp8": sorted(self.in_fp8), "largest": self.largest} if self.in_fp8 else {}
         decided |= {"gates": sorted(self.gates)} if self.gates else {}
         decided |= {"beyond_fp16": sorted(beyond)} if (beyond := self.beyond_fp16) else {}
         return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
@@ -161,7 +150,6 @@ class Table:
             **({"repairs": _packed_repairs(self.repairs)} if self.repairs else {}),
             **({"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
-            **({"in_fp8": list(self.in_fp8)} if self.in_fp8 else {}),
             **({"gates": list(self.gates)} if self.gates else {}),
             **({"ranges": dict(self.ranges)} if self.ranges else {}),
             "tensors": {
@@ -254,8 +242,6 @@ def _table(content: dict[str, Any]) -> Table:
         raise Damaged("the table has no tensors")
     bare = {name: value for name, value in content.items() if name not in ("repairs", "smoothed")}
     table = converted({**bare, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
-    if strangers := [name for name in table.in_fp8 if name not in table.left_out]:
-        raise Damaged(f"the table has {strangers[0]!r} in FP8, which isn't among the layers left out of INT8")
     if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
     entries: dict[str, TableEntry] = {}

@@ -30,6 +30,11 @@ _ELSEWHERE = {
     ("trtopt check", "--output"): "--fix FILE writes the cleaned model",
     ("trtopt build", "--precision"): "the precision is an option by itself: --fp16, --bf16, --int8 or --fp8",
     ("trtopt build", "--fp32"): "FP32 is what you get without",
+    (
+        "trtopt sensitivity",
+        "--profile",
+    ): "it went: trtopt report puts each layer's time beside its noise (docs/report.md)",
+    ("trtopt tune", "--fp8"): "it went: what INT8 loses too much in runs in FP16; trtopt build --fp8 is all FP8",
     ("trtopt tune", "--fp32"): "FP32 is what trtopt build gives without a precision",
     ("trtopt build", "--model"): "the model is given without one: trtopt build MODEL.onnx",
     ("trtopt build", "-m"): "the model is given without one: trtopt build MODEL.onnx",

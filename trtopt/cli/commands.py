@@ -170,7 +170,6 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
             f"{item.macs:.1%}" if macs_known else "?",
-            *([] if item.ms is None else [f"{item.ms:.4f}"]),
         )
         for item in result.sources[: values["top"] or None]
     ]
@@ -181,11 +180,8 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
         "dB",
         "of the noise",
         "of the arithmetic",
-        *(["ms"] if result.timed else []),
     )
     print_table(title, columns, rows)
-    if result.timed:
-        yield f"ms: of the layers that read it, in {result.timed}"
     if len(rows) < len(result.sources):
         yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
     yield result.summary[0].upper() + result.summary[1:]
@@ -230,7 +226,7 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         rows = [
             (
                 f"{item.share:.1%}",
-                f"{item.left_out}, {item.in_fp8} in FP8" if item.in_fp8 else str(item.left_out),
+                str(item.left_out),
                 f"{item.snr_db:.1f}",
                 item.figure,
                 str(item.samples),
@@ -238,9 +234,7 @@ def _built(result: Any, values: Options) -> Iterator[str]:
             )
             for item in tuning.front
         ]
-        eighths = any(item.in_fp8 for item in tuning.front)
-        bits = "8 bits" if eighths else "INT8"
-        headers = (f"arithmetic in {bits}", "layers out", "dB", "", "samples", "within the limits")
+        headers = ("arithmetic in INT8", "layers out", "dB", "", "samples", "within the limits")
         print_table(f"What was tried, on up to {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
     counts, *reasons = REASONS.split(result.precision_summary)
     yield f"{result.engine}: {counts}"
@@ -439,7 +433,7 @@ def deploy_triton(result: Any, values: Options) -> Iterator[str]:
     yield f"trtopt serve {result.repo} serves it here"
 
 
-store = command_group("store", "List, verify or prune an engine store (trtopt build --store).")
+store = command_group("store", "List or prune an engine store (trtopt build --store).")
 
 
 @command_of(StoreRequest, "trtopt store list", group=store, name="list")
@@ -455,7 +449,7 @@ def list_store(result: Any, values: Options) -> Iterator[str]:
             item.made_for,
             item.generation,
             memory_size(item.nbytes),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used)) + (", in use" if item.in_use else ""),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used)),
         )
         for item in result.engines
     ]
@@ -463,24 +457,13 @@ def list_store(result: Any, values: Options) -> Iterator[str]:
         print_table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
     most = memory_size(result.max_size)
     yield f"{result.folder}: {counted(len(rows), 'engine')}, {memory_size(result.nbytes)}; a build leaves at most {most}"
-    if result.damaged:
-        yield f"  {len(result.damaged)} damaged, put aside: the next prune removes them first"
-
-
-@command_of(StoreRequest, "trtopt store verify", group=store, name="verify")
-def verify_store(result: Any, values: Options) -> Iterator[str]:
-    """Compare every engine in a store with what was stored; what differs is put aside. Exit status 1 if any does."""
-    for digest, problem in result.damaged.items():
-        yield f"{digest[:12]}: put aside: {problem}"
-    yield f"{result.folder}: {counted(len(result.whole), 'engine')} as stored, {len(result.damaged)} damaged"
 
 
 @command_of(PruneStoreRequest, "trtopt store prune --max-size 20GB", group=store, name="prune")
 def prune_store(result: Any, values: Options) -> Iterator[str]:
-    """Remove what was put aside, then what was used longest ago. What a process reads stays."""
-    in_use = f", {result.in_use} of them in use" if result.in_use else ""
+    """Remove the engines that were used longest ago."""
     count = len(result.removed)
-    yield f"{result.folder}: {count} removed, {memory_size(result.nbytes)}; {memory_size(result.left)} left{in_use}"
+    yield f"{result.folder}: {count} removed, {memory_size(result.nbytes)}; {memory_size(result.left)} left"
 
 
 def _serve(values: Options, reporter: Reporter) -> Any:

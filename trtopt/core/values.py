@@ -230,7 +230,6 @@ class BuildSpec:
     Attributes:
         precision: what the heavy layers run in.
         remainder: what the rest runs in when `precision` is INT8 or FP8.
-        fp8_layers: the layers that a table names run in FP8, where `precision` is INT8.
         io_fp32: keep the network's inputs and outputs FP32 in a reduced-precision build.
         embed_preprocess: take an image as pixels; `profiles` are of the model's own inputs all the same.
         overrides: exceptions by node name or operator, the last match wins.
@@ -244,7 +243,6 @@ class BuildSpec:
 
     precision: Precision = Precision.FP32
     remainder: Precision = Precision.FP16
-    fp8_layers: bool = False
     io_fp32: bool = True
     embed_preprocess: bool = False
     overrides: tuple[Override, ...] = ()
@@ -275,8 +273,6 @@ class BuildSpec:
             raise UsageError(
                 f"`calibrator='native'` calibrates INT8; the precision asked for is {self.precision}: add `int8=True`"
             )
-        if self.calibrator == "native" and self.fp8_layers:
-            raise UsageError("`calibrator='native'` calibrates INT8 alone: drop it, or `fp8=True`")
         if self.calibrator == "native" and self.embed_preprocess:
             raise UsageError(
                 "`calibrator='native'` calibrates on the engine's own inputs, which `embed_preprocess=True` makes pixels: drop "

@@ -14,7 +14,7 @@ def bench(request: BenchRequest) -> BenchReport:
 
     Args:
         engine: a plan file.
-        against: of "torch", "onnxruntime", "polygraphy"; all are opened before anything is measured.
+        against: of "torch", "onnxruntime"; all are opened before anything is measured.
         batch: samples at a time; empty: what each profile is tuned for.
         streams: threads that call at the same time, for the throughput.
         iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.

@@ -89,16 +89,12 @@ class Benched(TypedDict):
     notes: Sequence[str]
 
 
-class _Choice(TypedDict):
+class Choice(TypedDict):
     left_out: int
     share: float
     snr_db: Figure
     figure: str
     missed: Sequence[str]
-
-
-class Choice(_Choice, total=False):
-    in_fp8: int
 
 
 class Tuned(TypedDict):

@@ -1,4 +1,4 @@
-"""What differs between two engines, as their manifests say it: for `inspect --diff` and for the report's page."""
+"""The differences between two engines, as their manifests say it: for `inspect --diff` and for the report's page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Differing:
 
 @dataclass(frozen=True)
 class EngineDifference:
-    """What differs between two engines, the first one's value first.
+    """The differences between two engines, the first one's value first.
 
     Nodes are those in layers with products (convolutions, deconvolutions, matrix products). Where the two engines have no such
     node in common, as of models that were exported by different programs, the engine's own layer names stand for them.
@@ -61,7 +61,7 @@ class EngineDifference:
 
 
 def facts(nbytes: int, precision_summary: str, manifest: Manifest | None) -> dict[str, Any]:
-    """What engines can be compared by, under the names that people read."""
+    """Return what engines can be compared by, under the names that people read."""
     if manifest is None:
         return {"runs in": precision_summary, "bytes of the plan": nbytes}
     generation = manifest.generation
@@ -168,7 +168,7 @@ def compare(
 
 
 def formats(layer: Mapping[str, Any]) -> str | None:
-    """What a layer reads → what it writes; None: not known."""
+    """Return the formats read → written by a layer; None: not known."""
     if not layer.get("reads") and not layer.get("writes"):
         return None
     return " → ".join(", ".join(dict.fromkeys(layer.get(key) or ("?",))) for key in ("reads", "writes"))

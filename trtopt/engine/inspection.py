@@ -1,4 +1,4 @@
-"""What an engine file is and what it runs, from its manifest, its header and, where there is a GPU, the engine itself."""
+"""The content of an engine file and what it runs, by its manifest, its header and, where there is a GPU, the engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Report:
 
 @dataclass(frozen=True)
 class EngineReport(_Report):
-    """What `inspect` found.
+    """The result of `inspect` for an engine.
 
     Attributes:
         maker: product and version from the plan's own header; None where it doesn't say.
@@ -72,7 +72,7 @@ class EngineReport(_Report):
 
 @dataclass(frozen=True)
 class ModelReport(_Report):
-    """What `inspect` found in an ONNX file.
+    """The result of `inspect` for an ONNX file.
 
     Attributes:
         nbytes: of the file itself.
@@ -173,7 +173,7 @@ def _engine(path: Path, trust: bool) -> EngineReport:
 
 
 def _described(path: Path, nbytes: int, maker: str | None, manifest: Manifest, *notes: str) -> EngineReport:
-    """What a manifest says."""
+    """Return what a manifest says."""
     maker, where = maker or str(manifest.origin), runs_on(manifest.origin)
     inputs, outputs = _tensor_bytes(manifest)
     memory = {
@@ -261,7 +261,7 @@ class VersionReport(_Report):
 
 
 def version() -> VersionReport:
-    """What is installed: trtopt, the TensorRT generations, the GPU, and the libraries that matter."""
+    """Say what is installed: trtopt, the TensorRT generations, the GPU, and the libraries that matter."""
     gpu = probe()
     return VersionReport(
         trtopt=__version__,

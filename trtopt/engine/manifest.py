@@ -191,7 +191,6 @@ class _Asked(_Computing, total=False):
     sparsity: bool
     tf32: bool
     allow_precision_fallback: bool
-    fp8_layers: bool
 
 
 class _Kernel(TypedDict, total=False):

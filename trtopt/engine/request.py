@@ -1,4 +1,4 @@
-"""What looking at engines, and looking after an engine store, are asked for."""
+"""Requests of `inspect` and of the store's commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
-from trtopt.core.progress import SILENT, Reporter
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,10 @@ class InspectRequest:
 
 @dataclass(frozen=True)
 class StoreRequest:
-    """The arguments of `trtopt.list_store` and `trtopt.verify_store`, which describe them."""
+    """The arguments of `trtopt.list_store`, which describes them."""
 
     _: KW_ONLY
     store: str | os.PathLike[str] | None = shared.store()
-    reporter: Reporter = SILENT
 
 
 @dataclass(frozen=True)

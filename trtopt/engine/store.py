@@ -1,20 +1,18 @@
 """The engine store: engines by all that they depend on, so that the same one is built once and copied from then on.
 
     FOLDER/entries/DIGEST/    one engine: model.engine, its manifest, the graph if it was kept, and key.json
-    FOLDER/locks/             who builds what now
-    FOLDER/damaged/           entries that weren't what key.json says, out of the way
+    FOLDER/locks/             a lock for each engine that is being built
     FOLDER/known/             which entry a file on this machine led to, so that it needn't be read to know
 
 DIGEST is that of the key: the parts that an engine depends on (`key.json` has them, with each file's digest). An entry is
-written beside its place and renamed there, and never changed. Who reads one holds a shared lock on its folder; who removes one
-takes that lock alone.
+written beside its place and renamed there, and never changed; it is removed by a rename, too. Readers
+take no lock: each file is compared with its digest as it is read, and what isn't whole counts as absent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -23,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Count, Damaged, Digest, Rule, converted, one_of, read_json
+from trtopt.core.documents import Count, Damaged, Digest, converted, one_of, read_json
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import (
     cache_folder,
@@ -35,7 +33,7 @@ from trtopt.core.files import (
     sync,
     write_json,
 )
-from trtopt.core.locks import Lock, alone, alone_now, lock_folder
+from trtopt.core.locks import alone
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.removed import AT_URL, WENT
 from trtopt.core.temporary import SUFFIX, folder_in
@@ -47,11 +45,10 @@ VARIABLE, SIZE_VARIABLE = "TRTOPT_STORE", "TRTOPT_STORE_MAX_SIZE"
 MAX_SIZE = 20 << 30  # bytes
 SETTLED = 2.0  # seconds: a file that was written more recently may be written again without its times telling
 _ANOTHER = "give another `store=`"
-_NEAR = 500  # entries that `explained` looks at, the last used first
 
 
 def named_store(store: str | os.PathLike[str] | None, default: str | None = None) -> str | None:
-    """What `store=` stands for: None is $TRTOPT_STORE, or else `default`; "none" is no store."""
+    """Return what `store=` stands for: None is $TRTOPT_STORE, or else `default`; "none" is no store."""
     location = os.fspath(store) if store is not None else os.environ.get(VARIABLE) or default
     if location == "":
         raise UsageError("`store=` is empty; write a folder, local or none")
@@ -65,46 +62,53 @@ class _File(TypedDict):
     bytes: Count
 
 
-class _Parts(TypedDict, total=False):
-    spec: Mapping[str, Any]
-    generation: Sequence[Any]
-    targets: Sequence[Any]
-
-
 class _Key(TypedDict):
     """`key.json` of an entry."""
 
     format: Annotated[str, one_of([FORMAT])]
-    parts: Annotated[Mapping[str, Any], _Parts]
-    files: Mapping[
-        Annotated[str, Rule("a file's name", lambda name: "\0" not in name and Path(name).name == name)], _File
-    ]
+    parts: Mapping[str, Any]
+    files: Mapping[str, _File]
 
 
+@dataclass(frozen=True)
 class Entry:
-    """An engine in the store, which nobody removes until this is closed, or collected.
+    """An engine in the store.
 
     Attributes:
         parts: what it depends on.  files: name → sha256 and bytes.
     """
 
-    def __init__(self, folder: Path, key: _Key, lock: Lock) -> None:
-        self.folder, self.digest = folder, folder.name
-        self.parts: Mapping[str, Any] = key["parts"]
-        self.files: Mapping[str, Mapping[str, Any]] = key["files"]
-        self._lock = lock
+    folder: Path
+    parts: Mapping[str, Any]
+    files: Mapping[str, _File]
+
+    @classmethod
+    def read(cls, folder: Path) -> Entry:
+        """Read what a folder holds; Damaged where it isn't the entry of that name."""
+        key = converted(read_json(folder / KEY), _Key, KEY)
+        if digest_of(key["parts"]) != folder.name:
+            raise Damaged(f"{KEY} is another engine's")
+        files = key["files"]
+        if PLAN not in files or any("\0" in name or Path(name).name != name for name in files):
+            raise Damaged(f"{KEY} doesn't name the files")
+        return cls(folder, key["parts"], files)
+
+    @property
+    def digest(self) -> str:
+        return self.folder.name
 
     @property
     def plan(self) -> Path:
         return self.folder / PLAN
 
-    @property
-    def nbytes(self) -> int:
-        return sum(int(about["bytes"]) for about in self.files.values())
-
     def check(self, *names: str) -> None:
         """Raise Damaged unless these files, or else all, are what was recorded."""
-        _check_files(self.folder, {name: self.files[name] for name in names or self.files})
+        for name in names or self.files:
+            try:
+                digest = sha256_file(self.folder / name)
+            except OSError as error:
+                raise Damaged(f"{name}: {error.strerror or error}") from None
+            self._compare(name, digest)
 
     def copy(self, name: str, target: Path) -> None:
         """Write one of its files to `target`; Damaged if what was read isn't what was stored."""
@@ -117,42 +121,13 @@ class Entry:
             while block := source.read(1 << 20):
                 digest.update(block)
                 file.write(block)
-        if digest.hexdigest() != self.files[name]["sha256"]:
-            raise Damaged(f"{name} isn't what was stored: sha256 {digest.hexdigest()[:16]}…")
+        self._compare(name, digest.hexdigest())
 
-    def close(self) -> None:
-        self._lock.close()
-
-    def __enter__(self) -> Entry:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@dataclass(frozen=True)
-class StoredEngine:
-    """An entry, as `list_store` tells of it.
-
-    Attributes:
-        digest: of its key; the folder's name.
-        model: the file it was built from, where it was one.
-        made_for: the GPU it was built on, or the compute capabilities.
-        nbytes: of its files.
-        used: seconds since 1970 when it was last fetched or built.
-        in_use: a process reads it now.
-        parts: the key.
-    """
-
-    digest: str
-    model: str
-    precision: str
-    made_for: str
-    generation: str
-    nbytes: int
-    used: float
-    in_use: bool
-    parts: Mapping[str, Any]
+    def _compare(self, name: str, digest: str) -> None:
+        if digest != self.files[name]["sha256"]:
+            raise Damaged(
+                f"{name} isn't what was stored: sha256 {digest[:16]}…, not {self.files[name]['sha256'][:16]}…"
+            )
 
 
 class Store:
@@ -175,28 +150,22 @@ class Store:
             self.folder = cache_folder("store")
         else:
             self.folder = made_folder(Path(where).expanduser(), "the store", _ANOTHER).absolute()
+        self._entries = self.folder / "entries"
         limit = os.environ.get(SIZE_VARIABLE)
         self.max_size = parse_size(limit, f"${SIZE_VARIABLE}") if limit else MAX_SIZE
 
     def __str__(self) -> str:
         return "the store" if self.where == "local" else f"the store {self.where}"
 
-    # Fetching
+    def find(self, digest: str) -> Entry | None:
+        """Return the entry of this name; None where there is none, or where what is there can't be one.
 
-    def find(self, parts: Mapping[str, Any]) -> Entry | None:
-        """The entry with this key in the folder. Its plan isn't read: by `check`, `copy` or a session's own check."""
-        return self.opened(digest_of(parts))
-
-    def opened(self, digest: str) -> Entry | None:
-        """The entry of this name; None where there is none, or where what is there can't be one."""
-        folder = self.folder / "entries" / digest
-        lock = lock_folder(folder, shared=True)
-        if lock is None:
-            return None
+        Its files aren't read: `check`, `copy` and a session's own check do that.
+        """
+        folder = self._entries / digest
         try:
-            entry = Entry(folder, _key_in(folder), lock)
+            entry = Entry.read(folder)
         except Damaged:
-            lock.close()
             return None
         with contextlib.suppress(OSError):  # such as in a folder of others'
             os.utime(folder)  # what prune goes by
@@ -223,133 +192,104 @@ class Store:
         Raises:
             OutputError: it can't be written.
         """
-        digest = digest_of(parts)
-        with self._making(digest) as folder:
-            recorded = {}
-            for name, content in files.items():
-                if isinstance(content, bytes):
-                    (folder / name).write_bytes(content)
-                else:
-                    shutil.copyfile(content, folder / name)
-                recorded[name] = {"sha256": sha256_file(folder / name), "bytes": (folder / name).stat().st_size}
-            key = {"format": FORMAT, "parts": dict(parts), "files": recorded}
-            (folder / KEY).write_bytes(json_bytes(key))
-            entry = self._installed(folder, digest)
+        digest, recorded = digest_of(parts), dict[str, _File]()
+        made_folder(self._entries, "the store", _ANOTHER)
         try:
-            if removed := self.prune(self.max_size)[0]:
-                reporter.note(f"{len(removed)} engines that were used longest ago left the store {self.folder}")
+            with folder_in(self._entries, f".{digest[:12]}.") as beside:
+                folder = beside / digest
+                folder.mkdir()
+                for name, content in files.items():
+                    if isinstance(content, bytes):
+                        (folder / name).write_bytes(content)
+                    else:
+                        shutil.copyfile(content, folder / name)
+                    recorded[name] = {"sha256": sha256_file(folder / name), "bytes": (folder / name).stat().st_size}
+                (folder / KEY).write_bytes(json_bytes({"format": FORMAT, "parts": dict(parts), "files": recorded}))
+                for path in folder.iterdir():
+                    path.chmod(0o444)  # an entry never changes
+                    sync(path)
+                self.remove(digest)
+                folder.rename(self._entries / digest)
         except OSError as error:
-            reporter.warn(f"the store {self.folder} couldn't be pruned: {error.strerror or error}")
-        return entry
+            raise OutputError(f"can't write in the store {self.folder}: {error.strerror or error}") from error
+        if removed := self.prune(self.max_size, keep=digest)[0]:
+            reporter.note(f"{len(removed)} engines that were used longest ago left the store {self.folder}")
+        return Entry(self._entries / digest, parts, recorded)
 
-    def explained(self, parts: Mapping[str, Any]) -> str:
-        """Say why there is no entry with this key: in which parts the nearest one of the same model differs, and how."""
-        mine, nearest, name = _flat(parts), list[str](), ""
-        for folder in sorted(self.folders(), key=_last_used, reverse=True)[:_NEAR]:
-            with contextlib.suppress(Damaged):
-                other = _flat(_key_in(folder)["parts"])
-                differing = [
-                    f"{part} ({_shown(other.get(part))} there, {_shown(mine.get(part))} now)"
-                    for part in sorted(mine.keys() | other.keys())
-                    if mine.get(part) != other.get(part)
-                ]
-                if differing and mine["model"] == other.get("model") and (not name or len(differing) < len(nearest)):
-                    nearest, name = differing, folder.name
-        if not name:
-            return f"{self} has no engine of this model"
-        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
-        return f"not in {self}: its nearest engine ({name[:12]}) differs in {', '.join(nearest[:5])}{more}"
-
-    # Looking after it
-
-    def engines(self) -> list[StoredEngine]:
-        """All entries that can be read, the last used first."""
-        stored = []
-        for folder in sorted(self.folders(), key=_last_used, reverse=True):
-            with contextlib.suppress(Damaged, OSError):
-                key = _key_in(folder)
-                stored.append(_told(folder, key))
-        return stored
-
-    def damaged(self) -> list[Path]:
-        """What was put out of the way."""
-        return _subfolders(self.folder / "damaged")
-
-    def set_aside(self, digest: str, reporter: Reporter = SILENT) -> str:
-        """Put an entry that isn't what was stored out of the way; what is wrong with it, or "" where nothing is.
+    def remove(self, digest: str) -> bool:
+        """Remove an entry at once, for readers too; False where there is none.
 
         Raises:
-            OutputError: something is, and the folder may only be read.
+            OutputError: the folder may only be read.
         """
-        folder = self.folder / "entries" / digest
-        lock = lock_folder(folder, shared=True)
-        if lock is None:
-            return ""
-        with lock:
-            fault = _fault(folder)
-        if not fault:
-            return ""
         try:
-            with self.building(digest, reporter):
-                lock = lock_folder(folder, shared=True)
-                if lock is None:
-                    return ""
-                with lock:
-                    return self._clear(folder)
-        except OutputError as error:
-            problem = f"the store's engine {digest[:12]} is damaged ({fault}) and can't be put aside: {error.problem}"
-            raise OutputError(problem, error.advice) from error
+            with folder_in(self.folder, ".removed.") as trash:
+                (self._entries / digest).rename(trash / digest)
+        except FileNotFoundError:  # another has removed it
+            return False
+        except OSError as error:
+            raise OutputError(f"can't remove from the store {self.folder}: {error.strerror or error}") from error
+        return True
 
-    def prune(self, max_size: int) -> tuple[list[str], int, int]:
-        """Remove what was set aside, then what was used longest ago, until the rest is within `max_size` bytes.
+    def fault(self, digest: str) -> str:
+        """Say what is wrong with an entry, which is read for that; "" where nothing is, or where it is gone."""
+        folder = self._entries / digest
+        try:
+            Entry.read(folder).check()
+        except Damaged as error:
+            return str(error) if os.path.lexists(folder) else ""
+        return ""
 
-        What a process reads stays.
+    def folders(self) -> list[Path]:
+        """Return the folders of all entries, the last used first."""
+        try:
+            paths = [path for path in self._entries.iterdir() if not path.name.endswith(SUFFIX)]
+        except OSError:
+            return []
+        return sorted(paths, key=last_used, reverse=True)
+
+    def prune(self, max_size: int, keep: str = "") -> tuple[list[str], int, int]:
+        """Remove what was used longest ago, until the rest is within `max_size` bytes.
+
+        Args:
+            keep: the digest of an entry that stays.
 
         Returns:
             names of what was removed, its bytes, the bytes that are left.
+
+        Raises:
+            OutputError: the folder may only be read.
         """
-        folders = [*self.damaged(), *sorted(self.folders(), key=_last_used)]
-        sizes = {folder: _size(folder) for folder in folders}
+        folders = self.folders()
+        sizes = {folder: folder_size(folder) for folder in folders}
         remaining, nbytes, removed = sum(sizes.values()), 0, list[str]()
-        for folder in folders:
+        for folder in reversed(folders):
             if remaining <= max_size:
                 break
-            if not self._removed(folder):
-                if not folder.exists():  # another has pruned it
-                    remaining -= sizes[folder]
+            if folder.name == keep:
                 continue
-            removed.append(folder.name)
-            nbytes += sizes[folder]
+            if self.remove(folder.name):
+                removed.append(folder.name)
+                nbytes += sizes[folder]
             remaining -= sizes[folder]
-        if removed:
-            self._forget()
         return removed, nbytes, remaining
-
-    def _removed(self, folder: Path) -> bool:
-        """Remove an entry that nobody reads and nobody replaces now."""
-        locks = made_folder(self.folder / "locks", "the store's locks", _ANOTHER)
-        making = alone_now(locks / f"{folder.name}.lock")
-        if making is None:
-            return False
-        with making:
-            reading = lock_folder(folder, shared=False)
-            if reading is None:
-                return False
-            with reading, folder_in(self.folder, ".pruned.") as trash:
-                folder.rename(trash / folder.name)  # a reader finds it whole, or not at all
-                return True
 
     # Which entry a request led to
 
     def known(self, question: Mapping[str, Any]) -> Entry | None:
-        """The entry that this request led to before, if none of the files that it was made of has changed since."""
+        """Return the entry that this request led to before, if none of the files that it was made of has changed since."""
+        path = self._known(question)
         try:
-            memo = read_json(self._known(question))
+            memo = read_json(path)
             if any(_stamp(path) != tuple(stamp) for path, stamp in memo["files"].items()):
                 return None
-            return self.opened(str(memo["entry"]))
+            entry = self.find(str(memo["entry"]))
         except (Damaged, OSError, AttributeError, KeyError, TypeError, ValueError):
             return None
+        if entry is None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return entry
 
     def remember(self, question: Mapping[str, Any], stamps: Mapping[str, tuple[int, ...]], entry: Entry) -> None:
         """Keep which entry a request led to, with the `stamps` of its files before they were read."""
@@ -360,74 +300,9 @@ class Store:
     def _known(self, question: Mapping[str, Any]) -> Path:
         return self.folder / "known" / f"{sha256_json(question)}.json"
 
-    def _forget(self) -> None:
-        """Drop what leads to entries that are gone."""
-        with contextlib.suppress(OSError):
-            for path in (self.folder / "known").iterdir():
-                with contextlib.suppress(Damaged, OSError, KeyError, TypeError):
-                    if not (self.folder / "entries" / str(read_json(path)["entry"])).is_dir():
-                        path.unlink()
-
-    # Folders
-
-    def folders(self) -> list[Path]:
-        """Of all entries."""
-        return _subfolders(self.folder / "entries")
-
-    def _clear(self, folder: Path, whole: Path | None = None) -> str:
-        """Move an entry to `damaged/`, and say what is wrong with it; if nothing is, to `whole`."""
-        fault = _fault(folder)
-        if fault:
-            aside = made_folder(self.folder / "damaged", "the store", _ANOTHER)
-            folder.rename(aside / f"{folder.name}.{time.time_ns()}")
-        elif whole is not None:
-            folder.rename(whole)
-        return fault
-
-    @contextlib.contextmanager
-    def _making(self, digest: str) -> Iterator[Path]:
-        """A folder to make an entry in."""
-        entries = made_folder(self.folder / "entries", "the store", _ANOTHER)
-        try:
-            with folder_in(entries, f".{digest[:12]}.") as beside:
-                folder = beside / digest
-                folder.mkdir()
-                yield folder
-        except OSError as error:
-            raise OutputError(f"can't write in the store {self.folder}: {error.strerror or error}") from error
-
-    def _installed(self, folder: Path, digest: str) -> Entry:
-        """Have a folder of `_making` take its place, where an older one is put with what is to be removed."""
-        for path in folder.iterdir():
-            path.chmod(0o444)  # an entry never changes
-            sync(path)
-        key, place = _key_in(folder), self.folder / "entries" / digest
-        lock = lock_folder(folder, shared=True)  # from before anybody sees it
-        assert lock is not None
-        try:
-            if place.is_symlink():  # no entry of ours
-                place.unlink()
-            elif place.is_dir():
-                self._clear(place, folder.parent / "replaced")
-            folder.rename(place)
-        except BaseException:
-            lock.close()
-            raise
-        return Entry(place, key, lock)
-
 
 def digest_of(parts: Mapping[str, Any]) -> str:
     return sha256_json(parts)
-
-
-def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts by name; each option of the specification is one."""
-    return {**{name: value for name, value in parts.items() if name != "spec"}, **(parts.get("spec") or {})}
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 30 else f"{text[:27]}…"
 
 
 def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]] | None:
@@ -445,78 +320,15 @@ def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev
 
 
-def _key_in(folder: Path) -> _Key:
-    """`key.json` of an entry.
-
-    Raises:
-        Damaged: it isn't that of an entry of this name.
-    """
-    key = converted(read_json(folder / KEY), _Key, KEY)
-    if digest_of(key["parts"]) != folder.name.partition(".")[0]:
-        raise Damaged(f"{KEY} is another engine's")
-    if PLAN not in key["files"]:
-        raise Damaged(f"{KEY} doesn't name the files")
-    return key
-
-
-def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, about in files.items():
-        try:
-            digest = sha256_file(folder / name)
-        except OSError as error:
-            raise Damaged(f"{name}: {error.strerror or error}") from None
-        if digest != about["sha256"]:
-            raise Damaged(f"{name} isn't what was stored: sha256 {digest[:16]}…, not {str(about['sha256'])[:16]}…")
-
-
-def _fault(folder: Path) -> str:
-    """What is wrong with an entry; "" where nothing is."""
-    try:
-        _check_files(folder, _key_in(folder)["files"])
-    except Damaged as error:
-        return str(error)
-    return ""
-
-
-def _told(folder: Path, key: _Key) -> StoredEngine:
-    try:
-        manifest = read_json(folder / f"{PLAN}.json")
-        model = str((manifest.get("source") or {}).get("path") or "")
-        made_for = ", ".join(manifest.get("targets") or ()) or str(manifest["generation"].get("gpu"))
-    except (Damaged, AttributeError, KeyError, TypeError) as error:
-        raise Damaged(str(error)) from None
-    parts = key["parts"]
-    lock = lock_folder(folder, shared=False)
-    if lock is not None:
-        lock.close()
-    return StoredEngine(
-        digest=folder.name,
-        model=model,
-        precision=str(parts.get("spec", {}).get("precision", "?")),
-        made_for=made_for,
-        generation=" ".join(map(str, parts.get("generation", ()))),
-        nbytes=_size(folder),
-        used=_last_used(folder),
-        in_use=lock is None,
-        parts=parts,
-    )
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if not path.name.endswith(SUFFIX) and path.is_dir()]
-    except OSError:
-        return []
-
-
-def _last_used(folder: Path) -> float:
+def last_used(folder: Path) -> float:
+    """Seconds since 1970; 0 where it is gone meanwhile."""
     try:
         return folder.stat().st_mtime
     except OSError:
-        return 0.0  # gone meanwhile
+        return 0.0
 
 
-def _size(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     total = 0
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

@@ -1,33 +1,51 @@
-"""list_store(), verify_store(), prune_store(): what is in an engine store, whether it is whole, and less of it."""
+"""list_store(), prune_store(): the content of an engine store, and less of it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import Plain, plain
+from trtopt.core.documents import Damaged, Plain, plain, read_json
 from trtopt.core.errors import UsageError
 from trtopt.core.options import taking
 from trtopt.core.values import parse_size
 from trtopt.engine.request import PruneStoreRequest, StoreRequest
-from trtopt.engine.store import Store, StoredEngine, named_store
+from trtopt.engine.store import PLAN, Entry, Store, folder_size, last_used, named_store
+
+
+@dataclass(frozen=True)
+class StoredEngine:
+    """An entry, as `list_store` tells of it.
+
+    Attributes:
+        digest: of its key; the folder's name.
+        model: the file it was built from, where it was one.
+        made_for: the GPU it was built on, or the compute capabilities.
+        nbytes: of its files.
+        used: seconds since 1970 when it was last fetched or built.
+        parts: the key.
+    """
+
+    digest: str
+    model: str
+    precision: str
+    made_for: str
+    generation: str
+    nbytes: int
+    used: float
+    parts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class StoreListing:
-    """What is in a store's folder.
-
-    Attributes:
-        engines: the last used first.
-        damaged: names of what was put aside.
-        max_size: bytes that the folder may hold after a build.
-    """
+    """Engines in a store's folder, the last used first; `max_size`: bytes that it may hold after a build."""
 
     folder: str
     engines: tuple[StoredEngine, ...]
-    damaged: tuple[str, ...]
     max_size: int
 
     @property
@@ -39,30 +57,13 @@ class StoreListing:
 
 
 @dataclass(frozen=True)
-class StoreVerification:
-    """Engines (by their digests) that are what was stored, and those that aren't, with the reason; these were put aside."""
-
-    folder: str
-    whole: tuple[str, ...]
-    damaged: dict[str, str]
-
-    @property
-    def ok(self) -> bool:
-        return not self.damaged
-
-    def to_json(self) -> dict[str, Any]:
-        return {**plain(self), "ok": self.ok}
-
-
-@dataclass(frozen=True)
 class StorePruning(Plain):
-    """What was removed, by names of folders; its bytes, and those that are left, of which `in_use` engines are being read."""
+    """The names of what was removed, its bytes, and those that are left."""
 
     folder: str
     removed: tuple[str, ...]
     nbytes: int
     left: int
-    in_use: int
 
 
 @taking(StoreRequest)
@@ -76,38 +77,16 @@ def list_store(request: StoreRequest) -> StoreListing:
         UsageError: `store` names none, or a folder that isn't there.
         OutputError: its folder can't be made.
     """
-    store = _opened(request)
-    return StoreListing(
-        folder=str(store.folder),
-        engines=tuple(store.engines()),
-        damaged=tuple(path.name for path in store.damaged()),
-        max_size=store.max_size,
-    )
-
-
-@taking(StoreRequest)
-def verify_store(request: StoreRequest) -> StoreVerification:
-    """Read every engine in a store and compare it with what was stored. Those that differ are put aside.
-
-    Args: as of `list_store`.
-
-    Raises: as `list_store`.
-    """
-    store, whole, damaged = _opened(request), list[str](), dict[str, str]()
-    folders = store.folders()
-    with request.reporter.phase("reading the engines", len(folders)) as phase:
-        for folder in folders:
-            phase.advance()
-            if problem := store.set_aside(folder.name, request.reporter):
-                damaged[folder.name] = problem
-            elif folder.is_dir():
-                whole.append(folder.name)
-    return StoreVerification(str(store.folder), tuple(whole), damaged)
+    store, engines = _opened(request), list[StoredEngine]()
+    for folder in store.folders():
+        with contextlib.suppress(Damaged, AttributeError, KeyError, TypeError):  # not whole, or gone meanwhile
+            engines.append(_described(Entry.read(folder)))
+    return StoreListing(str(store.folder), tuple(engines), store.max_size)
 
 
 @taking(PruneStoreRequest)
 def prune_store(request: PruneStoreRequest) -> StorePruning:
-    """Remove engines from a store: what was put aside, then what was used longest ago. What a process reads stays.
+    """Remove engines from a store: what was used longest ago.
 
     Args:
         store: as of `list_store`.
@@ -118,8 +97,7 @@ def prune_store(request: PruneStoreRequest) -> StorePruning:
     store = _opened(request)
     most = store.max_size if request.max_size is None else parse_size(request.max_size, "`max_size=`")
     removed, nbytes, remaining = store.prune(most)
-    in_use = sum(item.in_use for item in store.engines())
-    return StorePruning(str(store.folder), tuple(removed), nbytes, remaining, in_use)
+    return StorePruning(str(store.folder), tuple(removed), nbytes, remaining)
 
 
 def _opened(request: StoreRequest) -> Store:
@@ -129,3 +107,17 @@ def _opened(request: StoreRequest) -> Store:
     if where != "local" and not os.path.lexists(Path(where).expanduser()):
         raise UsageError(f"there is no store {where}: a build with this `store=` makes the folder")
     return Store(where)
+
+
+def _described(entry: Entry) -> StoredEngine:
+    manifest = read_json(entry.folder / f"{PLAN}.json")
+    return StoredEngine(
+        digest=entry.digest,
+        model=str((manifest.get("source") or {}).get("path") or ""),
+        precision=str(entry.parts.get("spec", {}).get("precision", "?")),
+        made_for=", ".join(manifest.get("targets") or ()) or str(manifest["generation"].get("gpu")),
+        generation=" ".join(map(str, entry.parts.get("generation", ()))),
+        nbytes=folder_size(entry.folder),
+        used=last_used(entry.folder),
+        parts=entry.parts,
+    )

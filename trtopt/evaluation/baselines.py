@@ -1,11 +1,10 @@
-"""What an engine is measured against: PyTorch, ONNX Runtime, Polygraphy. Each takes and gives NumPy arrays.
+"""Baselines that an engine is timed against: PyTorch, ONNX Runtime. Each takes and gives NumPy arrays.
 
 Opening one either works or raises, so that nothing is measured before everything asked for is there.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError, require
-from trtopt.core.files import whole
+from trtopt.core.errors import DeviceError, ModelError, UsageError, require
 from trtopt.core.foreign import essence
 from trtopt.data.rebatch import Arrays
 from trtopt.evaluation.request import BenchRequest
@@ -23,16 +21,15 @@ from trtopt.frontend.modules import open_source
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread
 
-BASELINES = ("torch", "onnxruntime", "polygraphy")
+BASELINES = ("torch", "onnxruntime")
 _WARM = 3
 
 
 class Baseline:
-    """`name` says how it runs; `note`, what the reader should know of it; `same_plan`: it takes the engine's inputs."""
+    """`name` says how it runs; `note`, what the reader should know of it."""
 
     name: str
     note: str
-    same_plan = False
 
     def prepare(self, inputs: Arrays) -> None:
         """Everything that is done once for a shape: compiling, capturing."""
@@ -83,35 +80,6 @@ class OnnxRuntime(Baseline):
 
     def close(self) -> None:
         del self._session
-
-
-class Polygraphy(Baseline):
-    """Polygraphy's TrtRunner on the same plan."""
-
-    note = "TrtRunner.infer on the same plan"
-    same_plan = True
-
-    def __init__(self, engine: Path, backend: str) -> None:
-        if backend == "rtx":
-            raise UsageError(
-                "Polygraphy runs plans of TensorRT; this one is TensorRT-RTX's: leave polygraphy out of `against=`"
-            )
-        try:
-            trt = importlib.import_module("polygraphy.backend.trt")
-            self.name = f"polygraphy {importlib.import_module('polygraphy').__version__}"
-        except ImportError as error:
-            raise MissingDependency(
-                f"measuring against Polygraphy needs polygraphy, which can't be imported ({error}): pip install polygraphy"
-            ) from error
-        self._runner = trt.TrtRunner(trt.EngineFromBytes(whole(engine, None)))
-        self._runner.activate()
-
-    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        outputs: dict[str, NDArray[Any]] = self._runner.infer(dict(inputs))
-        return outputs
-
-    def close(self) -> None:
-        self._runner.deactivate()
 
 
 class Torch(Baseline):
@@ -219,8 +187,6 @@ def open_baselines(request: BenchRequest, session: Session, model: Callable[[], 
     for name in request.against:
         if name == "onnxruntime":
             yield OnnxRuntime(model())
-        elif name == "polygraphy":
-            yield Polygraphy(Path(request.engine), session.backend)
         else:
             for compiled in (False, True):
                 yield Torch(request.source, session, compiled=compiled, ordinal=request.device)

@@ -1,4 +1,4 @@
-"""How fast an engine is: on the GPU, on the host, end to end, from several threads, and beside other ways of running the model.
+"""The speed of an engine: on the GPU, on the host, end to end, from several threads, beside other ways of running the model.
 
     print(trtopt.bench("resnet50.engine", batch=(1, 32), against=("onnxruntime",)))
 
@@ -27,12 +27,12 @@ from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
+from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays, filled, joined, laid_out, samples_in
 from trtopt.engine.manifest import REASONS, Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.difference import difference
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, MemoryReport, Session
 from trtopt.runtime.timing import Spread, in_turns, timed
@@ -71,7 +71,7 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class BenchReport(Plain):
-    """What `bench` found.
+    """The result of `bench`.
 
     Attributes:
         gpu: the GPU's name; inputs: where they came from; clocks: under this load, for each batch.
@@ -292,12 +292,11 @@ def _measure(
     ways: dict[str, Callable[[], Mapping[str, Any]]] = {_OURS: lambda: session.run(inputs)}
     for baseline in baselines:
         try:
-            feed = inputs if baseline.same_plan else floats
-            baseline.prepare(feed)
+            baseline.prepare(floats)
         except ModelError as error:  # noqa: PERF203
             failures[baseline.name] = str(error)
         else:
-            ways[baseline.name] = lambda baseline=baseline, feed=feed: baseline.run(feed)  # type: ignore[misc]
+            ways[baseline.name] = lambda baseline=baseline: baseline.run(floats)  # type: ignore[misc]
     results = {name: {output: np.array(array) for output, array in way().items()} for name, way in ways.items()}
     for way in ways.values():
         end = time.perf_counter() + _WARM_SECONDS

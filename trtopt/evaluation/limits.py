@@ -1,4 +1,4 @@
-"""How far results may be from the reference's: one judgement of every kind of output, for `verify` and `build --best`."""
+"""Limits for the distance of results from the reference's: one judgement of every kind of output."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trtopt.graph.output_kinds import Kind
 MIN_SNR = 20.0
 """dB, an error of a tenth of the signal; for outputs that agreement doesn't judge."""
 MIN_COSINE = 0.99
-"""Of every embedding: 20 dB over all of them are 0.995 in the mean, and hide one that is turned far. 0.99 is 8°: a search
+"""The least cosine of every embedding: 20 dB over all are 0.995 in the mean and hide one that is far off. 0.99 is 8°: a search
 by cosine confuses neighbours that are closer than that anyway."""
 MIN_OVERLAP = 0.5
-"""Of masks, outside the commonest class: where objects are few, all of them can be lost and 99 % of the pixels agree."""
+"""The least overlap of masks outside the commonest class: where objects are few, 99 % of the pixels agree without any."""
 
 
 def _no_share(value: str | float) -> UsageError:
@@ -28,7 +28,7 @@ def _no_share(value: str | float) -> UsageError:
 
 
 def not_finite(accuracy: Mapping[str, Any]) -> list[str]:
-    """What of `Agreement.figures()` no limit allows: values that are NaN or infinite, where the reference's are finite."""
+    """Return what no limit allows in `Agreement.figures()`: values that are NaN or infinite, where the reference's aren't."""
     return [
         f"of {name}, {count} value{'s are' if count > 1 else ' is'} NaN or infinite, where the reference's are finite"
         for name, output in accuracy["outputs"].items()
@@ -37,7 +37,7 @@ def not_finite(accuracy: Mapping[str, Any]) -> list[str]:
 
 
 def without_share(kinds: Iterable[Kind]) -> str:
-    """What to say where a share is asked for, and outputs are of such kinds that none has one; "" where one has."""
+    """Warn where a share is asked for, and outputs are of such kinds that none has one; "" where one has."""
     if any(kind.shared for kind in kinds):
         return ""
     return (
@@ -48,7 +48,7 @@ def without_share(kinds: Iterable[Kind]) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """How far results may be from the reference's.
+    """The distance that results may have from the reference's.
 
     Attributes:
         min_agreement: share that is the same, of each output whose kind has one (`Kind.shared`); a mask's overlap must be
@@ -83,14 +83,14 @@ class Limits:
         return cls(share, min_snr)
 
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
-        """What of `Agreement.figures()` is outside, each with the value and the limit."""
+        """Return what of `Agreement.figures()` is outside, each with the value and the limit."""
         problems = not_finite(accuracy)
         for name, output in accuracy["outputs"].items():
             problems += [f"{name}: {problem}" for problem in self._of(output, accuracy["samples"])]
         return problems
 
     def kept(self, accuracy: Mapping[str, Any]) -> str:
-        """What is asked of these outputs, in words."""
+        """Say what is asked of these outputs."""
         outputs = accuracy["outputs"].values()
         shared = dict.fromkeys(kind.shared for item in outputs if (kind := Kind(item["kind"])).shared)
         texts = [f"{share(self.min_agreement)} of the {' and '.join(shared)} the same"] if shared else []

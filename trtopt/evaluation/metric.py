@@ -105,12 +105,12 @@ def _arguments(metric: Metric) -> set[str]:
 
 
 def takes_labels(metric: Metric) -> bool:
-    """Whether it has an argument for them."""
+    """Return whether it has an argument for them."""
     return len(_arguments(metric) - {REFERENCE}) > 1
 
 
 def scored(metric: Metric, name: str, outputs: Outputs, reference: Outputs, labels: Sequence[int] | None) -> float:
-    """What the function called `name` gives for these outputs.
+    """Call the function called `name` on these outputs.
 
     Raises:
         UsageError: it failed.

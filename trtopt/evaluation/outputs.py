@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.words import counted
+from trtopt.data.difference import in_db
 from trtopt.graph.output_kinds import Kind
 
 Floats = NDArray[np.float64]
@@ -71,7 +72,7 @@ class SampleAgreement:
 
 @dataclass(frozen=True)
 class SampleSpread:
-    """How the samples differ.
+    """The differences between the samples.
 
     Attributes:
         figure: which of a sample's figures: "snr_db", "agreement" or "cosine"; "max_abs" where the reference has no signal.
@@ -145,7 +146,7 @@ class OutputAgreement:
         return self.agreement if self.kind is Kind.CLASSES else None
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
+        """Return plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
         values = plain(self) | {"top1_agreement": self.top1}
         values["samples"] = values.pop("spread")
         del values["name"]
@@ -159,7 +160,7 @@ class OutputAgreement:
 
 
 def measure(output: Mapping[str, Any], samples: int, least: float = 1.0) -> str:
-    """What the output's kind is measured by, such as "same class for 97.0% of 64 samples"; "" for other values.
+    """Say the measure of the output's kind, such as "same class for 97.0% of 64 samples"; "" for other values.
 
     Args:
         least: see `share`.
@@ -218,7 +219,7 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
 
 
 def spread(output: Mapping[str, Any]) -> str:
-    """How the samples differ, and the worst by name; "" where that says nothing."""
+    """Say how the samples differ, and the worst by name; "" where that says nothing."""
     samples = output["samples"]
     if samples is None or output["rows"] < 2 or not samples["worst"]:
         return ""
@@ -338,7 +339,7 @@ class OutputSums:
             self._parts.append(self._measure.part(exact, other, real, self._parts))
 
     def result(self, names: Sequence[str]) -> OutputAgreement:
-        """What was found; `names` are the samples'."""
+        """Sum up; `names` are the samples'."""
         if not self._rows:
             return OutputAgreement(self.name, self.kind, math.inf, 0.0, math.nan, 0, integers=self._integers)
         signal, noise, energy, product, largest, peak = np.concatenate(self._rows, axis=1)
@@ -391,15 +392,8 @@ class OutputSums:
 
 
 def _median(values: Floats) -> float:
-    """Of an even number the lower one in the middle: the mean of the two would be NaN for -inf and inf."""
+    """Return the median, of an even number the lower one in the middle: the mean of the two would be NaN for -inf and inf."""
     return float(np.sort(values)[(len(values) - 1) // 2])
-
-
-def in_db(signal: Any, noise: Any) -> Floats:
-    """dB of each; inf without noise, -inf without signal or where the noise isn't finite."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = 10 * np.log10(signal / noise)
-    return np.where(noise == 0, np.inf, np.where((signal == 0) | ~np.isfinite(noise), -np.inf, ratios))
 
 
 # The measure of each kind -------------------------------------------------------------------------------------------------
@@ -428,7 +422,7 @@ class Measure:
 
 
 def _counted(same: NDArray[np.bool_], real: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Of each sample: how many of its parts are the same, and how many there are; padding is none."""
+    """Count the parts of each sample that are the same, and all; padding is none."""
     if same.shape[1:2] != real.shape[1:]:
         real = np.ones((len(same), 1), np.bool_)
     parts = same.reshape(len(same), real.shape[1], -1)
@@ -474,8 +468,8 @@ _Split = tuple[NDArray[np.int64], "NDArray[np.int64] | None"]
 
 
 def _same_pixels(old: NDArray[Any], new: NDArray[Any], real: NDArray[np.bool_], _: Any) -> tuple[bool, list[_Split]]:
-    """Whether the reference stays within 0…1, and the ways of taking classes: of one channel both sides of 0 and of 0.5, since
-    which it is shows when all was seen. Of each: the counts, and by class the pixels in the reference and those that are the
+    """Return whether the reference is within 0…1, and ways of taking classes: of one channel both sides of 0 and of 0.5: which
+    it is shows when all was seen. Of each: the counts, and by class the pixels in the reference and those that are the
     same in both."""
     if old.dtype.kind in "iub":  # the classes themselves
         return False, [(_counted(old == new, real), None)]

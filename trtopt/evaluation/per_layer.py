@@ -25,8 +25,9 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.documents import Described
 from trtopt.core.errors import DataError, UsageError
+from trtopt.data.difference import in_db
 from trtopt.data.rebatch import Arrays, alone, chunks, laid_out
-from trtopt.evaluation.outputs import decibels, in_db
+from trtopt.evaluation.outputs import decibels
 from trtopt.graph.half import has_half, widen
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in
@@ -124,7 +125,7 @@ def compare_layers(
 
 
 def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ...]:
-    """What of an engine's graph can be an output and compared: the tensors of its layers, not those behind Q/DQ pairs.
+    """Return what of an engine's graph can be an output and compared: the tensors of its layers, not those behind Q/DQ pairs.
 
     Raises:
         UsageError: there are none.
@@ -135,7 +136,7 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
 def compare_engine_layers(
     reference: ModelProto, graph: ModelProto, batches: Sequence[Arrays], run: Callable[[Arrays], Arrays], size: int = 1
 ) -> tuple[LayerAgreement, ...]:
-    """As `compare_layers`, of an engine with `tensors_of_engine` as outputs.
+    """Compare layers of an engine with `tensors_of_engine` as outputs.
 
     Args:
         run: gives them, from inputs of the reference.
@@ -155,7 +156,7 @@ def compare_engine_layers(
 
 
 class _Sums:
-    """Of one tensor, over samples: signal and noise with all that came before, of the node alone, and of what becomes of own
+    """Sums of one tensor over samples: signal and noise with all that came before, of the node alone, and of what becomes of
     errors one node and two before it."""
 
     def __init__(self) -> None:
@@ -177,7 +178,7 @@ def _feel(sums: Mapping[str, _Sums], pieces: Any, feed: Arrays, exact: Arrays, t
 
 
 def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
-    """Of the signal and of what is beside it; values that aren't finite in the signal don't count."""
+    """Return the powers of the signal and of what is beside it; values that aren't finite in the signal don't count."""
     mask = np.isfinite(signal)
     reference, values = (np.asarray(item, np.float64)[mask] for item in (signal, result))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -205,7 +206,7 @@ def _agreements(
 
 
 def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
-    """Of each of these tensors, those among them that are made of it, with none of them between; outputs have none."""
+    """Map each of these tensors to those among them that are made of it, with none of them between; outputs have none."""
     pairs, made_of = set(pairs), dict[str, set[str]]()
     readers: dict[str, list[str]] = {name: [] for name in pairs}
     for node in proto.graph.node:

@@ -1,4 +1,4 @@
-"""What comparing models and measuring engines are asked for."""
+"""Requests of `verify` and `bench`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BenchRequest:
 
     engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
     _: KW_ONLY
-    against: Sequence[str] = option((), help="torch, onnxruntime, polygraphy.", metavar="NAME[,NAME]", typed=str)
+    against: Sequence[str] = option((), help="torch, onnxruntime.", metavar="NAME[,NAME]", typed=str)
     batch: Sequence[int] = option(
         (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str, least=1
     )

@@ -1,4 +1,4 @@
-"""How well a candidate agrees with its reference, each output by what it means, and whether that is within limits.
+"""The agreement of a candidate with its reference, each output by what it means, held against limits.
 
 Cosine misranks quantizations of classifiers: a bad calibration costs many classes while the cosine of the logits hardly falls
 (docs/results/accuracy-lite0.md). It is reported, since people look for it, and judges embeddings alone.
@@ -94,7 +94,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What `verify` found. The two accuracies are None without labels.
+    """The result of `verify`. The two accuracies are None without labels.
 
     Attributes:
         limits: what it was judged by; None: it wasn't.
@@ -133,7 +133,7 @@ class Agreement:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """What is outside the limits, each with the value and the limit; without limits, values that aren't finite."""
+        """Return what is outside the limits, each with the value and the limit; without limits, values that aren't finite."""
         scores = () if self.metric is None else self.metric.missed
         return (*(not_finite if self.limits is None else self.limits.missed)(self.figures()), *scores)
 
@@ -143,7 +143,7 @@ class Agreement:
         return not self.missed
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
+        """Return plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
         values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
         known = ("engine", "engine_sha256", "ran", "metric", "beyond_fp16", "choices", "damage")
         values |= {name: plain(value) for name in known if (value := getattr(self, name))}
@@ -155,7 +155,7 @@ class Agreement:
         return values
 
     def figures(self) -> dict[str, Any]:
-        """What was measured, without a judgement, as `describe`."""
+        """Return what was measured, without a judgement, as `describe`."""
         return {
             "samples": self.samples,
             "snr_db": plain(self.snr_db),
@@ -363,7 +363,7 @@ def _within(engine: Path, run: Runner, inputs: Sequence[TensorInfo]) -> Runner:
 
 
 def _lowest_db(output: OutputAgreement) -> float:
-    """Of a sample, where samples have dB of their own; inf of integers, of which dB say nothing."""
+    """Return the lowest dB, of a sample where samples have their own; inf of integers, of which dB say nothing."""
     if output.integers:
         return math.inf
     return output.spread.lowest if output.spread and output.spread.figure == "snr_db" else output.snr_db
@@ -372,7 +372,7 @@ def _lowest_db(output: OutputAgreement) -> float:
 def _layers_of(
     engine: Path, reference: ModelProto, graph: ModelProto, samples: Sequence[Arrays], reporter: Reporter
 ) -> tuple[LayerAgreement, ...]:
-    """Of the engine itself, by a build with its tensors as outputs."""
+    """Compare the engine itself, by a build with its tensors as outputs."""
     manifest, preprocessing = load_manifest(engine), embedded_in(graph)
     assert manifest is not None  # it names the graph
     tensors = tensors_of_engine(reference, graph)
@@ -568,7 +568,7 @@ class _Comparison:
 
 
 def _hits(name: str, array: NDArray[Any], labels: NDArray[Any]) -> tuple[int, int]:
-    """How often the label is the best class, and one of the five best."""
+    """Count how often the label is the best class, and one of the five best."""
     scores = array.astype(np.float64).reshape(len(array), -1)
     if labels.min() < 0 or labels.max() >= scores.shape[1]:
         low, high, last = int(labels.min()), int(labels.max()), scores.shape[1] - 1

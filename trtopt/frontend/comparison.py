@@ -12,13 +12,13 @@ from trtopt.core.errors import ExportMismatch, ModelError
 from trtopt.core.foreign import essence
 from trtopt.core.temporary import scratch
 from trtopt.core.words import first_of
+from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
 from trtopt.frontend.failures import types_hint
 from trtopt.frontend.forward import INNER
 from trtopt.frontend.samples import Subject, made_up
 from trtopt.graph.io import Model, save_model
 from trtopt.graph.proto import all_nodes
-from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
 

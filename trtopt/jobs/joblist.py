@@ -41,7 +41,6 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.building import GOAL
-from trtopt.autotune.goal import drop_of
 from trtopt.autotune.tuning import budget_of
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
@@ -341,7 +340,6 @@ def _builds(
             request = without(request, *without_effect)
             spec_of(request)
             Limits.of(request.min_agreement, request.min_snr)
-            drop_of(request.max_drop)
             budget_of(request.budget)
         except UsageError as error:
             raise UsageError(f"{where}: {in_list(str(error))}") from None
@@ -414,11 +412,7 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
             values[name] = _kind(value, (int,), "a whole number", at)
         elif typed is float:
             values[name] = _kind(value, (int, float), "a number", at)
-        elif about.unit or name in (
-            "max_drop",
-            "min_agreement",
-            "budget",
-        ):  # "2GiB", "0.5%", "10min", or the bare number
+        elif about.unit or name in ("min_agreement", "budget"):  # "2GiB", "99%", "10min", or the bare number
             values[name] = _kind(value, (str, int, float), "a text or a number", at)
         else:
             values[name] = _text(value, at)

@@ -27,6 +27,7 @@ from trtopt.core.files import whole
 from trtopt.core.host import import_path
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Profile, TensorInfo
+from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
 from trtopt.graph.guard import cheap, drawn
 from trtopt.graph.half import fp32_typed, has_half
@@ -34,7 +35,6 @@ from trtopt.graph.io import save_model
 from trtopt.graph.op_types import QDQ
 from trtopt.graph.proto import all_nodes, tensor_size
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.difference import difference
 from trtopt.ort.sessions import INLINE, THREADS, OnnxSession
 
 # What a small model may use; heavy ones get more by their weights, which nobody can claim without having them.
@@ -143,7 +143,7 @@ def gap(
     real: bool = False,
     opened: bool = False,
 ) -> str:
-    """What `compare` says, run in this process.
+    """Compare in this process; see `compare`.
 
     Args:
         trials: sizes of dynamic dimensions, as `synthetic_inputs` takes them; or, `real`, inputs.
@@ -223,7 +223,7 @@ def _joined(samples: Sequence[Mapping[str, Any]], actual: Mapping[str, Any]) -> 
 
 
 def _contradicts(result: object, declared: Sequence[int | str | None]) -> bool:
-    """Whether an array isn't of the shape that the model declares."""
+    """Return whether an array isn't of the shape that the model declares."""
     shape = getattr(result, "shape", None)
     if shape is None:
         return False
@@ -231,7 +231,7 @@ def _contradicts(result: object, declared: Sequence[int | str | None]) -> bool:
 
 
 def _refused(error: ModelError) -> str:
-    """What `after` does that `before` doesn't; for want of memory both may fail, or either."""
+    """Return what `after` does that `before` doesn't; for want of memory both may fail, or either."""
     if "bad_alloc" in str(error) or "Failed to allocate" in str(error):
         raise error
     return str(error)

@@ -44,7 +44,6 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Arrays, Call, by_sizes, calls, joined, laid_out
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
-from trtopt.engine.store import Entry
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
@@ -220,7 +219,6 @@ class Session:
         self._workers: ThreadPoolExecutor | None = None  # of `submit` and `run_async`
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
-        self._entry: Entry | None = None  # of the store, where it stays while this is open
 
     @classmethod
     @typed
@@ -243,8 +241,8 @@ class Session:
 
             with trtopt.Session.for_model("resnet50.onnx", int8=True, calib="resnet50.calib.json") as session: ...
 
-        One engine, of the precision that is named: nothing is measured. It stays in the store while the session is open.
-        Processes that ask at once build it once. With several `devices` it is the first one's.
+        One engine, of the precision that is named: nothing is measured. Processes that ask at once build it once.
+        With several `devices` it is the first one's.
 
         Args:
             model: an ONNX file or model.
@@ -270,11 +268,11 @@ class Session:
         def for_model(request: BuildRequest) -> Session:
             if backend != "onnxruntime":  # said before the build
                 check_for_gpus("an engine", "its graph")
-            return opened(request, of_entry, with_graph=backend == "onnxruntime")
+            return opened(request, of_plan, with_graph=backend == "onnxruntime")
 
-        def of_entry(entry: Entry) -> Session:
-            session = cls(
-                entry.plan,
+        def of_plan(plan: os.PathLike[str]) -> Session:
+            return cls(
+                plan,
                 device=device,
                 devices=devices,
                 backend=backend,
@@ -285,8 +283,6 @@ class Session:
                 trust_host_code=trust_host_code,
                 threads=threads,
             )
-            session._entry = entry
-            return session
 
         return for_model(model, **options)
 
@@ -784,8 +780,6 @@ class Session:
             slots.pop().close()
         for gpu in self._gpus:  # only these have the engine now, so that it goes while its GPU is current
             self.notes += gpu.close()
-        if self._entry is not None:
-            self._entry.close()
 
     def __repr__(self) -> str:
         if not hasattr(self, "_closing"):  # its engine couldn't be opened

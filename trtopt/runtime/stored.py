@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged
-from trtopt.core.errors import EngineError, UsageError
+from trtopt.core.errors import EngineError, TrtoptError, UsageError
 from trtopt.core.version import __version__
 from trtopt.cuda.device import probe
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store, stamps
@@ -24,11 +24,11 @@ Opened = TypeVar("Opened")
 _FILES = ("model", "calib", "preprocess", "classes")  # that a request may name
 # No engine depends on them.
 _ASIDE = ("output", "force", "reporter", "store", "timing_cache", "save_calib", "compare", "log")
-_SEVERAL = ("best", "min_agreement", "max_drop", "labels", "metric", "min", "budget", "save_calib", "save_cache")
+_SEVERAL = ("best", "min_agreement", "labels", "metric", "min", "budget", "save_calib", "save_cache")
 
 
-def opened(request: BuildRequest, open_session: Callable[[Entry], Opened], *, with_graph: bool = False) -> Opened:
-    """What `open_session` makes of the engine that a request asks for: of the store, where it is built if need be.
+def opened(request: BuildRequest, open_session: Callable[[Path], Opened], *, with_graph: bool = False) -> Opened:
+    """Return what `open_session` makes of the plan that a request asks for: of the store, where it is built if need be.
 
     Args:
         with_graph: the entry needs the graph that TensorRT was given, too.
@@ -53,17 +53,16 @@ def opened(request: BuildRequest, open_session: Callable[[Entry], Opened], *, wi
         entry = _entry(request, store)
         try:
             entry.check(*(name for name in entry.files if name != PLAN))  # the session itself compares the plan
-            return open_session(entry)
-        except (Damaged, EngineError) as error:
-            entry.close()
-            problem = store.set_aside(entry.digest, request.reporter)
-            if last or (not problem and isinstance(error, EngineError)):  # it is whole, and something else is wrong
-                raise error if isinstance(error, EngineError) else EngineError(str(error)) from error
+            return open_session(entry.plan)
+        except (Damaged, TrtoptError) as error:
+            problem = store.fault(entry.digest)
+            if last or (not problem and entry.folder.exists()):  # it is whole, and something else is wrong
+                raise error if isinstance(error, TrtoptError) else EngineError(str(error)) from error
             if problem:
-                request.reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and was put aside: {problem}")
-        except BaseException:
-            entry.close()
-            raise
+                store.remove(entry.digest)
+                request.reporter.warn(
+                    f"the store's engine {entry.digest[:12]} is damaged and is built again: {problem}"
+                )
     raise AssertionError
 
 

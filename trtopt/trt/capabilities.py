@@ -62,7 +62,6 @@ class Capabilities:
         absent: operator → why nothing runs it, though the parser takes it.
         conv_borders: what it can't do where types change behind a convolution (`placement.find_points`); empty: it can do all.
         gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
-        converts_apart: kernels of their own convert between INT8 layers and floating ones.
         stored_codes: types of weights that it takes as stored codes; others it takes as floats with Q/DQ behind them alone.
     """
 
@@ -89,7 +88,6 @@ class Capabilities:
     absent: Mapping[str, str] = field(default_factory=dict)
     conv_borders: str = ""
     gates_in_int8: bool = False
-    converts_apart: bool = False
     stored_codes: frozenset[Precision] = frozenset({Precision.INT8})
 
     def describe(self) -> dict[str, Any]:
@@ -160,8 +158,6 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         option = f"`precision_override=['…={precision}']`"
         if precision in (spec.precision, spec.base):
             option = f"`{precision}=True`" if precision is spec.precision else f"`remainder='{precision}'`"
-        elif precision is Precision.FP8 and spec.fp8_layers:
-            option = "`fp8=True`"
         refuse(option, f"has {there}", "choose one of these, or install a newer TensorRT")
     if spec.calibrator == "native" and not can.native_calibrator:
         refuse("`calibrator='native'`", "has no calibrator of its own", "drop it: trtopt's calibrator gives the scales")
@@ -185,12 +181,10 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         low = ",".join(f"sm{cc}" for cc in (*spec.targets, *here) if cc < least)
         if low and precision in all_precisions:
             where = f"`target='{low}'`" if spec.targets else f"this GPU is {low}"
-            instead = "`int8=True` alone" if spec.fp8_layers and precision is Precision.FP8 else "`fp16=True`"
-            problems.append(f"{where}: {precision} needs sm{least} or later; drop it or use {instead}")
+            problems.append(f"{where}: {precision} needs sm{least} or later; drop it or use `fp16=True`")
     return problems
 
 
 def precisions(spec: BuildSpec) -> set[Precision]:
     """All that a build is asked for."""
-    beside = {Precision.FP8} if spec.fp8_layers else set()
-    return {spec.precision, spec.base, *beside, *(override.precision for override in spec.overrides)}
+    return {spec.precision, spec.base, *(override.precision for override in spec.overrides)}

@@ -21,8 +21,7 @@ class TensorRT8(Generation):
         return replace(
             capabilities,
             max_opset=17,  # much of 18 and later does not parse
-            gates_in_int8=True,  # measured on H100s (docs/results/accuracy.md), as is the next on an H200
-            converts_apart=True,
+            gates_in_int8=True,  # measured on H100s (docs/results/accuracy.md)
             stored_codes=frozenset(),  # graph.old_parser.with_float_weights
             # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
             # and convolves in FP16 or, in a profile of batch 1, in FP32.

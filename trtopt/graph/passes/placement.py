@@ -174,23 +174,6 @@ def _gates(model: ir.Model) -> list[_Gate]:
     return gates
 
 
-def one_row_a_sample(model: ir.Model, points: Points) -> tuple[str, ...]:
-    """Quantized products of matrices with a row for each sample, as at the end of a classifier, and pooling that makes these
-    rows: what they compute is little, and whether they are faster in INT8 depends on what is in front of them
-    (docs/results/accuracy.md). Empty where nothing else is quantized."""
-    quantized, nodes = set(points.quantized), dict[str, None]()
-    readers = {name for slots in points.reads.values() for name, _ in slots}
-    for node in model.graph:
-        value = node.inputs[0] if node.inputs else None
-        if node.name not in quantized or node.op_type not in ("Gemm", "MatMul") or len(sizes(value) or ()) != 2:
-            continue
-        nodes[str(node.name)] = None
-        maker = _maker(value, lambda item: _preserves(item) or item.op_type in FUSED_ACTIVATIONS)
-        if maker is not None and maker.op_type in POOLING and maker.name in readers:
-            nodes[str(maker.name)] = None
-    return () if quantized <= nodes.keys() else tuple(nodes)
-
-
 def _searched(search: _Search) -> _Search:
     search.varying = _varying(search.model.graph)
     first = _first(search.model.graph)

@@ -1,4 +1,4 @@
-"""How far one set of outputs is from another."""
+"""The difference between one set of outputs and another: what every comparison of two models goes by."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESOLUTION = 4 * float(np.finfo(np.float32).eps)
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one set of outputs is from another.
+    """The difference between one set of outputs and another.
 
     Attributes:
         absolute: largest |a − b| over all outputs.
@@ -51,15 +51,17 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
 
 
 def _far(expected: Any, actual: Any) -> tuple[float, float, float]:
-    """Of one output: absolute and relative difference, and the scale."""
+    """Return absolute and relative difference of one output, and the scale."""
+    expected, actual = (np.asarray(item) if isinstance(item, np.generic) else item for item in (expected, actual))
     if not isinstance(expected, np.ndarray) or expected.dtype.kind in "OUS":
         gap = 0.0 if _alike(expected, actual) else math.inf
         return gap, gap, 0.0
-    a = expected.astype(np.float64)
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    a = expected.astype(wide)
     scale = float(np.abs(np.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0)).max(initial=0.0))
-    if actual is None or actual.shape != expected.shape:
+    if not isinstance(actual, np.ndarray) or actual.shape != expected.shape:
         return math.inf, math.inf, scale
-    b = actual.astype(np.float64)
+    b = actual.astype(wide)
     same = (a == b) | (np.isnan(a) & np.isnan(b))  # also for infinities, whose difference is NaN
     with np.errstate(invalid="ignore"):
         gaps = np.where(same, 0.0, np.abs(a - b))
@@ -67,10 +69,19 @@ def _far(expected: Any, actual: Any) -> tuple[float, float, float]:
     return absolute, absolute / scale if scale else (math.inf if absolute else 0.0), scale
 
 
+def in_db(signal: Any, noise: Any) -> NDArray[np.float64]:
+    """Return dB of each; inf without noise, -inf without signal or where the noise isn't finite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = 10 * np.log10(signal / noise)
+    return np.where(noise == 0, np.inf, np.where((signal == 0) | ~np.isfinite(noise), -np.inf, ratios))
+
+
 def _alike(expected: Any, actual: Any) -> bool:
-    """Whether two sequences, optionals or arrays of text are the same; arrays of numbers to single precision."""
+    """Return whether two sequences, optionals or arrays of text are the same; arrays of numbers to single precision."""
     if isinstance(expected, (list, tuple)):
         return isinstance(actual, (list, tuple)) and len(expected) == len(actual) and all(map(_alike, expected, actual))
     if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray) and expected.dtype.kind not in "OUS":
         return expected.shape == actual.shape and np.allclose(expected, actual, rtol=1e-3, atol=1e-5, equal_nan=True)
+    if isinstance(expected, Mapping):
+        return isinstance(actual, Mapping) and expected.keys() == actual.keys()
     return bool(np.all(np.asarray(expected == actual)))

@@ -1,0 +1,367 @@
+"""The execution of a build's plan: lower the model, build it, and compare what the engine runs with what was asked for.
+
+Precision is decided once and lowered in one of two ways, as the generation wants it: into the graph's own types
+(strongly typed builds), or into builder flags beside an FP32-typed graph (8.6). Q/DQ pairs stand in the graph in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from trtopt.builder.asked import is_none
+from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
+from trtopt.builder.plan import BuildPlan
+from trtopt.builder.samples import real_samples
+from trtopt.calibration.safety import Safety, find_unsafe
+from trtopt.core.errors import (
+    AccuracyLost,
+    BackendError,
+    ModelError,
+    OutputError,
+    PrecisionLost,
+    UnsupportedOperator,
+)
+from trtopt.core.files import (
+    cache_folder,
+    check_writable,
+)
+from trtopt.core.options import named
+from trtopt.core.shapes import outside, shapes_option, suggested_shapes
+from trtopt.core.temporary import scratch
+from trtopt.core.values import (
+    BuildSpec,
+    Precision,
+    Profile,
+    TensorInfo,
+    overriding,
+)
+from trtopt.core.words import first_of
+from trtopt.cuda.device import DeviceInfo
+from trtopt.data.convert import single_runs
+from trtopt.graph.inputs import network_inputs
+from trtopt.graph.io import save_model
+from trtopt.graph.lengths import max_input_lengths
+from trtopt.graph.op_types import WEIGHTED
+from trtopt.graph.origin import Origins
+from trtopt.graph.passes.expand import written_out
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.passes.typed import FP16_MAX, typed_already
+from trtopt.graph.proto import fingerprint
+from trtopt.graph.traced_batch import find_traced_batch
+from trtopt.graph.view import to_ir
+from trtopt.graph.work import lost_shapes, macs, sizes_in
+from trtopt.linting.refusals import explained
+from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
+from trtopt.ort.folding import held_against, proven
+from trtopt.ort.ranges import measure_ranges, not_finite
+from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.parsing import refusal
+from trtopt.trt.profiles import validate_profiles
+
+LEAST_QUANTIZED = 0.1  # of the arithmetic in INT8 or FP8: with less of it an engine is better built without
+LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
+MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
+PARTS = "part of an operator that TensorRT takes only written out"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan for TensorRT to run, the graph that it was built from, and what was found of both; `safety`: by the samples."""
+
+    lowered: Lowered
+    engine: BuiltPlan
+    report: PrecisionReport
+    safety: Safety | None
+    seconds: float
+
+
+def execute(plan: BuildPlan) -> Built:
+    """Fold, lower, build, and judge what the engine runs: nothing is written.
+
+    Raises: as `trtopt.build`.
+    """
+    spec, inputs, start = plan.spec, plan.model.inputs, time.monotonic()
+    reporter = plan.request.reporter
+    compare = held_against(plan.model, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
+    folded, folding = proven(plan.model, plan.folded(), compare, reporter)
+    if folding.problem:
+        reporter.warn(folding.warning)
+    refuse_damaged(folded, plan.name)
+    for finding in one_sample(find_traced_batch(folded), inputs, spec.profiles):
+        if finding.level == "error":
+            raise ModelError(f"{plan.name} can't be built for several samples: {str(finding).removeprefix('error: ')}")
+    if plan.table is not None and plan.table.model["fingerprint"] != fingerprint(folded):
+        reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
+    validate_profiles(inputs, spec.profiles, longest=max_input_lengths(folded))  # folding may have shown them
+    safety = _measure(plan, folded)
+    _warn_of_inputs(plan, folded, safety)
+    _warn_of_shapes(plan)
+    lowered, engine, report = _construct(plan, folded, {} if safety is None else safety.in_fp32)
+    for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
+        reporter.warn(warning)
+    return Built(lowered, engine, report, safety, time.monotonic() - start)
+
+
+def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
+    """Repeat what `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
+    if spec.base is not Precision.FP16:
+        return []
+    in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
+    findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
+    if not findings:
+        return []
+    first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
+    return [f"{first.node} ({first.op}){others}: {first.message}; {first.hint}"]
+
+
+def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
+    """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized.
+
+    Of a model that is FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it.
+    """
+    spec, request, reporter = plan.spec, plan.request, plan.request.reporter
+    own = None if spec.precision.quantized or spec.base is Precision.FP32 else typed_already(to_ir(folded))
+    if own is not None:
+        option = f"`{spec.base}=True`"
+        reporter.note(f"the model is {own.upper()} already, and its types stay as they are: {option} changes nothing")
+        if plan.samples is not None:
+            feeds = (run.feed for run in single_runs(network_inputs(folded), plan.samples))
+            for node, what in not_finite(folded, measure_ranges(folded, feeds)).items():
+                reporter.warn(f"{node} {what}, in the model as it is given")
+        return None
+    if plan.samples is None:
+        return None
+    safety = find_unsafe(
+        folded,
+        spec.base,
+        plan.samples,
+        given=plan.model.proto,
+        limit_db=request.min_snr,
+        overrides=spec.overrides,
+        io_fp32=spec.io_fp32,
+        reporter=reporter,
+    )
+    if safety.missed and request.min_snr is not None and not request.best:
+        fp32, advice = safety.fp32_db, "without `min_snr=` it is built unjudged"
+        if fp32 is not None and fp32 >= request.min_snr:
+            known = f"FP32 gives {fp32:.0f}" if math.isfinite(fp32) else "FP32 loses nothing"
+            advice = f"{known}: drop `{spec.base}=True`, or ask for less as `min_snr=`"
+        raise AccuracyLost(f"{safety}. Nothing was written; {advice}")
+    (reporter.warn if safety.missed else reporter.note)(str(safety))
+    return safety
+
+
+def _warn_of_shapes(plan: BuildPlan) -> None:
+    """Say that the samples (the first one speaks for them) have shapes that the engine won't take."""
+    if plan.request.images is None and plan.request.data is None:
+        return
+    first = next(iter(plan.samples or real_samples(plan.model, replace(plan.request, limit=1))))
+    if problem := outside(plan.spec.profiles, plan.model.inputs, first):
+        plan.request.reporter.warn(f"{problem}, which it won't take: give others as `shapes=`, or other samples")
+
+
+def _warn_of_inputs(plan: BuildPlan, folded: onnx.ModelProto, safety: Safety | None) -> None:
+    """Say which inputs of an engine that takes FP16 hold more in the samples than FP16 does."""
+    spec = plan.spec
+    if spec.io_fp32 or spec.base is not Precision.FP16 or plan.embedded is not None:
+        return
+    largest = {} if plan.table is None else plan.table.beyond_fp16
+    largest = {**largest, **({} if safety is None else safety.inputs)}
+    for name, info in network_inputs(folded).items():
+        if info.floating and largest.get(name, 0.0) > FP16_MAX:
+            plan.request.reporter.warn(
+                f"the samples hold {largest[name]:,.0f} in the input {name!r}, which is FP16 with `fp32_io=False` and ends "
+                f"at {FP16_MAX:,.0f}: the engine refuses such samples; leave `fp32_io=` as it is"
+            )
+
+
+def _construct(
+    plan: BuildPlan, folded: onnx.ModelProto, unsafe: Mapping[str, str]
+) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
+    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
+
+    Raises:
+        PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
+    """
+    spec, generation, reporter = plan.spec, plan.generation, plan.request.reporter
+    shapes = opt_shapes(plan.model.inputs, spec.profiles)[0]
+    sizes = sizes_in(folded, shapes)
+    with scratch() as folder:
+        lowered, engine = _planned(plan, folded, unsafe, {}, folder)
+        asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
+        report = judge(engine, lowered, spec, arithmetic, asked_nodes)
+        lost = report.lost
+        operators = {node.name: node.op_type for node in folded.graph.node}
+        named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
+        repairable = bool(lost) and report.share >= LEAST_SHARE and not named
+        if repairable and plan.table is not None and not spec.allow_precision_fallback:
+            reporter.note(
+                f"{generation} runs {len(lost)} of {len(asked_nodes)} quantized layers in floating point "
+                f"({first_of(lost)}): building again with these in {spec.base.upper()}"
+            )
+            reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
+            lowered, engine = _planned(plan, folded, unsafe, reasons, folder)
+            report = judge(engine, lowered, spec, arithmetic, asked_nodes)
+    for what, advice in _deviations(plan, report, named):
+        if advice and not spec.allow_precision_fallback:
+            raise PrecisionLost(Origins(plan.model.proto, folded).explained(f"{what}. Nothing was written; {advice}"))
+        reporter.warn(what)
+    wanted = [
+        item for item in report.coverage if item is spec.precision or (spec.precision.quantized and item.quantized)
+    ]
+    share = sum(report.coverage[item] for item in wanted)
+    little = share < LEAST_QUANTIZED if spec.precision.quantized else not share
+    if report.coverage and little and spec.precision is not Precision.FP32:
+        reporter.warn(_other(plan, share, report, lowered, is_quantized(folded)))
+    return lowered, engine, report
+
+
+def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
+    """In what the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
+
+    Args:
+        named: the user named a node that is lost.
+    """
+    anyway = "take it as it is with `allow_precision_fallback=True`"
+    if report.unknown:
+        yield f"what the engine of {plan.generation} runs isn't known: {report.unknown}", anyway
+    little = report.share < LEAST_SHARE
+    if report.problem or little:
+        what = "; ".join(
+            filter(None, [report.problem, f"{report.share:.0%} of the arithmetic asked for runs as asked"])
+        )
+        serious = (little or named) and not plan.spec.allow_precision_fallback
+        if serious:
+            what = f"{plan.generation} built an engine without the precision asked for: {what}"
+        yield what, f"{anyway}, or keep layers out with `precision_override=`" * serious
+
+
+def _other(plan: BuildPlan, share: float, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
+    """Why hardly anything, or nothing, runs in the precision asked for, and what to ask for instead."""
+    precision, base = plan.spec.precision, plan.spec.base
+    what = f"no convolution or matrix product runs in {precision.upper()}"
+    if share:
+        what = f"{precision.upper()} does {share:.1%} of the arithmetic"
+    if quantized and not precision.quantized:
+        return f"{what}: the model is quantized, which `int8=True` says"
+    others = " and ".join(item.upper() for item in report.coverage if item is not precision)
+    rest = "the rest runs" if share else "they run"
+    why = f"{rest} in {others}, because of the model's own types, which are left as they are"
+    if lowered.kept:
+        why = f"{lowered.kept[0].node}: {lowered.kept[0].reason}"
+    other = named(str(Precision.FP16 if base is Precision.FP32 else base), True)
+    return f"{what}: {why}" + f"; build it with {other}, which needs no scales and loses less" * precision.quantized
+
+
+def _planned(
+    plan: BuildPlan, graph: onnx.ModelProto, unsafe: Mapping[str, str], unquantized: Mapping[str, str], folder: Path
+) -> tuple[Lowered, BuiltPlan]:
+    """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
+    spec, generation, path = plan.spec, plan.generation, folder / "model.onnx"
+    if spec.timing_cache is None and generation.capabilities.timing_cache:
+        cache = None if is_none(plan.request.timing_cache) else kept_timing(generation, generation.device(spec))
+        spec = replace(spec, timing_cache=cache or folder / "timing.cache")  # a second build is then much faster
+    try:
+        if issues := generation.limits(graph):
+            raise refusal(plan.name, issues)
+        lowered = lower(
+            graph,
+            spec,
+            generation,
+            plan.table,
+            unquantized=unquantized,
+            measured=unsafe,
+            embedded=plan.embedded,
+        )
+        save_model(lowered.proto, path)
+        engine = generation.build(
+            path,
+            replace(spec, profiles=plan.engine_interface()[1]),
+            quantized=lowered.quantized,
+            layer_precision=lowered.layer_precision,
+            preferred=lowered.preferred,
+            calibration=plan.native,
+            calibration_batch=plan.native_batch,
+            calibration_cache=plan.cache,
+            name=plan.name,
+            reporter=plan.request.reporter,
+        )
+        return lowered, engine
+    except UnsupportedOperator as error:
+        parts = written_out(graph, error.issues, plan.request.reporter)
+        readers = {} if plan.table is None or error.issues else _reading(plan, str(error), graph)
+        if parts is None and not readers.keys() <= unquantized.keys():
+            plan.request.reporter.warn(f"building again with {first_of(readers)} in {spec.base.upper()}, for {error}")
+            return _planned(plan, graph, unsafe, {**unquantized, **readers}, folder)
+        if parts is None:
+            if not error.issues:
+                raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
+            raise explained(error, plan.model, graph) from error
+    except BackendError as error:
+        raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + _agreeing(plan, graph)) from error
+    old = {node.name for node in graph.graph.node}
+    new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
+    return _planned(plan, parts, unsafe, {**unquantized, **new}, folder)
+
+
+def _agreeing(plan: BuildPlan, graph: onnx.ModelProto) -> str:
+    """Propose sizes where those that were given contradict each other in the model."""
+    given = plan.spec.profiles[0] if plan.spec.profiles else {}
+    asked = {info.name: given[info.name] for info in plan.model.inputs if info.open_axes and info.name in given}
+    line = suggested_shapes(plan.model.inputs, given, lost=lost_shapes(graph)).option
+    return f"; these go together: {line}" if line not in ("", shapes_option([asked])) else ""
+
+
+def _reading(plan: BuildPlan, error: str, graph: onnx.ModelProto) -> dict[str, str]:
+    """Return the layers in INT8 or FP8 that read a node without an implementation, each with the reason: TensorRT moves
+    the QuantizeLinear in front of them to the node's own input, and then the node has to compute on codes (8.6, a Resize
+    whose result is joined with others: docs/results/zoo.md)."""
+    reasons: dict[str, str] = {}
+    tensors: set[str] = set()
+    refused_node = ""
+    for node in graph.graph.node:
+        if node.op_type not in WEIGHTED and node.name and re.search(rf"(?<!\S){re.escape(node.name)}(?!\S)", error):
+            refused_node = refused_node or node.name
+            tensors.update(node.output)
+        elif tensors.isdisjoint(node.input):
+            continue
+        elif node.op_type not in WEIGHTED:
+            tensors.update(node.output)
+        elif (
+            not tensors.isdisjoint(node.input[:1]) and overriding(plan.spec.overrides, node.name, node.op_type) is None
+        ):
+            reasons[node.name] = (
+                f"{plan.generation} has no implementation of {refused_node} in front of it when quantized"
+            )
+    return reasons
+
+
+def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:
+    """The timing cache that builds on this GPU by this TensorRT share; None where the cache folder can't be written."""
+    gpu = re.sub(r"[^\w]+", "-", str(device)).strip("-")
+    try:
+        path = cache_folder("timing") / f"{generation.family}-{generation.version}-{gpu}.cache"
+        check_writable(path)
+    except OutputError:
+        return None
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > MOST_TIMINGS:
+            path.unlink()  # nobody knows which of them are still of use
+    return path
+
+
+def opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
+    """Return the shapes of all inputs that each profile is tuned for."""
+    static = {item.name: item.shape for item in inputs}
+    return [
+        {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}
+        for profile in profiles or ({},)
+    ]

@@ -1,0 +1,197 @@
+"""The plan of a build: all that can be refused before TensorRT is asked, and the scales."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import onnx
+
+from trtopt.builder.asked import check_outputs, spec_of, with_profiles
+from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import real_samples, sizes_of_samples
+from trtopt.calibration.scales import Scales
+from trtopt.calibration.table import Table
+from trtopt.core.errors import (
+    UsageError,
+)
+from trtopt.core.files import (
+    sha256_json,
+)
+from trtopt.core.values import (
+    BuildSpec,
+    Profile,
+    TensorInfo,
+    x,
+)
+from trtopt.core.version import __version__
+from trtopt.data import Batches
+from trtopt.data.embedded import Embedded
+from trtopt.data.preprocess import Preprocess
+from trtopt.graph.io import Model, load_model
+from trtopt.graph.output_kinds import Kind, resolve, stated
+from trtopt.graph.passes.fold import FoldReport, fold
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.linting.refusals import refuse
+from trtopt.recipes.classnames import check_classes, load_classes
+from trtopt.trt import select
+from trtopt.trt.generation import Generation
+
+_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch", "allow_unusual_data")
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """A build that nothing known beforehand speaks against.
+
+    Attributes:
+        folded: gives the folded model and what folding did, once.
+        stated: output → the kind that the user says.
+        table: the scales; native, cache, native_batch: for TensorRT's own calibrator.
+        preprocessing: as the manifest describes it; embedded: what of it the engine does itself.
+        samples: that say what has to stay in FP32, where the build isn't quantized.
+    """
+
+    request: BuildRequest
+    spec: BuildSpec
+    model: Model
+    folded: Callable[[], tuple[onnx.ModelProto, FoldReport]]
+    generation: Generation
+    classes: Sequence[str] | None
+    stated: Mapping[str, Kind]
+    table: Table | None
+    native: Batches | None
+    cache: bytes | None
+    native_batch: int
+    preprocessing: Mapping[str, Any] | None
+    embedded: Embedded | None
+    samples: Batches | None
+
+    @property
+    def output(self) -> Path:
+        return Path(self.request.output)
+
+    @property
+    def name(self) -> str:
+        """The model's name in messages."""
+        return str(self.model.path or "the model")
+
+    def engine_interface(self) -> tuple[tuple[TensorInfo, ...], tuple[Profile, ...]]:
+        """Return the engine's inputs and profiles, which are the model's unless preprocessing is embedded."""
+        inputs, profiles = self.model.inputs, self.spec.profiles
+        if self.embedded is None:
+            return inputs, profiles
+        return self.embedded.inputs(inputs), self.embedded.profiles(profiles)
+
+    def kinds(self, classes: Sequence[str] | None) -> dict[str, str]:
+        """Return output name → what it holds."""
+        kinds = resolve(self.model.proto, self.model.outputs, self.stated, classes)
+        return {name: str(kind) for name, kind in kinds.items()}
+
+    @functools.cached_property
+    def parts(self) -> dict[str, Any]:
+        """The parts that a plan depends on, as JSON has it; equal parts mean that a rebuild would give the same engine.
+
+        Not how TensorRT was named, and which file kept its timings.
+        """
+        device = self.generation.device(self.spec)
+        needs_gpu = not self.generation.capabilities.builds_without_gpu
+        spec = self.spec.describe()
+        for name in ("backend", "timing_cache", "targets"):
+            del spec[name]
+        parts = {
+            "model": self.model.fingerprint,
+            "spec": spec,
+            "generation": [self.generation.family, self.generation.version],
+            "targets": list(self.generation.targets(self.spec)),
+            "gpu": str(device) if device and needs_gpu else None,
+            "scales": self.table.digest if self.table else None,
+            "native": self.native.describe() if self.native else None,
+            "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
+            "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
+            "trtopt": __version__,
+            **({} if self.samples is None else {"samples": self.samples.describe(), "limit": self.request.min_snr}),
+        }
+        return cast("dict[str, Any]", json.loads(json.dumps(parts, default=str)))
+
+    @property
+    def key(self) -> str:
+        return sha256_json(self.parts)
+
+    @property
+    def store_parts(self) -> dict[str, Any]:
+        return {**self.parts, "graph": self.request.save_onnx is not None}
+
+
+def plan_build(request: BuildRequest) -> BuildPlan:
+    """Refuse what can't be built, and calibrate.
+
+    Raises: as `trtopt.build`, before any long work but calibration.
+    """
+    reporter = request.reporter
+    spec = spec_of(request)
+    check_outputs(request)
+    model = load_model(request.model)
+    classes = None if request.classes is None else load_classes(request.classes)
+    if classes is not None:
+        check_classes(classes, model.outputs)
+    kinds_stated = stated(request.output_kind, model.outputs)
+    sources = {name: getattr(request, name) for name in _CALIBRATION}
+    scales = Scales(**sources, overrides=request.precision_override)
+    quantized, generation = is_quantized(model.proto), select(request.backend)
+    folded = functools.cache(lambda: fold(model.proto, reporter=reporter))
+    generation.refuse(spec)
+    early = spec.precision.quantized or request.images is not None or request.data is not None
+    refuse(generation, model, folded()[0] if early and request.calib is None else None)
+    scales.check(spec, quantized)
+    if not spec.targets and (targets := generation.targets(spec)):
+        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
+    preprocess = None if request.preprocess is None else Preprocess.load(request.preprocess)
+    spec = with_profiles(spec, model, preprocess, reporter, functools.partial(sizes_of_samples, model, request))
+    if preprocess is not None:
+        sized_preprocess = preprocess.at_opt(model.inputs, spec.profiles)
+        if sized_preprocess.size is not None and preprocess.size is None:
+            reporter.note(
+                f"images are prepared in {x(sized_preprocess.size)}, the opt size of `shapes=` (`size=` gives another)"
+            )
+        scales = replace(scales, preprocess=sized_preprocess)
+    if spec.embed_preprocess:
+        if preprocess is not None or scales.calib is None:  # else the table knows
+            Embedded.of(preprocess, model.inputs)
+        if scales.data is not None:  # is used as it is
+            scales = replace(scales, preprocess=None)
+    table = scales.table(model, spec, quantized, reporter)
+    native = scales.native(model, spec)
+    preprocessing, embedded = scales.preprocessing(table, native), None
+    if spec.embed_preprocess:
+        embedded = Embedded.of(preprocess if preprocessing is None else Preprocess.load(preprocessing), model.inputs)
+        reporter.note(
+            f"the engine takes {embedded.input!r} as uint8 pixels, samples x height x width x {embedded.preprocess.count}, and "
+            f"makes the model's input of them: {embedded}"
+        )
+    samples: Batches | None = None
+    if not spec.precision.quantized and (request.images is not None or request.data is not None):
+        samples = real_samples(model, request)
+    elif not spec.precision.quantized and request.min_snr is not None and not request.best:
+        raise UsageError("`min_snr=` is judged on real samples: add `images=DIR` or `data='F.npz'`")
+    return BuildPlan(
+        request=request,
+        spec=spec,
+        model=model,
+        folded=folded,
+        generation=generation,
+        classes=classes,
+        stated=kinds_stated,
+        table=table,
+        native=native,
+        cache=scales.native_cache(spec),
+        native_batch=scales.native_batch(model),
+        preprocessing=preprocessing,
+        embedded=embedded,
+        samples=samples,
+    )

@@ -1,0 +1,131 @@
+"""Times of engines: in turns, at the shapes that their profiles are tuned for, and layer by layer."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.values import Profile, TensorInfo, x
+from trtopt.data.rebatch import Arrays, filled, laid_out, rebatched, samples_first
+from trtopt.graph.synthetic import synthetic_inputs
+from trtopt.runtime.session import Session
+from trtopt.runtime.timing import LayerTimes, in_turns
+from trtopt.trt.layers import REGION
+
+_ROUNDS = 7
+_ROUND_MS = 150.0  # of one engine's GPU time in each round
+
+
+@dataclass(frozen=True)
+class Times:
+    """GPU time of one inference at a profile's opt shapes, in milliseconds.
+
+    Attributes:
+        shapes: input → "32x3x224x224".
+        gpu_ms: median of the rounds' medians; `low` and `high` are the fastest and slowest round.
+        cuda_graph: a CUDA graph was replayed; else each inference was enqueued.
+    """
+
+    shapes: Mapping[str, str]
+    gpu_ms: float
+    low: float
+    high: float
+    cuda_graph: bool
+
+
+def time_in_turns(
+    sessions: Mapping[str, Session], samples: Iterable[Arrays]
+) -> tuple[dict[str, tuple[Times, ...]], str]:
+    """Times of engines with the same profiles, at the opt shapes of each, and what they were measured on: `samples` where they
+    fit, elsewhere made-up inputs of the same shapes."""
+    first = next(iter(sessions.values()))
+    times: dict[str, list[Times]] = {name: [] for name in sessions}
+    origins = set()
+    for profile in first.profiles or ({},):
+        inputs, origin = at_opt(first.inputs, profile, map(first.taken, samples))
+        origins.add(origin)
+        shapes = {name: x(array.shape) for name, array in inputs.items()}
+        graphs: dict[str, bool] = {}
+        ways: dict[str, Callable[[], float]] = {}
+        for name, session in sessions.items():
+            trial = functools.partial(session.time, session.taken(inputs))
+            timing = trial(3, 3)
+            graphs[name] = timing.cuda_graph
+            count = int(np.clip(_ROUND_MS / max(timing.gpu.median, 1e-4), 3, 200))
+            ways[name] = lambda trial=trial, count=count: trial(count, 3).gpu.median  # type: ignore[misc]
+        for name, medians in in_turns(ways, _ROUNDS, rounds=_ROUNDS).items():
+            middle = statistics.median(medians)
+            times[name].append(Times(shapes, middle, min(medians), max(medians), graphs[name]))
+    return {name: tuple(each) for name, each in times.items()}, " and ".join(sorted(origins))
+
+
+def at_opt(
+    inputs: Sequence[TensorInfo], profile: Profile, samples: Iterable[Arrays]
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """One batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for info in inputs:
+        sizes = profile[info.name].opt if info.name in profile else info.shape
+        shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in sizes)
+    if shapes and all(shapes.values()):
+        empty = {name: np.broadcast_to(0, shape) for name, shape in shapes.items()}
+        batch_shapes = {name: array.shape for name, array in samples_first(empty, inputs).items()}
+        fitting_samples = (
+            item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in batch_shapes.items())
+        )
+        batch = next(rebatched(fitting_samples, max(1, *(shape[0] for shape in batch_shapes.values()))), None)
+        if batch is not None:
+            whole = {name: filled({name: batch[name]}, size[0])[name] for name, size in batch_shapes.items()}
+            return laid_out(whole, inputs), "real samples"
+    infos = [replace(info, shape=shapes[info.name]) for info in inputs]
+    return synthetic_inputs(infos, {}), "made-up inputs, good for speed only"
+
+
+def layer_shares(
+    sessions: Sequence[Session], samples: Iterable[Arrays], work: Mapping[str, int]
+) -> list[dict[str, float]]:
+    """Profile engines of one model, with the same profiles, at the opt shapes of each.
+
+    Args:
+        work: node → multiply-accumulates, by which the nodes of a fused layer share its time.
+
+    Returns:
+        of each engine: node → its share of the first one's time, mean over the profiles.
+    """
+    runs = []
+    for profile in sessions[0].profiles or ({},):
+        inputs, _ = at_opt(sessions[0].inputs, profile, map(sessions[0].taken, samples))
+        runs.append([session.profile(session.taken(inputs)) for session in sessions])
+    totals = [run[0].total_ms for run in runs]
+    shares = []
+    for times in zip(*runs):
+        each = [{node: ms / total for node, ms in by_node(item, work).items()} for item, total in zip(times, totals)]
+        shares.append({node: statistics.fmean(item[node] for item in each) for node in each[0]})
+    return shares
+
+
+def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
+    """Milliseconds of each node with products. The nodes of a layer share its time by their work, and those that no layer
+    names share that of the layers with products, or whole regions, that name none."""
+    milliseconds = dict.fromkeys(work, 0.0)
+    hidden_ms = 0.0
+    named_nodes: set[str] = set()
+    for layer in times.layers:
+        nodes = [node for node in layer.nodes if work.get(node)]
+        named_nodes |= set(nodes)
+        if nodes:
+            total = sum(work[node] for node in nodes)
+            for node in nodes:
+                milliseconds[node] += layer.ms * work[node] / total
+        elif layer.kind != "other" or REGION in layer.name:
+            hidden_ms += layer.ms
+    unnamed_nodes = {node: work[node] for node in work if node not in named_nodes}
+    for node, count in unnamed_nodes.items():
+        milliseconds[node] += hidden_ms * count / sum(unnamed_nodes.values())
+    return milliseconds
