@@ -264,6 +264,7 @@ def test_an_option_holds_for_the_engines_that_it_has_an_effect_in(tmp_path: Path
         ('workspace = "2GiB"', 'shapes = ["x"]', "shapes"),
         ('workspace = "2GiB"', "int8 = true", 'int8 is said by precision = "int8"'),
         ('workspace = "2GiB"', 'output = "o"', "engines are named by their jobs"),
+        ('workspace = "2GiB"', "device = 1", "a run uses each GPU; .*CUDA_VISIBLE_DEVICES"),
         ('workspace = "2GiB"', "limit = 3", r"limit belongs into \[data.photos\]"),
         ('workspace = "2GiB"', 'save_onnx = "g.onnx"', "save_onnx is one file, and here are 16 engines"),
         ('"fp16", "int8", "int8+bf16"]', "]", "none of these engines needs data"),

@@ -1,7 +1,7 @@
 """jobs.toml: which models are calibrated on which data by which methods, and which engines are built of them.
 
     output = "tables"                  # folder of the tables; default "calibrated", beside the file
-    # device = "cuda"                  # models run in PyTorch, a worker on each GPU; default "cpu"
+    # device = "cuda"                  # models run on GPUs, a worker on each; default "cpu"
 
     [data.photos]                      # a data set, by a name of your own
     images = "photos"                  # or data = "arrays.npz"
@@ -118,7 +118,6 @@ class BuildJob:
         data: what it is calibrated or judged on.
         calibration: the job of this list whose table it needs.
         resource: of the Ray node that builds it; "": any node.
-        device: the GPU of this machine that builds it; None: any, where they are all of one kind.
     """
 
     name: str
@@ -127,7 +126,6 @@ class BuildJob:
     data: DataSet | None
     calibration: Job | None
     resource: str
-    device: int | None
 
     @property
     def model(self) -> Path:
@@ -345,7 +343,7 @@ def _builds(
             budget_of(request.budget)
         except UsageError as error:
             raise UsageError(f"{where}: {in_list(str(error))}") from None
-        builds.append(BuildJob(name, request, precision, source, calibration, resource, defaults.get("device")))
+        builds.append(BuildJob(name, request, precision, source, calibration, resource))
     for problem in unused.values():
         raise UsageError(f"{where}: {in_list(problem)}")
     if source is not None and not any(
@@ -378,10 +376,14 @@ def _calibration(
 def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]:
     """What an entry says of its builds, by the names of `BuildRequest`, each of the kind that this takes."""
     there, values = options(BuildRequest), dict[str, Any]()
-    own = ("model", "output", "data", "target", "reporter", *_FLAGS)
+    own = ("model", "output", "data", "target", "device", "reporter", *_FLAGS)
     for name in _FLAGS:
         if name in entry:
             raise UsageError(f'{where}: {name} is said by precision = "{name}"')
+    if "device" in entry:
+        raise UsageError(
+            f"{where}: device: a run uses each GPU; those that it may use are named in CUDA_VISIBLE_DEVICES"
+        )
     if "output" in entry:
         raise UsageError(
             f"{where}: output: engines are named by their jobs, in the folder that the list's engines says"
@@ -394,8 +396,7 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
             raise UsageError(f"{where}: unknown key {name}; {hint}")
         if name in _BUILD or name == "target":
             continue
-        field, about = there[name]
-        at, typed = f"{where}: {name}", about.typed or type(field.default)
+        at = f"{where}: {name}"
         if name == "preprocess":
             values[name] = _preprocess(_kind(value, (str, dict), "a text or a table", at), root, at)
         elif name == "classes":
@@ -404,24 +405,8 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
                 classes = _path(classes, root, at)
             with _saying(at):
                 values[name] = load_classes(classes)
-        elif field.default == ():
-            values[name] = value if isinstance(value, dict) and name == "output_kind" else _texts(entry, name, where)
-        elif typed is Path:
-            values[name] = _path(value, root, at)
-        elif typed is bool:
-            values[name] = _kind(value, (bool,), "true or false", at)
-        elif typed is int:
-            values[name] = _kind(value, (int,), "a whole number", at)
-        elif typed is float:
-            values[name] = _kind(value, (int, float), "a number", at)
-        elif about.unit or name in (
-            "max_drop",
-            "min_agreement",
-            "budget",
-        ):  # "2GiB", "0.5%", "10min", or the bare number
-            values[name] = _kind(value, (str, int, float), "a text or a number", at)
-        else:
-            values[name] = _text(value, at)
+        else:  # whose types `fitting` looks at
+            values[name] = _path(value, root, at) if there[name][1].typed is Path else value
     if "method" in values:
         choice(values["method"], METHODS, f"{where}: method")
     return values

@@ -113,8 +113,6 @@ def _common(
     entries: list[dict[str, Any]] = []
     for info in inputs:
         entry = _tensor(info, batching)
-        if info.name in interface.values:
-            entry["is_shape_tensor"] = True
         if info.name == IMAGE and info not in interface.inputs:
             entry["allow_ragged_batch"] = True  # images of different sizes may go together
         entries.append(entry)
@@ -162,8 +160,6 @@ def _samples(
 ) -> Iterator[tuple[str, int, dict[str, tuple[int, ...]]]]:
     """Place, batch and shapes (without it) of what the profiles were tuned for, each once."""
     combinations: list[Any] = []
-    if interface.values:
-        return
     for number, profile in enumerate(interface.profiles):
         for place in places if interface.bounded else places[:1]:
             whole = {name: getattr(item, place) for name, item in profile.items()}
