@@ -200,9 +200,7 @@ def test_the_list_of_engines_in_the_documentation_runs(world: World) -> None:
     assert commands.count("trtopt jobs run fleet.toml") == 2
     jobs = _typed(world, "fleet.toml", example, commands)
     assert [job["name"] for job in jobs if job["kind"] == "build"] == [
-        f"small.{precision}.{target}"
-        for precision in ("fp16", "int8")
-        for target in ("sm89", "sm120")
+        f"small.{precision}.{target}" for precision in ("fp16", "int8") for target in ("sm89", "sm120")
     ] + ["small-tuned.int8.sm89"]
     assert all(job["cached"] for job in jobs)
 
