@@ -155,7 +155,7 @@ def test_each_gpu_is_a_workers_own(world: World, monkeypatch: pytest.MonkeyPatch
 
     class Noted(Workers):
         def __init__(self, given: Any, threads: int = 1) -> None:
-            places.append(given)
+            places.append((given, threads))
             super().__init__([{}], threads)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -163,7 +163,7 @@ def test_each_gpu_is_a_workers_own(world: World, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, "_asked", lambda *_: ("L4", "L4"))
     text = LIST.replace('["fp32", "fp16", "int8"]', '"fp32"').replace('data = "arrays"\n', "")
     assert trtopt.run_jobs(listed(world, text.replace('[data.arrays]\ndata = "data.npz"\n', "")), workers=3).ok
-    assert places == [[{}] * 3, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]]
+    assert [given for given, _ in places] == [[{}] * 3, [{"CUDA_VISIBLE_DEVICES": number} for number in "01"]]
 
 
 def test_a_list_for_gpus_needs_one(world: World) -> None:

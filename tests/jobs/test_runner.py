@@ -199,7 +199,7 @@ def test_ctrl_c_stops_workers_and_leaves_what_is_done(world: World, monkeypatch:
     def interrupting(self: Any, name: str, content: Any) -> None:
         record(self, name, content)
         if content["state"] == "done":
-            signal.raise_signal(signal.SIGINT)  # to the main thread, whichever this is
+            os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
         patch.setattr(State, "record", interrupting)

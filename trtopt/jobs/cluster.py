@@ -44,7 +44,7 @@ class Cluster:
             if self._own:
                 self._connect(address)
         self._resources = self._ray.cluster_resources()
-        self.slots = int(self._resources.get("CPU", 0)) // threads
+        self.slots, self.threads = int(self._resources.get("CPU", 0)) // threads, threads
         if not self.slots:
             self.close()
             has = self._resources.get("CPU", 0)
@@ -70,7 +70,7 @@ class Cluster:
 
     def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
         call = self._remote.options(num_gpus=int(gpu), resources={resource: _TRACE} if resource else None)
-        reference, result = call.remote(self._folder, function, args), Future[Any]()
+        reference, result = call.remote(self._folder, os.getcwd(), function, args), Future[Any]()
         self._pending.add(reference)
 
         def arrived(future: Future[Any]) -> None:
@@ -133,10 +133,12 @@ def _own_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _called(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _called(folder: Path, here: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if not folder.is_dir():
         raise BackendError(
             f"the Ray node {socket.gethostname()} doesn't see {folder}: every node needs the list's folders under the same "
             "paths, such as by NFS"
         )
+    with contextlib.suppress(OSError):  # it is needed where the list names its files from there
+        os.chdir(here)
     return function(*args)

@@ -67,12 +67,10 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     path = state_beside(request.jobs) if request.state is None else Path(request.state)
     threads = request.threads or 1
     workers = request.workers or max(1, min(have // threads, (free_memory() or _EACH * have) // _EACH))
-    if workers * threads > have:
+    if workers * threads > have and request.ray is None:
         reporter.warn(f"{workers} workers with {threads} threads each share {have} cores: fewer would be faster")
-    threads = request.threads or (1 if request.ray else max(1, have // workers))
     building = [job for job in listed if isinstance(job, BuildJob)]
-    calibrating = [job for job in listed if isinstance(job, Job)]
-    device = calibrating[0].device if calibrating else "cpu"
+    device = next((job.device for job in listed if isinstance(job, Job)), "cpu")
     if request.ray is None and (elsewhere := next((job for job in building if job.resource), None)):
         raise UsageError(
             f"{elsewhere.name} is to be built on a Ray node with resource = {elsewhere.resource!r}, and without Ray it would "
@@ -88,23 +86,22 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     with ExitStack() as stack:
         state = stack.enter_context(State.locked(path))
         phase = stack.enter_context(reporter.phase("jobs", len(listed)))
-        run = _Run(state, reporter, phase, threads, device)
+        run = _Run(state, reporter, phase, device, spread=request.threads is None and request.ray is None)
         run.begin(listed)
         if request.ray is not None:
             from trtopt.jobs.cluster import Cluster
 
             cluster = Cluster(request.ray, threads, path.parent)
             stack.callback(cluster.close)
-            needy = [job for job in building if takes_gpu(job, cluster.has_gpus)]
-            cluster.check({job.resource for job in building}, bool(needy) or device != "cpu")
-            run.calibrate(cluster, calibrating)
-            run.build(cluster, building, cluster.has_gpus)
+            needy = device != "cpu" or any(takes_gpu(job, cluster.has_gpus) for job in building)
+            cluster.check({job.resource for job in building}, needy)
+            run.calibrate(cluster, listed)
+            run.build(cluster, listed)
         else:
-            plain: list[Mapping[str, str]] = [{}] * workers
-            with closing(Workers(plain if device == "cpu" else gpu_places(gpus), threads)) as place:
-                run.calibrate(place, calibrating)
-            with closing(Workers(gpu_places(gpus) if gpus else plain, threads)) as place:
-                run.build(place, building, bool(gpus))
+            for on_gpu, step in ((device != "cpu", run.calibrate), (bool(gpus), run.build)):
+                places = gpu_places(gpus) if on_gpu else [{}] * workers
+                with closing(Workers(places, request.threads or max(1, have // len(places)))) as place:
+                    step(place, listed)
     return JobsResult(tuple(run.results[job.name] for job in listed), path, time.monotonic() - started)
 
 
@@ -159,14 +156,18 @@ class _Stopped(Exception):
 class _Run:
     """What becomes of the jobs of a list. Threads go through the steps of each; what they say and record is guarded.
 
+    Args:
+        device: of the calibrations.
+        spread: where there is less to do than workers, each runs more samples at a time.
+
     Attributes:
         results: of the jobs that are through, by name.
     """
 
-    def __init__(self, state: State, reporter: Reporter, phase: Phase, threads: int, device: str) -> None:
+    def __init__(self, state: State, reporter: Reporter, phase: Phase, device: str, spread: bool) -> None:
         self.results: dict[str, JobResult] = {}
         self._state, self._reporter, self._phase = state, reporter, phase
-        self._threads, self._device = threads, device
+        self._device, self._spread, self._spare = device, spread, 1
         self._guard, self._stopped = threading.Lock(), False
         self._running: dict[str, float] = {}
         self._keys: dict[str, str] = {}
@@ -192,17 +193,20 @@ class _Run:
             except OutputError as error:
                 self._fail([job], error)
 
-    def calibrate(self, place: Place, jobs: Iterable[Job]) -> None:
+    def calibrate(self, place: Place, listed: Sequence[Job | BuildJob]) -> None:
         """Make the tables that are lacking: a pass for all methods on one model and data set."""
         passes: dict[tuple[Path, tuple[str, ...], str], list[Job]] = {}
-        for job in jobs:
-            if job.name not in self.results:
+        for job in listed:
+            if isinstance(job, Job) and job.name not in self.results:
                 passes.setdefault((job.model, job.precision_override, job.data.name), []).append(job)
+        if self._spread:
+            self._spare = max(1, place.slots // max(1, len(passes)))
         # One more than slots: the next pass is opened while the shards of the last ones are observed.
         self._each(place, place.slots + 1, list(passes.values()), partial(self._calibrate, place))
 
-    def build(self, place: Place, jobs: Sequence[BuildJob], gpus: bool) -> None:
-        self._each(place, place.slots, [[job] for job in jobs], partial(self._build, place, gpus))
+    def build(self, place: Place, listed: Sequence[Job | BuildJob]) -> None:
+        jobs = [[job] for job in listed if isinstance(job, BuildJob)]
+        self._each(place, place.slots, jobs, partial(self._build, place))
 
     def _each(self, place: Place, threads: int, groups: Sequence[list[_J]], steps: Callable[[list[_J]], None]) -> None:
         """Go through steps for each group of jobs, which fail if an error comes out of them."""
@@ -231,16 +235,15 @@ class _Run:
         self._start(jobs)
         folder = Path(mkdtemp(dir=self._state.scratch))
         gpu = self._device != "cpu"
-        opened = place.submit(work.open_pass, first, folder, self._threads).result()
+        opened = place.submit(work.open_pass, first, folder, place.threads).result()
         count = opened.samples.samples
         size = min(LARGEST, max(SMALLEST, -(-count // place.slots)))
         size = -(-size // opened.fixed_batch) * opened.fixed_batch  # so that fixed batches are filled as by one process
-        shards: list[work.Shard] = []
+        shards, starts = list[work.Shard](), range(0, count, size)
+        threads = place.threads * max(1, self._spare // len(starts))
         pending = [
-            place.submit(
-                work.observe_shard, opened, start, min(start + size, count), self._threads, self._device, gpu=gpu
-            )
-            for start in range(0, count, size)
+            place.submit(work.observe_shard, opened, start, min(start + size, count), threads, self._device, gpu=gpu)
+            for start in starts
         ]
         try:
             for future in pending:
@@ -264,7 +267,7 @@ class _Run:
             else:
                 self._record(job, "done", outcome | {"shards": len(shards)})
 
-    def _build(self, place: Place, gpus: bool, jobs: list[BuildJob]) -> None:
+    def _build(self, place: Place, jobs: list[BuildJob]) -> None:
         [job] = jobs
         if job.calibration is not None and self.results[job.calibration.name].state != "done":
             raise CalibrationError(f"its table wasn't made: {self.results[job.calibration.name]}")
@@ -272,7 +275,7 @@ class _Run:
         for path in (job.output, manifest_path(job.output)):
             check_writable(path)
         self._start([job])
-        gpu = takes_gpu(job, gpus)
+        gpu = takes_gpu(job, place.has_gpus)
         self._record(job, "done", place.submit(work.build_engine, job.request, gpu=gpu, resource=job.resource).result())
 
     # What is said and written of jobs.
@@ -290,6 +293,8 @@ class _Run:
 
     def _fail(self, jobs: Iterable[Job | BuildJob], error: Exception) -> None:
         for job in jobs:
+            if isinstance(error, OSError):
+                error = OutputError(f"{error.filename or self._state.path}: {error.strerror or error}", "start again")
             if isinstance(error, OutputError) and error.advice:
                 folder = "engines" if isinstance(job, BuildJob) else "output"
                 error = OutputError(error.problem, f"make room, change {folder} in the list, or give `state=`")

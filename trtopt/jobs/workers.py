@@ -22,9 +22,17 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Place(Protocol):
-    """Where calls run: `Workers` here, `trtopt.jobs.cluster.Cluster` on Ray. `slots` calls run at a time."""
+    """Where calls run: `Workers` here, `trtopt.jobs.cluster.Cluster` on Ray.
+
+    Attributes:
+        slots: calls that run at a time.
+        threads: that each may have.
+        has_gpus: some calls can have a GPU.
+    """
 
     slots: int
+    threads: int
+    has_gpus: bool
 
     def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
         """Call a function of a module. The Future gives its result, its exception, or WorkerDied.
@@ -43,7 +51,7 @@ class Workers:
     """
 
     def __init__(self, places: Sequence[Mapping[str, str]], threads: int = 1) -> None:
-        self.slots = len(places)
+        self.slots, self.threads, self.has_gpus = len(places), threads, _VISIBLE in places[0]
         self._workers = [_Worker({**dict.fromkeys(_LIMITS, str(threads)), **place}) for place in places]
         self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
@@ -98,7 +106,7 @@ class _Worker:
     def started(self) -> ProcessPoolExecutor:
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
-            executor = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(self._environment,))
+            executor = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(self._environment, os.getcwd()))
             try:
                 self._process = executor.submit(os.getpid).result()
             except BrokenProcessPool:
@@ -117,9 +125,10 @@ class _Worker:
             executor.shutdown()
 
 
-def _begin(environment: Mapping[str, str]) -> None:
+def _begin(environment: Mapping[str, str], folder: str) -> None:
     """Set a new process up, before libraries are loaded."""
     os.environ.update(environment)
+    os.chdir(folder)  # where the parent is now, not where it was when it began
     os.dup2(2, 1)  # what libraries print isn't the caller's output
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the run's own to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trtopt.core.files import opened_regular
 from trtopt.core.temporary import is_scratch
@@ -22,8 +22,7 @@ MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix/index.h
 _NOTES = "https://github.com/triton-inference-server/server/blob/{}/docs/introduction/release_notes.md"
 
 
-@dataclass(frozen=True)
-class Container:
+class Container(NamedTuple):
     """A container's tag, its TensorRT, and where that is said."""
 
     tag: str
@@ -35,11 +34,8 @@ class Container:
         return f"{IMAGE}:{self.tag}"
 
 
-CONTAINERS = (
-    Container("23.04-py3", "8.6.1.2", "https://github.com/triton-inference-server/server/issues/5812"),
+CONTAINERS = (  # the newest with each TensorRT
     Container("23.05-py3", "8.6.1.2", "https://github.com/NVIDIA/TensorRT/issues/3071"),
-    Container("24.02-py3", "8.6.3.1", "https://github.com/triton-inference-server/server/issues/7221"),
-    Container("24.03-py3", "8.6.3.1", "https://github.com/triton-inference-server/server/issues/7221"),
     Container("24.04-py3", "8.6.3.1", "https://github.com/triton-inference-server/server/issues/7221"),
     Container("24.10-py3", "10.5.0.18", _NOTES.format("r24.10")),
     Container("25.01-py3", "10.8.0.43", _NOTES.format("r25.01")),

@@ -20,7 +20,7 @@ from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
 from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
-from trtopt.serving.config import IMAGE, LABELS, python_config, tensorrt_config, text
+from trtopt.serving.config import IMAGE, LABELS, model_config, text
 from trtopt.serving.containers import Container, container_for
 from trtopt.serving.interface import Batching, Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
@@ -160,24 +160,23 @@ class _Model:
         request, interface = self.request, self._read()
         batching = find_batching(interface, self._probe)
         labelled = self._labels(interface)
+        image, parameters = None, dict[str, str]()
         if request.backend == "tensorrt":
             self._as_plan()
-            config = tensorrt_config(self.name, interface, batching, labelled, request.instances, delay)
         else:
-            image = self._image(interface, batching) if request.from_images else None
-            if image is not None:
-                self.beside[f"warmup/{IMAGE}"] = image
-            config = python_config(
-                self.name,
-                interface,
-                batching,
-                labelled,
-                request.instances,
-                delay,
-                parameters=self._as_session(),
-                on_gpu=request.runtime != "onnxruntime",
-                image_bytes=None if image is None else len(image),
-            )
+            parameters = self._as_session()
+            if request.from_images:
+                self.beside[f"warmup/{IMAGE}"] = image = self._image(interface, batching)
+        config = model_config(
+            self.name,
+            interface,
+            batching,
+            request,
+            delay,
+            labelled=labelled,
+            parameters=parameters,
+            image_bytes=None if image is None else len(image),
+        )
         if not batching.most and request.max_delay != DeployRequest.max_delay:
             self.notes.append("`max_delay=` has no effect: without batches no request waits for others")
         if not config["model_warmup"]:
