@@ -70,7 +70,7 @@ class Cluster:
 
     def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
         call = self._remote.options(num_gpus=int(gpu), resources={resource: _TRACE} if resource else None)
-        reference, result = call.remote(self._folder, os.getcwd(), function, args), Future[Any]()
+        reference, result = call.remote(self._folder, Path.cwd(), function, args), Future[Any]()
         self._pending.add(reference)
 
         def arrived(future: Future[Any]) -> None:
@@ -133,7 +133,7 @@ def _own_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _called(folder: Path, here: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _called(folder: Path, here: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if not folder.is_dir():
         raise BackendError(
             f"the Ray node {socket.gethostname()} doesn't see {folder}: every node needs the list's folders under the same "

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, Protocol
 
 from trtopt.core.errors import WorkerDied
@@ -106,7 +107,7 @@ class _Worker:
     def started(self) -> ProcessPoolExecutor:
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
-            executor = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(self._environment, os.getcwd()))
+            executor = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(self._environment, Path.cwd()))
             try:
                 self._process = executor.submit(os.getpid).result()
             except BrokenProcessPool:
@@ -125,7 +126,7 @@ class _Worker:
             executor.shutdown()
 
 
-def _begin(environment: Mapping[str, str], folder: str) -> None:
+def _begin(environment: Mapping[str, str], folder: Path) -> None:
     """Set a new process up, before libraries are loaded."""
     os.environ.update(environment)
     os.chdir(folder)  # where the parent is now, not where it was when it began
