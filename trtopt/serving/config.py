@@ -58,7 +58,7 @@ def model_config(
         {**_tensor(info, batching), **({"label_filename": LABELS} if info.name in labelled else {})}
         for info in interface.outputs
     ]
-    config = {"name": name, "backend": request.backend, "max_batch_size": batching.most}
+    config: dict[str, Any] = {"name": name, "backend": request.backend, "max_batch_size": batching.most}
     config |= {"input": entries, "output": outputs, **_batches(interface, batching, delay)}
     on_gpu = request.runtime != "onnxruntime"
     group: dict[str, Any] = {"count": request.instances, "kind": Word("KIND_GPU" if on_gpu else "KIND_CPU")}
