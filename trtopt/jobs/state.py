@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -93,8 +94,11 @@ class State:
         with contextlib.ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                lock = alone_now(_lock(path))
-                if lock is None:
+                for _ in range(4):
+                    if (lock := alone_now(_lock(path))) is not None:
+                        break
+                    time.sleep(0.1)  # it may only be `is_at_work` that looks
+                else:
                     raise UsageError(
                         f"another run is at work on {path}: wait for it, end it, or give another file with `state=`"
                     )
