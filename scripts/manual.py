@@ -215,7 +215,7 @@ def classes() -> str:
 def errors() -> str:
     chosen = [value for value in public().values() if inspect.isclass(value) and issubclass(value, TrtoptError)]
     statuses = table(("exit status", "means"), [(code(status), meaning) for status, meaning in EXIT_STATUSES.items()])
-    more = "`trtopt serve` has [more to say](../serving.md#a-server)."
+    more = "`trtopt serve` ends with [tritonserver's own](../serving.md#a-server)."
     return f"# Errors and exit statuses\n\n{statuses}\n{more}\n\n{documented(chosen)}"
 
 

@@ -152,8 +152,6 @@ ARGUMENTS = {
     "frontend.proposal",
     "core.shared_options",
     "core.removed",
-    "serving.control",
-    "serving.installation",
     "serving.server",
 }
 ARGUMENTS |= {"diagnosis.package_checks", "diagnosis.gpu_checks", "diagnosis.machine_checks"}

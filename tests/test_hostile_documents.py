@@ -18,7 +18,7 @@ import onnx
 import pytest
 from hostile_values import DEEP, TERMINAL, changed, impossible, mutants, toml_file
 from onnx import TensorProto
-from world import Outcome, World, net, samples
+from world import Outcome, World, samples
 
 from trtopt import workflow as stages
 from trtopt.autotune.selection import Candidate, Comparison, stored_comparison
@@ -39,8 +39,8 @@ from trtopt.graph.io import load_model
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.joblist import load_jobs
 from trtopt.jobs.results import JobResult
-from trtopt.jobs.runner import run_jobs, show_jobs
-from trtopt.jobs.state import State
+from trtopt.jobs.runner import show_jobs
+from trtopt.jobs.state import read_state
 from trtopt.recipes.classnames import load_classes
 from trtopt.recipes.loader import Recipe, load_recipe
 from trtopt.runtime.session import Session
@@ -446,76 +446,31 @@ def test_a_pipelines_ledger_of_anything(tmp_path: Path) -> None:
     assert not any(refuses(use, mutant, said) for said, mutant in mutants(json.loads(path.read_bytes()), 60))
 
 
-# State folders -----------------------------------------------------------------------------------------------------------
+# State files -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job list that was run, with its state."""
-    folder = tmp_path_factory.mktemp("jobs")
-    onnx.save(net(), folder / "model.onnx")
-    np.savez(folder / "data.npz", x=samples(8))
-    (folder / "jobs.toml").write_text('[data.d]\ndata = "data.npz"\n[[job]]\nmodel = "model.onnx"\ndata = "d"\n')
-    assert run_jobs(folder / "jobs.toml", workers=1).ok
-    return folder
-
-
-def test_records_of_anything(world: World, finished: Path) -> None:
-    state = world.output / "jobs.state"
-    shutil.copytree(finished / "jobs.state", state)
-    (path,) = (state / "jobs").glob("*.json")
-    whole = json.loads(path.read_bytes()) | {"error": {"type": "ModelError", "message": "m"}, "notes": ["n"]}
+def test_states_of_anything(world: World) -> None:
+    path = world.output / "jobs.state"
+    record: dict[str, Any] = {"state": "failed", "key": "k", "error": {"type": "ModelError", "message": "m"}}
+    record |= {"notes": ["n"], "seconds": 1.5, "samples": 8, "tensors": {"minmax": 3}, "targets": ["sm89"]}
+    whole = {"format": "trtopt.jobs/1", "jobs": {"model.d.auto": record}}
     for said, mutant in mutants(whole, 20):
         path.write_text(json.dumps(mutant))
         before = world.contents()
-        for flags in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
-            tame(found := world.run("jobs", "show", state, *flags))
-            assert found.status == 0
+        tame(world.run("jobs", "show", path, *(("--json",) if len(said) % 3 == 0 else ())))
         assert world.contents() == before
-        State(state).prune({}, {})
 
     def use(mutant: Any) -> None:
         path.write_text(json.dumps(mutant))
-        found = show_jobs(state)
+        found = show_jobs(path)
         json.dumps(found.to_json(), allow_nan=False)
         assert found.summary
         assert all(map(str, found.jobs))
 
-    assert not any(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17))
-    assert State(state).jobs()
-    for place, value in impossible(whole | {"targets": ["sm89"]}, JobResult, but=("output", "cached", "error")):
-        path.write_text(json.dumps(changed(whole | {"targets": ["sm89"]}, place, value)))
-        assert State(state).jobs() == [], f"{place} = {value!r}"  # and so it is done again
-
-
-def test_shards_of_anything(finished: Path, tmp_path: Path) -> None:
-    (path,) = (finished / "jobs.state" / "shards").glob("*/*.json")
-    whole, state = json.loads(path.read_bytes()), State(tmp_path)
-    key, name = whole["pass"], whole["shard"]
-    copy = tmp_path / "shards" / path.parent.name / path.name
-    copy.parent.mkdir(parents=True)
-    found = []
-
-    def use(mutant: Any) -> None:
-        copy.write_text(json.dumps(mutant))
-        found.append(state.shard(key, name))
-
-    assert not any(refuses(use, mutant, said) for said, mutant in mutants(whole, 120))
-    assert 0 < sum(item is not None for item in found) < 60
-
-
-def test_what_is_damaged_is_done_again(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "jobs"
-    shutil.copytree(finished, folder)
-    (record,) = (folder / "jobs.state" / "jobs").glob("*.json")
-    (shard,) = (folder / "jobs.state" / "shards").glob("*/*.json")
-    record.write_text(json.dumps({**json.loads(record.read_bytes()), "name": 3}))
-    content = json.loads(shard.read_bytes())
-    content["blocks"] = [{"other": next(iter(block.values()))} for block in content["blocks"]]
-    shard.write_text(json.dumps(content))
-    result = run_jobs(folder / "jobs.toml", workers=1)
-    assert result.ok
-    assert (result.observed, result.reused) == (1, 0)
+    assert sum(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17)) < 60  # no state file at all
+    for place, value in impossible(record, JobResult, but=("name", "output", "cached", "error")):
+        path.write_text(json.dumps({**whole, "jobs": {"model.d.auto": changed(record, place, value)}}))
+        assert read_state(path) == {}, f"{place} = {value!r}"  # and so it is done again
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "../secret", "pipe", "absent", "\0", "x" * 5000])
@@ -538,22 +493,3 @@ def test_a_job_lists_model_is_not_followed_elsewhere(world: World, monkeypatch: 
     (job,) = load_jobs(world.folder / "jobs.toml")
     assert Contents({}).key(job)
     assert opened == [world.arrays]
-
-
-@pytest.mark.parametrize("place", ["lock", "scratch", "shards", "jobs", "jobs/a.json", f"shards/{'a' * 32}"])
-def test_a_state_folder_with_links_is_refused(world: World, place: str) -> None:
-    victim = world.output / "victim"
-    victim.mkdir()
-    (victim / "file").write_text("mine")
-    state = world.folder / "jobs.state"
-    (state / place).parent.mkdir(parents=True)
-    (state / place).symlink_to(victim / "file" if place in ("lock", "jobs/a.json") else victim)
-    (world.folder / "jobs.toml").write_text('[data.d]\ndata = "data.npz"\n[[job]]\nmodel = "model.onnx"\ndata = "d"\n')
-    before = world.contents()
-    found = world.run("jobs", "run", world.folder / "jobs.toml", "--state", state)
-    assert found.status == 2
-    assert f"{place} is neither a file nor a folder" in found.err
-    assert world.contents() == before
-    (state / "jobs").mkdir(exist_ok=True)
-    with pytest.raises(TrtoptError, match="neither a file nor a folder"):
-        show_jobs(state)

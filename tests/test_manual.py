@@ -21,6 +21,7 @@ import onnx
 import pytest
 from documented import commands, complaint
 from graphs import points_of, quantized
+from tritons import executable, why_not
 from wheel_environment import environment
 
 import trtopt
@@ -82,10 +83,8 @@ def test_what_the_tutorial_made_is_served(folder: Path) -> None:
     if not (folder / "models").is_dir():
         pytest.skip("needs the tutorial, which comes first")
     pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
-    from trtopt.serving.installation import VARIABLE, find_server
-
-    if not find_server():
-        pytest.skip("no tritonserver here; scripts/test installs one")
+    if why := why_not():
+        pytest.skip(why)
     (command,), (client,) = _blocks("bash serve"), _blocks("python client")
     with contextlib.ExitStack() as stack:  # another test may hold the usual ports
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
@@ -95,12 +94,9 @@ def test_what_the_tutorial_made_is_served(folder: Path) -> None:
     words = [
         *shlex.split(command),
         *(f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports)),
+        f"--server={executable(folder / 'server')}",
     ]
     variables = environment(folder / ".venv", folder)
-    if (
-        server := Path(sys.prefix) / "tritonserver"
-    ).is_dir():  # the tests' own, which the wheel's environment is without
-        variables.setdefault(VARIABLE, str(server))
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(words, cwd=folder, env=variables, stdout=log, stderr=log, start_new_session=True)
         try:

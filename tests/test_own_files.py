@@ -15,10 +15,9 @@ import pytest
 
 import trtopt
 from tests.world import RTX, World
-from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.errors import OutputError
 from trtopt.core.locks import alone
 from trtopt.engine.store import FORMAT, Store, digest_of
-from trtopt.jobs.state import State
 
 
 @pytest.fixture
@@ -65,8 +64,8 @@ TRIES = [
         "photos/0.jpg",
     ),
     ("y.npy", "run", "k.onnx", "--backend", "onnxruntime", "--input", "x=y.npy", "-o", "."),
-    ("--state", "jobs", "run", "j.toml", "--state", "."),
-    ("--state", "jobs", "run", "j.toml", "--state", "shards"),
+    ("--state", "jobs", "run", "j.toml", "--state", "k.onnx"),
+    ("--state", "jobs", "run", "j.toml", "--state", "j.toml"),
     ("--output", "init", "k.onnx", "-o", "k.onnx", "--force"),
 ]
 
@@ -103,21 +102,6 @@ def test_a_job_lists_outputs_are_none_of_its_inputs(world: World, mine: Path) ->
         assert found.status == 2, (number, found)
         assert "would overwrite" in found.err
         assert contents(mine) == before
-
-
-def test_a_state_folder_keeps_what_no_run_wrote(tmp_path: Path) -> None:
-    foreign = [tmp_path / "j.state" / "shards" / name for name in ("train/1.tar", f"{'b' * 32}/own.json", "train.json")]
-    leaf = foreign[1].with_name(f"{'c' * 32}.json")
-    for run in range(2):
-        with State.locked(tmp_path / "j.state") as state:
-            assert state.prune({}, {}) == run
-        for path in (*foreign, leaf):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("mine")
-    shutil.rmtree(tmp_path / "j.state" / "jobs")
-    (tmp_path / "j.state" / "lock").write_text("another program's")
-    with pytest.raises(UsageError, match="neither empty nor the state folder"), State.locked(tmp_path / "j.state"):
-        pass
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import onnx.helper as helper
 import pytest
 
 import trtopt
-from trtopt.core.errors import NoServer, OutputError, UsageError
+from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.engine.manifest import Manifest, manifest_path
 from trtopt.serving.config import Word, text
-from trtopt.serving.containers import CONTAINERS, container_for
+from trtopt.serving.containers import CONTAINERS, container_for, docker_line
 from trtopt.serving.interface import Interface, find_batching
 from trtopt.trt.plans import PlanHeader
 
@@ -141,18 +140,13 @@ def test_a_dynamic_batch(deployed: Callable[..., Any]) -> None:
 
 
 def test_a_fixed_batch(deployed: Callable[..., Any]) -> None:
-    config, model = deployed({"x": ("float16", (4, 3, 8, 8))}, {"y": ("float16", (4, 10))}, ())
+    fixed = {"x": ("float16", (4, 3, 8, 8))}, {"y": ("float16", (4, 10))}, ()
+    config, model = deployed(*fixed, options={"max_delay": "5ms"})
     assert model.no_batches == "the first dimension of input 'x' is always 4"
     assert not config.HasField("dynamic_batching")
-    assert not any("max_delay" in note for note in model.notes)
+    assert "`max_delay=` has no effect: without batches no request waits for others" in model.notes
     assert list(config.input[0].dims) == [4, 3, 8, 8]
     assert [(sample.batch_size, list(sample.inputs["x"].dims)) for sample in config.model_warmup] == [(0, [4, 3, 8, 8])]
-
-
-def test_a_delay_without_batches_is_said_to_have_no_effect(deployed: Callable[..., Any]) -> None:
-    fixed = {"x": ("float16", (4, 3, 8, 8))}, {"y": ("float16", (4, 10))}, ()
-    _, model = deployed(*fixed, options={"max_delay": "5ms"})
-    assert "`max_delay=` has no effect: without batches no request waits for others" in model.notes
 
 
 def test_several_profiles(deployed: Callable[..., Any]) -> None:
@@ -167,10 +161,7 @@ def test_several_profiles(deployed: Callable[..., Any]) -> None:
 def test_sizes_that_no_profile_takes_are_no_batches(deployed: Callable[..., Any]) -> None:
     config, _ = deployed(IMAGES, LOGITS, ({"x": "1x3x8x8,2x3x8x8,4x3x8x8"}, {"x": "8x3x8x8,8x3x8x8,8x3x8x8"}))
     assert config.max_batch_size == 4  # a batch of 5 fits neither
-
-
-def test_no_batch_of_one(deployed: Callable[..., Any]) -> None:
-    config, model = deployed(IMAGES, LOGITS, ({"x": "4x3x8x8,8x3x8x8,8x3x8x8"},))
+    config, model = deployed(IMAGES, LOGITS, ({"x": "4x3x8x8,8x3x8x8,8x3x8x8"},), options={"overwrite": True})
     assert "no profile takes a batch of 1; the smallest is 4" in model.no_batches
     assert list(config.input[0].dims) == [-1, 3, 8, 8]
 
@@ -193,12 +184,6 @@ def test_a_number_for_each_sample(deployed: Callable[..., Any]) -> None:
     for entry in (config.input[0], config.output[0]):
         assert (list(entry.dims), list(entry.reshape.shape)) == ([1], [])
         assert entry.HasField("reshape")
-
-
-def test_a_scalar_without_batches_is_refused_as_triton_does(tmp_path: Path) -> None:
-    path = engine(tmp_path, IMAGES, {"y": ("float32", ())})
-    with pytest.raises(UsageError, match="'y' is a scalar, which Triton's TensorRT backend doesn't support"):
-        trtopt.deploy_triton(path, repo=tmp_path / "repo")
 
 
 @pytest.mark.parametrize(
@@ -265,14 +250,21 @@ def test_types_are_those_of_the_plan(deployed: Callable[..., Any]) -> None:
     assert [entry.data_type for entry in (*config.input, *config.output)] == [pb.TYPE_INT64, pb.TYPE_BF16, pb.TYPE_BF16]
 
 
-def test_values_that_decide_shapes(deployed: Callable[..., Any]) -> None:
+def test_values_that_decide_shapes_are_refused(tmp_path: Path) -> None:
     inputs = {"x": ("float32", (1, 3, -1, -1)), "size": ("int64", (2,))}
-    config, model = deployed(
-        inputs, {"y": ("float32", (1, 3, -1, -1))}, ({"x": "1x3x8x8,1x3x8x8,1x3x16x16", "size": "8x8,16x16,32x32"},)
-    )
-    assert [entry.is_shape_tensor for entry in config.input] == [False, True]
-    assert not config.model_warmup
-    assert any("no warm-up" in note for note in model.notes)
+    ranges = ({"x": "1x3x8x8,1x3x8x8,1x3x16x16", "size": "8x8,16x16,32x32"},)
+    path = engine(tmp_path, inputs, {"y": ("float32", (1, 3, -1, -1))}, ranges)
+    with pytest.raises(UsageError, match="the input 'size' decides shapes by its values"):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo")
+
+
+def test_a_plan_that_no_manifest_describes_is_refused(tmp_path: Path) -> None:
+    path = engine(tmp_path)
+    manifest_path(path).unlink()
+    with pytest.raises(
+        UsageError, match=r"has no manifest beside it \(net.engine.json\).*build it with `trtopt build`"
+    ):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo")
 
 
 def test_class_names_become_labels(deployed: Callable[..., Any]) -> None:
@@ -466,33 +458,11 @@ def test_an_onnx_file_is_served_with_its_external_weights(tmp_path: Path) -> Non
     assert deployed.max_batch_size == 32
 
 
-def test_a_server_that_lacks_tensorrt_says_the_container_that_reads_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = tmp_path / "server"
-    (installed / "bin").mkdir(parents=True)
-    (installed / "bin" / "tritonserver").touch()
-    (installed / "backends" / "python").mkdir(parents=True)
-    monkeypatch.setenv("TRITON_SERVER", str(installed))
-    with pytest.raises(NoServer) as raised:
-        trtopt.serve(
-            engine(tmp_path),
-            repo=tmp_path / "repo",
-            backend="tensorrt",
-            http_port=18540,
-            grpc_port=18541,
-            metrics_port=18542,
-        )
-    assert "has no tensorrt backend" in str(raised.value)
-    assert "nvcr.io/nvidia/tritonserver:24.10-py3 tritonserver --model-repository=/models" in str(raised.value)
-    assert raised.value.exit_code == 3
-
-
-def test_what_a_repository_says_itself_is_no_option_of_serving_it(tmp_path: Path) -> None:
-    """Which is said even where a port is taken: that may be free the next time."""
+def test_the_line_for_docker_has_the_container_that_reads_the_plan(tmp_path: Path) -> None:
     trtopt.deploy_triton(engine(tmp_path), repo=tmp_path / "repo")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        pytest.raises(UsageError, match="`instances=` is for engines"),
-    ):
-        trtopt.serve(tmp_path / "repo", instances=2, http_port=other.getsockname()[1])
+    line, advice = docker_line(tmp_path / "repo", ["127.0.0.1:80", "127.0.0.1:81", "127.0.0.1:82"])
+    assert "-p 127.0.0.1:82:8002" in line
+    assert (
+        f"-v {tmp_path}/repo:/models:ro nvcr.io/nvidia/tritonserver:24.10-py3 tritonserver --model-repository=" in line
+    )
+    assert "`server=`" in advice

@@ -160,7 +160,7 @@ def command_of(
         read: option → what makes the function's argument of what was typed.
         call: gives the result; default: the public function of the same name, with the options as keywords.
         plain: the result as JSON.
-        judged: exit status 1 where the result has an `ok` that is False.
+        judged: exit status 1, or the result's `exit_status`, where it has an `ok` that is False.
         measures: the result is kept beside the engine that it is of, for `report`.
     """
     entries = options(request)
@@ -206,7 +206,7 @@ def command_of(
                 for line in text(result, values):
                     print(visible(told(line)))
             if judged and not getattr(result, "ok", True):
-                raise typer.Exit(1)
+                raise typer.Exit(getattr(result, "exit_status", 1))
 
         typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         typed.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both

@@ -372,7 +372,7 @@ def run_jobs(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(JobsStateRequest, "trtopt jobs show jobs.state", group=jobs, name="show", judged=False)
 def show_jobs(result: Any, values: Options) -> Iterator[str]:
-    """Say what a state folder holds: each job's state and result. A run may be at work on it."""
+    """Say what a state file holds: each job's state and result. A run may be at work on it."""
     print_table(
         str(result.state), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
     )
@@ -469,7 +469,7 @@ def prune_store(result: Any, values: Options) -> Iterator[str]:
 def _serve(values: Options, reporter: Reporter) -> Any:
     import trtopt
 
-    with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(lambda number: server.stop()):
+    with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(server.send_signal):
         reporter.note(
             f"ready: HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}; SIGTERM or Ctrl-C ends it"
         )
@@ -480,10 +480,10 @@ def _serve(values: Options, reporter: Reporter) -> Any:
 def serve(result: Any, values: Options) -> Iterator[str]:
     """Serve engines, or a model repository, by Triton on this host. SIGTERM or Ctrl-C ends it.
 
-    Exit status: 0 if it was stopped and has answered all that it had accepted, 3 if no tritonserver here can serve this (the
-    line for docker is printed), 1 if it didn't start, ended by itself, or had to be killed.
+    Exit status: tritonserver's own; 3 if there is none here (the line for docker is printed), 1 if it wasn't ready before it
+    ended.
     """
-    yield str(result)
+    yield f"tritonserver ended with exit status {result.exit_status}"
 
 
 @dataclass(frozen=True)

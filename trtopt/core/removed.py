@@ -8,6 +8,9 @@ WENT = {
     "sign": "trtopt sign went: docs/security.md has what signs engines instead (cosign sign-blob, minisign -S)",
     "trusted_keys": "--trusted-keys went: check the signature before (cosign verify-blob, minisign -V): docs/security.md",
     "max_drop": "--max-drop went: give --metric FILE.py:function, --min and --labels (docs/accuracy.md has top-1 so)",
+    "shard": "--shard of jobs run went: the number of workers says how samples are cut, and the tables don't depend on it",
+    "drain": "--drain of serve went: tritonserver lets accepted requests end within its own --exit-timeout-secs, 30 s",
+    "trust": "--trust of deploy triton and serve went: they take plans with a manifest; trtopt run and Session have it",
     AT_URL: "stores at URLs went: give a folder, and copy it by rsync or a CI cache, docs/store.md has the lines",
 }
 

@@ -117,7 +117,6 @@ class BuildJob:
         data: what it is calibrated or judged on.
         calibration: the job of this list whose table it needs.
         resource: of the Ray node that builds it; "": any node.
-        device: the GPU of this machine that builds it; None: any, where they are all of one kind.
     """
 
     name: str
@@ -126,7 +125,6 @@ class BuildJob:
     data: DataSet | None
     calibration: Job | None
     resource: str
-    device: int | None
 
     @property
     def model(self) -> Path:
@@ -149,48 +147,172 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
             isn't there or that no job names, options that don't go together or have no effect, or two jobs with one name.
     """
     file = existing_file(path, "the job list")
-    where, root = str(file), file.parent
+    where = str(file)
     with _saying(where):
         content = read_toml(file)
-    _table(content, where, _TOP)
-    folder = _path(content.get("output", "calibrated"), root, f"{where}: output")
-    engines = _path(content.get("engines", "engines"), root, f"{where}: engines")
-    device = choice(_text(content.get("device", "cpu"), f"{where}: device"), DEVICES, f"{where}: device")
-    sets = _table(content.get("data", {}), f"{where}: data")
-    data = {name: _data_set(name, value, root, f"{where}: [data.{name}]") for name, value in sets.items()}
+    reader = _Reader(_table(content, where, _TOP), where, file.parent)
     entries = content.get("job", [])
     if not isinstance(entries, list) or not entries:
         raise UsageError(f'{where} has no jobs; write [[job]] with model = "M.onnx" and data = "NAME" below it')
-    jobs: dict[str, Job | BuildJob] = {}
-    order: dict[str, int] = {}
-
-    def add(job: Job | BuildJob, number: int) -> None:
-        if job.name in jobs:
-            raise UsageError(
-                f"{where}: [[job]] {number}: a second job would be named {job.name!r} ({jobs[job.name].model} and "
-                f"{job.model}); give one of them a name"
-            )
-        jobs[job.name], order[job.name] = job, number
-
     building: list[tuple[int, dict[str, Any]]] = []
     for number, entry in enumerate(entries, 1):
         at = f"{where}: [[job]] {number}"
         if choice(_text(_table(entry, at).get("kind", "calibrate"), f"{at}: kind"), KINDS, f"{at}: kind") == "build":
             building.append((number, entry))
-            continue
-        for job in _jobs(entry, data, root, folder, device, at):
-            add(job, number)
+        else:
+            reader.add_calibrations(entry, number, at)
     for number, entry in building:  # when it is known which tables there will be
-        for build in _builds(entry, data, root, folder, engines, device, jobs, f"{where}: [[job]] {number}"):
-            if build.calibration is not None and jobs.get(build.calibration.name) != build.calibration:
-                add(build.calibration, number)
-            add(build, number)
-    _refuse_idle(content, jobs.values(), where)
+        reader.add_builds(entry, number, f"{where}: [[job]] {number}")
+    _refuse_idle(content, reader.jobs.values(), where)
     try:
-        _call(file, content, jobs.values()).check()
+        _call(file, content, reader.jobs.values()).check()
     except UsageError as error:
         raise UsageError(f"{where}: {in_list(str(error))}") from None
-    return tuple(sorted(jobs.values(), key=lambda job: order[job.name]))
+    return tuple(sorted(reader.jobs.values(), key=lambda job: reader.order[job.name]))
+
+
+class _Reader:
+    """Makes jobs of a list's entries.
+
+    Attributes:
+        jobs: by name, in the order in which they were made.
+        order: the number of the entry that each comes from.
+    """
+
+    def __init__(self, content: Mapping[str, Any], where: str, root: Path) -> None:
+        self.where, self.root = where, root
+        self.folder = _path(content.get("output", "calibrated"), root, f"{where}: output")
+        self.engines = _path(content.get("engines", "engines"), root, f"{where}: engines")
+        self.device = choice(_text(content.get("device", "cpu"), f"{where}: device"), DEVICES, f"{where}: device")
+        sets = _table(content.get("data", {}), f"{where}: data")
+        self.data = {name: _data_set(name, value, root, f"{where}: [data.{name}]") for name, value in sets.items()}
+        self.jobs: dict[str, Job | BuildJob] = {}
+        self.order: dict[str, int] = {}
+
+    def add(self, job: Job | BuildJob, number: int) -> None:
+        if (other := self.jobs.get(job.name)) is not None:
+            raise UsageError(
+                f"{self.where}: [[job]] {number}: a second job would be named {job.name!r} ({other.model} and {job.model}); "
+                "give one of them a name"
+            )
+        self.jobs[job.name], self.order[job.name] = job, number
+
+    def add_calibrations(self, entry: Mapping[str, Any], number: int, where: str) -> None:
+        if (own := next((name for name in entry if name in _DATA and name not in _JOB), None)) is not None:
+            raise UsageError(
+                f'{where}: {own} belongs into a data set: write [data.NAME] with {own} = … below it, and data = "NAME" here'
+            )
+        if build_options := [name for name in entry if name not in _JOB and name in (*_BUILD, *options(BuildRequest))]:
+            raise UsageError(f'{where}: {build_options[0]} is said of engines: add kind = "build"')
+        _table(entry, where, _JOB)
+        base_name, models = self._models(entry, where)
+        methods = _texts(entry, "method", where) if "method" in entry else ["auto"]
+        for method in methods:
+            choice(method, METHODS, f"{where}: method")
+        overrides = tuple(_texts(entry, "precision_override", where)) if "precision_override" in entry else ()
+        with _saying(where):
+            _ = [Override.parse(text) for text in overrides]
+        for model, name, method in product(models, _texts(entry, "data", where), methods):
+            self.add(
+                self._calibration(base_name or model.stem, model, self._known(name, where), method, overrides), number
+            )
+
+    def _calibration(
+        self, base_name: str, model: Path, data: DataSet, method: str, overrides: tuple[str, ...] = ()
+    ) -> Job:
+        name = f"{base_name}.{data.name}.{method}"
+        table = _path(f"{name}.calib.json", self.folder, f"{self.where}: the table's name")
+        return Job(name, model, data, method, overrides, table, self.device)
+
+    def _known(self, name: str, where: str) -> DataSet:
+        if name not in self.data:
+            there = ", ".join(self.data) or "none: write [data.NAME]"
+            raise UsageError(f"{where}: data is {name!r}; the data sets are {there}")
+        return self.data[name]
+
+    def _models(self, entry: Mapping[str, Any], where: str) -> tuple[str | None, list[Path]]:
+        """Return what names the jobs instead of their models, if anything, and the models."""
+        texts = _texts(entry, "model", where)
+        models = list(dict.fromkeys(path for text in texts for path in _models(text, self.root, where)))
+        name = entry.get("name")
+        if name is not None and not re.fullmatch(r"[\w.+-]+", _text(name, f"{where}: name")):
+            raise UsageError(
+                f"{where}: name is {name!r}; letters, digits and . _ + - are allowed, as files are named by it"
+            )
+        if name is not None and len(models) > 1:
+            raise UsageError(
+                f"{where}: name is for one model; here are {len(models)}: give each its [[job]], or drop the name"
+            )
+        return name, models
+
+    def add_builds(self, entry: Mapping[str, Any], number: int, where: str) -> None:
+        defaults = _options(entry, self.root, where)
+        base_name, models = self._models(entry, where)
+        best = defaults.get("best", False)
+        if not best and "precision" not in entry:
+            raise UsageError(
+                f"{where}: lacks precision, one or several of {', '.join(PRECISIONS)}; or write best = true"
+            )
+        precisions = _texts(entry, "precision", where) if "precision" in entry else ["best"]
+        for precision in precisions if "precision" in entry else ():
+            choice(precision, tuple(PRECISIONS), f"{where}: precision")
+        targets = _texts(entry, "target", where) if "target" in entry else [""]
+        resources = _texts(entry, "resource", where) if "resource" in entry else [""]
+        source = self._known(_text(entry["data"], f"{where}: data"), where) if "data" in entry else None
+        if source is not None and (twice := [name for name in _BY_DATA if name in defaults]):
+            raise UsageError(f"{where}: {twice[0]} belongs into [data.{source.name}]")
+        if (count := len(models) * len(precisions) * len(targets) * len(resources)) > 1:
+            for name in SAVED:
+                if name in defaults:
+                    raise UsageError(
+                        f"{where}: {name} is one file, and here are {count} engines: give each its [[job]]"
+                    )
+        builds, unused = [], dict.fromkeys(defaults, "")
+        for model, precision, target, resource in product(models, precisions, targets, resources):
+            with _saying(where):
+                compiled = "-".join(f"sm{item}" for item in parse_targets(target)) if target else ""
+            kind = re.sub(r"[^\w.+-]", "_", resource.rpartition(":")[2])
+            name = ".".join(filter(None, [base_name or model.stem, precision, compiled, kind]))
+            arguments = {**defaults, **dict.fromkeys(PRECISIONS.get(precision, ()), True)}
+            arguments |= {"target": target} if target else {}
+            quantized = best or precision.partition("+")[0] in ("int8", "fp8")
+            own = defaults.get("calibrator", "trtopt") == "trtopt"
+            calibration = None
+            if quantized and own and source is not None and "calib" not in defaults:
+                calibration = self._table_of(base_name, model, source, defaults.get("method", "auto"))
+                arguments["calib"] = calibration.output
+            criteria = best or not own or any(item in defaults for item in GOAL)
+            if source is not None and (criteria if quantized else precision != "fp32"):
+                arguments |= {item: getattr(source, item) for item in ("images", "data", "preprocess", "limit")}
+            output = _path(f"{name}.engine", self.engines, f"{where}: the engine's name")
+            try:
+                request = fitting(BuildRequest(model, output, **arguments))
+                without_effect = idle(request)  # in this precision; it may have one in the list's others
+                unused = {name: why for name in unused if (why := without_effect.get(name))}
+                request = without(request, *without_effect)
+                spec_of(request)
+                Limits.of(request.min_agreement, request.min_snr)
+                budget_of(request.budget)
+            except UsageError as error:
+                raise UsageError(f"{where}: {in_list(str(error))}") from None
+            builds.append(BuildJob(name, request, precision, source, calibration, resource))
+        for problem in unused.values():
+            raise UsageError(f"{where}: {in_list(problem)}")
+        needs_data = any(job.calibration or job.request.images or job.request.data is not None for job in builds)
+        if source is not None and not needs_data:
+            raise UsageError(f"{where}: none of these engines needs data: drop it")
+        for build in builds:
+            if build.calibration is not None and self.jobs.get(build.calibration.name) != build.calibration:
+                self.add(build.calibration, number)
+            self.add(build, number)
+
+    def _table_of(self, base_name: str | None, model: Path, data: DataSet, method: str) -> Job:
+        """Return the list's own job that makes the table, or a new one."""
+        for base in filter(None, (base_name, model.stem)):
+            job = self.jobs.get(f"{base}.{data.name}.{method}")
+            if isinstance(job, Job) and job.model == model:
+                return job
+        return self._calibration(base_name or model.stem, model, data, method)
 
 
 def _call(file: Path, content: Mapping[str, Any], jobs: Collection[Job | BuildJob]) -> Call:
@@ -231,155 +353,17 @@ def in_list(text: str) -> str:
     return re.sub(rf"\b({'|'.join(_FLAGS)}) = true", r'precision = "\1"', keyed(text, options(JobsRequest)))
 
 
-def _named_models(entry: Mapping[str, Any], root: Path, where: str) -> tuple[str | None, list[Path]]:
-    """What names the jobs instead of their models, if anything, and the models."""
-    texts = _texts(entry, "model", where)
-    models = list(dict.fromkeys(path for text in texts for path in _models(text, root, where)))  # patterns may overlap
-    name = entry.get("name")
-    if name is not None and not re.fullmatch(r"[\w.+-]+", _text(name, f"{where}: name")):
-        raise UsageError(
-            f"{where}: name is {name!r}; letters, digits and . _ + - are allowed, as files are named by it"
-        )
-    if name is not None and len(models) > 1:
-        raise UsageError(
-            f"{where}: name is for one model; here are {len(models)}: give each its [[job]], or drop the name"
-        )
-    return name, models
-
-
-def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, device: str, where: str) -> list[Job]:
-    if (own := next((name for name in _table(entry, where) if name in _DATA and name not in _JOB), None)) is not None:
-        raise UsageError(
-            f'{where}: {own} belongs into a data set: write [data.NAME] with {own} = … below it, and data = "NAME" here'
-        )
-    if build_options := [
-        name for name in _table(entry, where) if name not in _JOB and name in (*_BUILD, *options(BuildRequest))
-    ]:
-        raise UsageError(f'{where}: {build_options[0]} is said of engines: add kind = "build"')
-    _table(entry, where, _JOB)
-    base_name, models = _named_models(entry, root, where)
-    methods = _texts(entry, "method", where) if "method" in entry else ["auto"]
-    for method in methods:
-        choice(method, METHODS, f"{where}: method")
-    overrides = tuple(_texts(entry, "precision_override", where)) if "precision_override" in entry else ()
-    with _saying(where):
-        _ = [Override.parse(text) for text in overrides]
-    jobs = []
-    for model in models:
-        for source_name in _texts(entry, "data", where):
-            source = _known(source_name, data, where)
-            for method in methods:
-                name = f"{base_name or model.stem}.{source_name}.{method}"
-                table = _path(f"{name}.calib.json", folder, f"{where}: the table's name")
-                jobs.append(Job(name, model, source, method, overrides, table, device))
-    return jobs
-
-
-def _known(name: str, data: Mapping[str, DataSet], where: str) -> DataSet:
-    if name not in data:
-        there = ", ".join(data) or "none: write [data.NAME]"
-        raise UsageError(f"{where}: data is {name!r}; the data sets are {there}")
-    return data[name]
-
-
-# Builds -------------------------------------------------------------------------------------------------------------------
-
-
-def _builds(
-    entry: Mapping[str, Any],
-    data: Mapping[str, DataSet],
-    root: Path,
-    folder: Path,
-    engines: Path,
-    device: str,
-    jobs: Mapping[str, Job | BuildJob],
-    where: str,
-) -> list[BuildJob]:
-    defaults = _options(entry, root, where)
-    base_name, models = _named_models(entry, root, where)
-    best = defaults.get("best", False)
-    if not best and "precision" not in entry:
-        raise UsageError(f"{where}: lacks precision, one or several of {', '.join(PRECISIONS)}; or write best = true")
-    precisions = _texts(entry, "precision", where) if "precision" in entry else ["best"]
-    for precision in precisions:
-        if precision != "best" or "precision" in entry:
-            choice(precision, tuple(PRECISIONS), f"{where}: precision")
-    targets = _texts(entry, "target", where) if "target" in entry else [""]
-    resources = _texts(entry, "resource", where) if "resource" in entry else [""]
-    source = _known(_text(entry["data"], f"{where}: data"), data, where) if "data" in entry else None
-    if source is not None and (twice := [name for name in _BY_DATA if name in defaults]):
-        raise UsageError(f"{where}: {twice[0]} belongs into [data.{source.name}]")
-    if (count := len(models) * len(precisions) * len(targets) * len(resources)) > 1:
-        for name in SAVED:
-            if name in defaults:
-                raise UsageError(f"{where}: {name} is one file, and here are {count} engines: give each its [[job]]")
-    builds, unused = [], dict.fromkeys(defaults, "")
-    for model, precision, target, resource in product(models, precisions, targets, resources):
-        with _saying(where):
-            compiled = "-".join(f"sm{number}" for number in parse_targets(target)) if target else ""
-        kind = re.sub(r"[^\w.+-]", "_", resource.rpartition(":")[2])
-        name = ".".join(filter(None, [base_name or model.stem, precision, compiled, kind]))
-        arguments = {**defaults, **dict.fromkeys(PRECISIONS.get(precision, ()), True)}
-        arguments |= {"target": target} if target else {}
-        quantized = best or precision.partition("+")[0] in ("int8", "fp8")
-        own = defaults.get("calibrator", "trtopt") == "trtopt"
-        calibration = None
-        if quantized and own and source is not None and "calib" not in defaults:
-            calibration = _calibration(
-                base_name, model, source, defaults.get("method", "auto"), folder, device, jobs, where
-            )
-            arguments["calib"] = calibration.output
-        criteria = best or not own or any(item in defaults for item in GOAL)
-        if source is not None and (criteria if quantized else precision != "fp32"):
-            arguments |= {item: getattr(source, item) for item in ("images", "data", "preprocess", "limit")}
-        request = BuildRequest(model, _path(f"{name}.engine", engines, f"{where}: the engine's name"), **arguments)
-        try:
-            request = fitting(request)
-            without_effect = idle(request)  # in this precision; it may have one in the list's others
-            unused = {name: why for name in unused if (why := without_effect.get(name))}
-            request = without(request, *without_effect)
-            spec_of(request)
-            Limits.of(request.min_agreement, request.min_snr)
-            budget_of(request.budget)
-        except UsageError as error:
-            raise UsageError(f"{where}: {in_list(str(error))}") from None
-        builds.append(BuildJob(name, request, precision, source, calibration, resource, defaults.get("device")))
-    for problem in unused.values():
-        raise UsageError(f"{where}: {in_list(problem)}")
-    if source is not None and not any(
-        job.calibration or job.request.images or job.request.data is not None for job in builds
-    ):
-        raise UsageError(f"{where}: none of these engines needs data: drop it")
-    return builds
-
-
-def _calibration(
-    base_name: str | None,
-    model: Path,
-    data: DataSet,
-    method: str,
-    folder: Path,
-    device: str,
-    jobs: Mapping[str, Job | BuildJob],
-    where: str,
-) -> Job:
-    """The list's own job that makes the table, or a new one."""
-    names = [f"{base}.{data.name}.{method}" for base in (base_name, model.stem) if base]
-    for name in names:
-        job = jobs.get(name)
-        if isinstance(job, Job) and job.model == model:
-            return job
-    table = _path(f"{names[0]}.calib.json", folder, f"{where}: the table's name")
-    return Job(names[0], model, data, method, (), table, device)
-
-
 def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]:
     """What an entry says of its builds, by the names of `BuildRequest`, each of the kind that this takes."""
     there, values = options(BuildRequest), dict[str, Any]()
-    own = ("model", "output", "data", "target", "reporter", *_FLAGS)
+    own = ("model", "output", "data", "target", "device", "reporter", *_FLAGS)
     for name in _FLAGS:
         if name in entry:
             raise UsageError(f'{where}: {name} is said by precision = "{name}"')
+    if "device" in entry:
+        raise UsageError(
+            f"{where}: device: a run uses each GPU; those that it may use are named in CUDA_VISIBLE_DEVICES"
+        )
     if "output" in entry:
         raise UsageError(
             f"{where}: output: engines are named by their jobs, in the folder that the list's engines says"
@@ -392,8 +376,7 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
             raise UsageError(f"{where}: unknown key {name}; {hint}")
         if name in _BUILD or name == "target":
             continue
-        field, about = there[name]
-        at, typed = f"{where}: {name}", about.typed or type(field.default)
+        at = f"{where}: {name}"
         if name == "preprocess":
             values[name] = _preprocess(_kind(value, (str, dict), "a text or a table", at), root, at)
         elif name == "classes":
@@ -402,20 +385,8 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
                 classes = _path(classes, root, at)
             with _saying(at):
                 values[name] = load_classes(classes)
-        elif field.default == ():
-            values[name] = value if isinstance(value, dict) and name == "output_kind" else _texts(entry, name, where)
-        elif typed is Path:
-            values[name] = _path(value, root, at)
-        elif typed is bool:
-            values[name] = _kind(value, (bool,), "true or false", at)
-        elif typed is int:
-            values[name] = _kind(value, (int,), "a whole number", at)
-        elif typed is float:
-            values[name] = _kind(value, (int, float), "a number", at)
-        elif about.unit or name in ("min_agreement", "budget"):  # "2GiB", "99%", "10min", or the bare number
-            values[name] = _kind(value, (str, int, float), "a text or a number", at)
-        else:
-            values[name] = _text(value, at)
+        else:  # whose types `fitting` looks at
+            values[name] = _path(value, root, at) if there[name][1].typed is Path else value
     if "method" in values:
         choice(values["method"], METHODS, f"{where}: method")
     return values

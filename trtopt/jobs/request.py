@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from trtopt.core.options import FOLDER, about, option
+from trtopt.core.options import FILE, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 
@@ -17,18 +17,13 @@ class JobsRequest:
     jobs: str | os.PathLike[str] = field(metadata=about(help="The job list.", metavar="JOBS.toml", typed=Path))
     _: KW_ONLY
     state: str | os.PathLike[str] | None = option(
-        None, help="Holds what is done; default: JOBS.state.", metavar="DIR", typed=Path, writes=FOLDER
+        None, help="Holds what is done; default: JOBS.state.", metavar="FILE", typed=Path, writes=FILE
     )
-    workers: int | None = option(None, help="Processes; default: one per core.", typed=int, least=1)
+    workers: int | None = option(None, help="Processes; default: one per core, as memory allows.", typed=int, least=1)
     threads: int | None = option(
         None, help="Samples that a worker runs at a time; default: cores / workers.", typed=int, least=1
     )
-    shard: int | None = option(
-        None, help="Samples in one piece of work; the result doesn't depend on it.", typed=int, least=1
-    )
-    ray: str | None = option(
-        None, help="Run shards and builds on a Ray cluster; alone: auto.", metavar="[ADDRESS|auto|local]", typed=str
-    )
+    ray: str | None = option(None, help="Run on a Ray cluster; alone: auto.", metavar="[ADDRESS|auto|local]", typed=str)
     reporter: Reporter = SILENT
 
 
@@ -37,5 +32,5 @@ class JobsStateRequest:
     """The arguments of `trtopt.show_jobs`, which describes them."""
 
     state: str | os.PathLike[str] = field(
-        metadata=about(help="The state folder of a job list, or the list.", metavar="STATE", typed=Path)
+        metadata=about(help="The state file of a job list, or the list.", metavar="STATE", typed=Path)
     )

@@ -111,15 +111,11 @@ class JobsResult:
     """All jobs, in the list's order.
 
     Attributes:
-        state: the folder that holds what is done.
-        observed: shards that this run measured.
-        reused: shards that an earlier run had measured.
+        state: the file that says what is done.
     """
 
     jobs: tuple[JobResult, ...]
     state: Path
-    observed: int
-    reused: int
     seconds: float
 
     @property
@@ -143,7 +139,6 @@ class JobsResult:
             "ok": self.ok,
             "jobs": [job.to_json() for job in self.jobs],
             "states": {state: self._counts[state] for state in STATES},
-            "shards": {"observed": self.observed, "reused": self.reused},
             "state": str(self.state),
             "seconds": round(self.seconds, 3),
         }

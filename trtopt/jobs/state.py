@@ -1,47 +1,27 @@
-"""The state folder: what is done, so that a run that was stopped, even killed, goes on where it was.
+"""The state of a job list: one JSON file, written whole after each change, so that a run that was killed goes on.
 
-    jobs/NAME.json             one job: state, error, result, and the key of all that it depended on
-    shards/DATA.json           how a data set is cut into shards
-    shards/PASS/SHARD.json     the histograms of one shard of one pass, named by the content of its samples
-    scratch.*/                 folded models and decoded images of the current run; removed when it ends, or the next starts
-    lock                       held by the run at work; the system lets go of it when that process ends, however it ends. What
-                               it says marks the folder as a state: another that isn't empty is refused
-
-Every file is written whole or not at all, and there are no links: with them a stranger's folder could lead elsewhere. A
-result is taken up again by the content it was made from, never by a name or a place in a list, so a job list may be
-reordered and files renamed. At the end of a run shards are removed that no job of its list, and no unfinished one that was
-left out of it, comes from any more.
+A job is done as long as the content that its table was made from is the same, and the table is there as it was written; an
+engine, as long as `build` finds it up to date.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
-import socket
-import stat
-import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import Any, TypedDict
 
-from trtopt.calibration.histogram import Histogram
-from trtopt.calibration.observe import Observation
-from trtopt.calibration.quality import Sample
-from trtopt.calibration.table import packed, unpacked
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import opened_regular, write_json
+from trtopt.core.files import write_json
+from trtopt.core.locks import alone_now
 from trtopt.core.temporary import folder_in
 from trtopt.jobs.results import JobResult
 
-_JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "trtopt.shards/1"
-
-_MARK = b"process "  # begins the lock
-_OWN = re.compile("[0-9a-f]{32}")  # names of passes' folders and of shards
+_FORMAT = "trtopt.jobs/1"
 
 
 class _Failure(TypedDict):
@@ -49,251 +29,103 @@ class _Failure(TypedDict):
     message: str
 
 
-# Of a job's file, what `JobResult` doesn't say.
-_Besides = TypedDict("_Besides", {"key": str, "pass": str, "sha256": str, "error": _Failure | None}, total=False)
+# Of a record, what `JobResult` doesn't say.
+class _Besides(TypedDict, total=False):
+    key: str
+    sha256: str
+    error: _Failure | None
 
 
 def state_beside(jobs: str | os.PathLike[str]) -> Path:
-    """Where a list's state is, unless it is told otherwise."""
+    """Return where a list's state is, unless it is told otherwise."""
     return Path(jobs).with_suffix(".state")
 
 
-class State:
-    """A state folder at work; made by `State.locked`."""
+def read_state(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what a state file has of each job, by name; without records that can't be right.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.scratch = folder, folder
+    Raises:
+        UsageError: it isn't a state file.
+    """
+    try:
+        content = read_json(path)
+        if content["format"] != _FORMAT:
+            raise KeyError(_FORMAT)
+        records = converted(content["jobs"], dict[str, dict[str, Any]], "jobs")
+    except (Damaged, KeyError, TypeError):
+        raise UsageError(
+            f"{path} isn't the state file of a job list: remove it, or give another with `state=`"
+        ) from None
+    return {name: record for name, record in records.items() if _is_whole(name, record)}
+
+
+def is_at_work(path: Path) -> bool:
+    """Return True where a run holds the state file now; also where that can't be asked."""
+    try:
+        lock = alone_now(_lock(path))
+    except OutputError:
+        return True
+    if lock is not None:
+        lock.close()
+    return lock is None
+
+
+class State:
+    """A state file at work; made by `State.locked`.
+
+    Attributes:
+        jobs: what is recorded of each, by name.
+        scratch: a folder beside the file, for what this run needs.
+    """
+
+    def __init__(self, path: Path, jobs: dict[str, dict[str, Any]], scratch: Path) -> None:
+        self.path, self.jobs, self.scratch = path, jobs, scratch
+        self._guard = threading.Lock()
 
     @classmethod
     @contextlib.contextmanager
-    def locked(cls, folder: Path) -> Iterator[State]:
-        """The folder, made if absent, for this process alone.
+    def locked(cls, path: Path) -> Iterator[State]:
+        """Hold the file, which may be absent, for this process alone.
 
         Raises:
-            UsageError: another run is at work on it, it holds something else than files and folders, or is none of a run's.
-            OutputError: it can't be made or written.
+            UsageError: another run is at work on it, or it is none of a run's.
+            OutputError: the folder can't be written.
         """
-        state = cls(folder)
-        check_folder(folder)
-        mine = False
         with contextlib.ExitStack() as stack:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                if not _is_state(folder):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                for _ in range(4):
+                    if (lock := alone_now(_lock(path))) is not None:
+                        break
+                    time.sleep(0.1)  # it may only be `is_at_work` that looks
+                else:
                     raise UsageError(
-                        f"{folder} is neither empty nor the state folder of a job list, in which runs remove files: give "
-                        f"another with `state=`, such as `state={str(folder / 'state')!r}`"
+                        f"another run is at work on {path}: wait for it, end it, or give another file with `state=`"
                     )
-                # Unbuffered: what a full disk doesn't take would be tried again when it is closed.
-                descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-                lock = stack.enter_context(open(descriptor, "r+b", buffering=0))
-                if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
-                    lock.seek(0)
-                    holder = lock.read().decode(errors="replace").strip() or "unknown process"
-                    raise UsageError(
-                        f"another run is at work on {folder} ({holder}): wait for it, end it, or give another folder with "
-                        "`state=`"
-                    )
-                mine = lock.seek(0, os.SEEK_END) == 0
-                lock.seek(0)
-                lock.write(f"{_MARK.decode()}{os.getpid()} on {socket.gethostname()}\n".encode())
-                lock.truncate()
-                for part in ("jobs", "shards"):
-                    (folder / part).mkdir(exist_ok=True)
-                state.scratch = stack.enter_context(folder_in(folder, "scratch."))
+                stack.enter_context(lock)
+                scratch = stack.enter_context(folder_in(path.parent, ".trtopt-jobs-"))
             except OSError as error:
-                if mine:  # made now, and of no use
-                    shutil.rmtree(folder, ignore_errors=True)
-                raise OutputError(
-                    f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"
-                ) from error
-            yield state
-
-    def at_work(self) -> bool:
-        """Whether a run holds the folder now; True, too, where that can't be asked."""
-        try:
-            with (self.folder / "lock").open("r+b") as lock:
-                return not _lock(lock)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-
-    def job(self, name: str) -> dict[str, Any]:
-        """What is recorded of a job; {} for nothing that can be read."""
-        return _record(self.folder / "jobs" / f"{name}.json")
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """Every record, by name."""
-        return [record for path in sorted((self.folder / "jobs").glob("*.json")) if (record := _record(path))]
+                raise OutputError(f"can't use the state file {path}: {error}", "give another with `state=`") from error
+            yield cls(path, read_state(path) if os.path.lexists(path) else {}, scratch)
 
     def record(self, name: str, content: Mapping[str, Any]) -> None:
-        self._write(Path("jobs", f"{name}.json"), {"format": _JOB_FORMAT, "name": name, **content})
-
-    def shard_size(self, data_key: str) -> int | None:
-        """Samples in a shard of this data set, as an earlier run cut it: on another machine, too, its shards are used."""
-        size = _read(self.folder / "shards" / f"{data_key[:32]}.json", _LAYOUT_FORMAT).get("samples")
-        return size if isinstance(size, int) and size > 0 else None
-
-    def keep_shard_size(self, data_key: str, size: int) -> None:
-        self._write(Path("shards", f"{data_key[:32]}.json"), {"format": _LAYOUT_FORMAT, "samples": size})
-
-    def _write(self, name: Path, content: Mapping[str, Any]) -> None:
-        try:
-            write_json(self.folder / name, content)
-        except OutputError as error:  # its advice is a command's that has an output
-            raise OutputError(error.problem, "make room, or give another folder with `state=`") from error
-
-    def _shard(self, pass_key: str, shard: str) -> Path:
-        return self.folder / "shards" / pass_key[:32] / f"{shard[:32]}.json"
-
-    def save_shard(self, pass_key: str, shard: str, content: Mapping[str, Any]) -> None:
-        path = self._shard(pass_key, shard)
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, {"format": _SHARD_FORMAT, "pass": pass_key, "shard": shard, **content})
-
-    def prune(self, jobs: Mapping[str, str], complete: Mapping[str, Collection[str]]) -> int:
-        """Remove shards of models, data and versions that are no more; none where it isn't known what a job comes from.
-
-        Those of finished jobs stay: another method, or a table that was lost, needs no new pass. So do those of jobs that
-        aren't finished and were left out of the list.
-
-        Args:
-            jobs: pass of each calibration of the list; "" if it isn't known.
-            complete: passes that were finished, with their shards: others of theirs, cut otherwise, are removed too.
-
-        Returns:
-            Files removed. What can't be removed stays.
-        """
-        unfinished = [
-            item
-            for item in self.jobs()
-            if item["name"] not in jobs and item.get("state") != "done" and item.get("kind") != "build"
-        ]
-        waiting = [str(item.get("pass", "")) for item in unfinished]
-        if not all([*jobs.values(), *waiting]):
-            return 0
-        shards = {key[:32]: {f"{name[:32]}.json" for name in complete.get(key, ())} for key in jobs.values()}
-        shards |= {key[:32]: set[str]() for key in waiting}  # empty: all of it
-        removed = 0
-        for folder in (self.folder / "shards").iterdir():
-            names = shards.get(folder.name)
-            if not _OWN.fullmatch(folder.name) or not folder.is_dir() or names == set():
-                continue
-            for file in list(folder.iterdir()):
-                if _OWN.fullmatch(file.stem) and (names is None or file.name not in names):
-                    with contextlib.suppress(OSError):
-                        file.unlink()
-                        removed += 1
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # only if nothing is left
-        return removed
-
-    def shard(self, pass_key: str, shard: str) -> tuple[Observation, list[Sample], float] | None:
-        """A finished shard: what was observed, how its samples looked, its seconds; None if not there or damaged."""
-        document = _read(self._shard(pass_key, shard), _SHARD_FORMAT)
-        if (document.get("pass"), document.get("shard")) != (pass_key, shard):
-            return None
-        observation = unpacked_observation(document)
-        try:
-            samples = [_sample(item) for item in converted(document.get("looks"), list[dict[str, Any]], "looks")]
-            seconds = converted(document.get("seconds"), float, "seconds")
-        except (Damaged, KeyError, TypeError, ValueError):
-            return None
-        if not observation or observation.samples != len(samples):
-            return None
-        return observation, samples, seconds
+        """Replace what is recorded of a job; from any thread."""
+        with self._guard:
+            self.jobs[name] = dict(content)
+            try:
+                write_json(self.path, {"format": _FORMAT, "jobs": self.jobs})
+            except OutputError as error:  # its advice is a command's that has an output
+                raise OutputError(error.problem, "make room, or give another file with `state=`") from error
 
 
-def packed_looks(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """As plain JSON."""
-    return [asdict(item) | {"absmax": repr(item.absmax)} for item in samples]  # text: it may be infinite, unlike JSON's
+def _lock(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
 
 
-def packed_observation(observation: Observation) -> dict[str, Any]:
-    """As plain JSON, histograms compressed as in a table."""
-    return {
-        "samples": observation.samples,
-        "tensors": {name: packed(item) if item.total else None for name, item in observation.histograms.items()},
-    }
-
-
-def unpacked_observation(content: Mapping[str, Any]) -> Observation | None:
-    """What `packed_observation` wrote; None if it is damaged."""
+def _is_whole(name: str, record: Mapping[str, Any]) -> bool:
     try:
-        samples = converted(content.get("samples"), int, "samples")
-        tensors = converted(content.get("tensors"), dict[str, Any], "tensors")
-        histograms = {name: unpacked(item, name) if item else Histogram() for name, item in tensors.items()}
+        JobResult.recorded({**record, "name": name})
+        converted(record, _Besides)
     except Damaged:
-        return None
-    return Observation(histograms, samples)
-
-
-def _read(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        content = read_json(path)
-    except Damaged:
-        return {}  # absent or damaged: it is done again
-    return content if isinstance(content, dict) and content.get("format") == kind else {}
-
-
-def _record(path: Path) -> dict[str, Any]:
-    content = _read(path, _JOB_FORMAT)
-    try:
-        JobResult.recorded(content)
-        converted(content, _Besides)
-    except Damaged:
-        return {}
-    return content
-
-
-def _sample(look: Mapping[str, Any]) -> Sample:
-    """What `packed_looks` wrote; Damaged, KeyError, TypeError or ValueError where it isn't that."""
-    return converted({**look, "absmax": float(look["absmax"])}, Sample)
-
-
-def _is_state(folder: Path) -> bool:
-    """Whether a folder is one of a run's, or may become one."""
-    if {item.name for item in folder.iterdir()} <= {"lock"}:
-        return True
-    with contextlib.suppress(OSError), opened_regular(folder / "lock") as lock:
-        return lock.read(len(_MARK)) == _MARK
-    return False
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a state folder with links, devices or pipes in it: runs write and remove files there.
-
-    Raises:
-        UsageError: the first such thing.
-    """
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(root, name)
-            with contextlib.suppress(FileNotFoundError):  # a run at work may have removed it
-                mode = path.lstat().st_mode
-                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    raise UsageError(
-                        f"{path} is neither a file nor a folder, which is all that a state folder holds: remove it, or give "
-                        "another folder with `state=`"
-                    )
-
-
-def _lock(file: IO[bytes], patience: float = 0.0) -> bool:
-    """Take the lock that ends with this process; False if another holds it, after so many seconds still."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(1 << 20)  # beyond the text, which others may read
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if patience <= 0:
-            return False
-        time.sleep(0.1)
-        return _lock(file, patience - 0.1)
+        return False
     return True

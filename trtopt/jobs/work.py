@@ -1,55 +1,59 @@
-"""What a worker does: opens models and data, decodes and observes shards, makes tables. All of it can travel by pickle."""
+"""The work of a job list, in workers: open and observe passes, make tables, build engines. All can be pickled."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from trtopt.autotune.building import build, goal_asked
+from trtopt.builder.asked import spec_of
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
-from trtopt.calibration.expected import check_preprocessing
-from trtopt.calibration.observe import combined, observe, require_gpu_provider
+from trtopt.calibration.expected import examine
+from trtopt.calibration.mixing import mixing
+from trtopt.calibration.observe import Observation, combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
-from trtopt.calibration.quality import PROBES, Sample, Survey, facts, refuse
-from trtopt.core.errors import CalibrationError, OutputError, TrtoptError
-from trtopt.core.files import made_folder, sha256_file, sha256_json
-from trtopt.core.host import forget_peak, peak_memory
+from trtopt.calibration.quality import PROBES, Sample, Survey
+from trtopt.calibration.report import facts, refuse
+from trtopt.calibration.torch_engine import TorchEngine, engine_identity
+from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
+from trtopt.core.files import made_folder, sha256_file
+from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, TensorInfo
 from trtopt.core.version import __version__
+from trtopt.core.words import first_of
+from trtopt.cuda.device import probe, require_gpu
 from trtopt.data import ArrayBatches, ImageBatches, open_data
-from trtopt.data.rebatch import Arrays, alone, joined
+from trtopt.data.rebatch import alone
 from trtopt.graph.io import load_model, save_model
-from trtopt.jobs.joblist import DataSet
-from trtopt.jobs.state import State, packed_looks, packed_observation
+from trtopt.jobs.joblist import Job, in_list
 from trtopt.ort.sessions import version as ort_version
+from trtopt.trt import select
 
-Samples = ImageBatches | ArrayBatches
 BATCH = 8  # samples read at a time; nothing depends on it
 
 
 @dataclass(frozen=True)
-class OpenModel(Prepared):
-    """A model, folded and written where workers read it; `proto` is empty until it is `loaded`.
+class Pass:
+    """One model on one data set, opened: what is observed, without the graph, and the samples, which still lie in their files.
 
     Attributes:
-        folder: holds `model.onnx` and its external data.
-        nbytes: of all files there.
+        folder: has the folded model.
+        inputs: of the model.
     """
 
+    prepared: Prepared
     folder: Path
-    nbytes: int
     inputs: tuple[TensorInfo, ...]
-
-    def loaded(self) -> OpenModel:
-        return replace(self, proto=_graph(self.folder))
+    samples: ImageBatches | ArrayBatches
+    described: Mapping[str, Any]
 
     @property
     def fixed_batch(self) -> int:
@@ -60,37 +64,43 @@ class OpenModel(Prepared):
 
 
 @dataclass(frozen=True)
-class OpenData:
-    """A data set, looked through: what it is, and its samples, which still lie in their files."""
-
-    samples: Samples
-    described: Mapping[str, Any]
-    preprocess: Mapping[str, Any] | None
-    skipped: tuple[Mapping[str, str], ...]
-
-    def __len__(self) -> int:
-        return self.samples.samples
-
-    def name(self, number: int) -> str:
-        """Of a sample, for people, as `calibrate` names it."""
-        return str(self.samples.paths[number]) if isinstance(self.samples, ImageBatches) else f"sample {number}"
-
-    def shard(self, start: int, stop: int) -> str:
-        """The name of a shard: its samples' contents, in their order."""
-        return sha256_json(self.samples.digests[start:stop])
-
-
-@dataclass(frozen=True)
 class Shard:
-    """Some samples for `observe_shard`: in their files, decoded in a file, or decoded in memory.
+    """What was observed on some samples of a pass.
 
     Attributes:
-        first: number of its first sample in the data set.
+        versions: of what the bits of a histogram may depend on.
     """
 
-    source: Samples | Path | Arrays
-    first: int
-    count: int
+    observation: Observation
+    looks: list[Sample]
+    seconds: float
+    versions: Mapping[str, str]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that histograms depend on, where ONNX Runtime runs models."""
+    return {"trtopt": __version__, "onnxruntime": ort_version("calibration")}
+
+
+def open_pass(job: Job, folder: Path, threads: int) -> Pass:
+    """Load, check and fold a model, write it to `folder`, and look through its data."""
+    loaded = load_model(job.model, lazy=True)
+    prepared = prepare(loaded, tuple(map(Override.parse, job.precision_override)))
+    save_model(prepared.proto, folder / "model.onnx")
+    data = job.data
+    samples = open_data(
+        loaded.inputs,
+        images=data.images,
+        data=data.data,
+        preprocess=data.preprocess,
+        limit=data.limit,
+        batch=BATCH,
+        threads=threads,
+        unpack=folder / "arrays",  # so that shards map them
+    )
+    assert isinstance(samples, (ImageBatches, ArrayBatches))
+    check_enough(samples)
+    return Pass(replace(prepared, proto=onnx.ModelProto()), folder, loaded.inputs, samples, samples.describe())
 
 
 @lru_cache(maxsize=1)
@@ -98,134 +108,51 @@ def _graph(folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "model.onnx")
 
 
-def open_model(path: Path, overrides: Sequence[str], folder: Path) -> OpenModel:
-    """Load, check and fold a model, and write it to `folder`, which is made."""
-    loaded = load_model(path, lazy=True)
-    prepared = prepare(loaded, tuple(map(Override.parse, overrides)))
+def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str) -> Shard:
+    """Count the samples from `start` to `stop`; in PyTorch where `device` isn't "cpu"."""
+    began, survey = monotonic(), Survey()
     try:
-        folder.mkdir()
-    except OSError as error:
-        raise OutputError(f"can't write {folder}: {error.strerror}") from error
-    save_model(prepared.proto, folder / "model.onnx")
-    nbytes = sum(file.stat().st_size for file in folder.iterdir())
-    bare = {**vars(prepared), "proto": onnx.ModelProto()}
-    return OpenModel(**bare, folder=folder, nbytes=nbytes, inputs=loaded.inputs)
-
-
-def open_samples(data: DataSet, inputs: Sequence[TensorInfo], threads: int, folder: Path) -> OpenData:
-    """Look through a data set for a model with these inputs: which files can be used, and what is in them.
-
-    Args:
-        folder: where compressed arrays are unpacked to, so that shards map them; made if there are any.
-    """
-    batches = open_data(
-        inputs,
-        images=data.images,
-        data=data.data,
-        preprocess=data.preprocess,
-        limit=data.limit,
-        batch=BATCH,
-        threads=threads,
-        unpack=folder,
-    )
-    assert isinstance(batches, (ImageBatches, ArrayBatches))
-    check_enough(batches)
-    prepared = None if batches.preprocess is None else batches.preprocess.describe()
-    return OpenData(batches, batches.describe(), prepared, tuple(asdict(item) for item in batches.skipped))
-
-
-def decode_to_file(part: Samples, path: Path) -> Path:
-    """Images as the network takes them, in one .npy file that many passes can map."""
-    layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
-    try:
-        with path.open("wb") as file:  # written, not mapped: on a full disk a mapped page ends the process
-            for index, batch in enumerate(part):
-                (values,) = batch.values()
-                if not index:
-                    header = {"descr": values.dtype.str, "fortran_order": False}
-                    layout.write_array_header_1_0(file, header | {"shape": (part.samples, *values.shape[1:])})
-                file.write(np.ascontiguousarray(values).data)
-    except OSError as error:
-        raise OutputError(f"can't keep decoded images in {path.parent}: {error.strerror or error}") from error
-    return path
-
-
-def decode(part: Samples) -> dict[str, NDArray[Any]]:
-    """The samples in memory, by input."""
-    return joined(part)
-
-
-def observe_shard(
-    model: OpenModel, shard: Shard, threads: int, device: str | None = None, graph: onnx.ModelProto | None = None
-) -> dict[str, Any]:
-    """The histograms of one shard as plain JSON, with what they cost and the versions that they depend on.
-
-    Args:
-        device: "cuda": on the GPU; None: on the CPU.
-        graph: the model's, where its files aren't at hand.
-    """
-    forget_peak()
-    started, survey = time.monotonic(), Survey()
-    try:
-        batches = survey.watch(_read(model, shard))
-        proto = graph or _graph(model.folder)
-        observation = observe(proto, model.tensors, batches, threads=threads, shard=True, device=device or "cpu")
-    except CalibrationError as error:
-        if not shard.first:
-            raise
-        raise CalibrationError(f"{error} (samples counted from number {shard.first} of the data set)") from None
-    if observation.samples != shard.count:
-        raise CalibrationError(
-            f"{observation.samples} of the {shard.count} samples of a shard were there: the data changed"
+        observation = observe(
+            _graph(opened.folder),
+            opened.prepared.tensors,
+            survey.watch(opened.samples.part(start, stop)),
+            threads=threads,
+            shard=True,
+            engine=None if device == "cpu" else partial(TorchEngine, device=device),
         )
-    return {
-        **packed_observation(observation),
-        "looks": packed_looks(survey.samples),
-        "seconds": round(time.monotonic() - started, 3),
-        "peak": peak_memory(),
-        "versions": versions(require_gpu_provider() if device == "cuda" else None),
-    }
-
-
-def versions(engine: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of what the bits of a histogram may depend on; `engine`: of the GPU that runs models."""
-    components = {"trtopt": __version__, "onnxruntime": ort_version("calibration")}
-    return components | dict(engine or {})
+    except CalibrationError as error:
+        if not start:
+            raise
+        raise CalibrationError(f"{error} (samples counted from number {start} of the data set)") from None
+    if observation.samples != stop - start:
+        raise CalibrationError(
+            f"{observation.samples} of the {stop - start} samples of a shard were there: the data changed"
+        )
+    made_by = versions() | ({} if device == "cpu" else engine_identity(device))
+    return Shard(observation, survey.samples, monotonic() - began, made_by)
 
 
 def make_tables(
-    state: Path,
-    model: OpenModel,
-    data: OpenData,
-    pass_key: str,
-    shards: Sequence[str],
-    tables: Sequence[tuple[Path, str, Path]],
-    unusual: bool,
+    opened: Pass, shards: Sequence[Shard], tables: Sequence[tuple[Path, str, Path]], unusual: bool
 ) -> list[dict[str, Any] | TrtoptError]:
-    """Merge the shards of a pass and write a table for each (model, method, output): a result or an error each.
+    """Merge the shards of a pass, and write a table for each (model, method, output): a result or an error each.
 
     Args:
-        unusual: data that `calibrate` would refuse, such as copies of one sample, is allowed.
+        unusual: data that `calibrate` would refuse, such as noise, is allowed.
 
     Raises:
-        CalibrationError: a tensor is constant over all shards, or a shard's file is gone.
-        DataError: most of the samples are of one colour, or all are the same.
+        CalibrationError: a tensor is constant over all shards.
+        DataError: most of the samples are noise, constant or the same.
     """
-    folder, prepared = State(state), model.loaded()
-    observations, survey, seconds = [], Survey(), 0.0
-    for shard in shards:
-        record = folder.shard(pass_key, shard)
-        if record is None:
-            raise CalibrationError(f"the shard {shard[:32]} in {state} can't be read any more: run the list again")
-        observations.append(record[0])
-        survey.samples += record[1]
-        seconds += record[2]
-    survey.samples = [replace(item, name=data.name(number)) for number, item in enumerate(survey.samples)]
+    prepared, data, survey = replace(opened.prepared, proto=_graph(opened.folder)), opened.samples, Survey()
+    looks = [item for shard in shards for item in shard.looks]
+    survey.samples = [replace(item, name=_name(data, number)) for number, item in enumerate(looks)]
     quality = facts(survey)
     refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
-    whole = combined(prepared.proto, observations)
-    probes = _probes(model, data, survey.samples)
-    quality["preprocessing"] = check_preprocessing(load_model(tables[0][0], lazy=True).proto, probes.images)
+    whole = combined(prepared.proto, [shard.observation for shard in shards])
+    probes = _probes(data, survey.samples)
+    examined = examine(load_model(tables[0][0], lazy=True).proto, probes.images)
+    quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
     ranges = half_ranges(prepared.proto, probes.ranged, whole.histograms)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
@@ -234,10 +161,11 @@ def make_tables(
                 whole,
                 method,
                 quality,
-                data=data.described,
-                preprocess=data.preprocess,
-                skipped=data.skipped,
-                seconds=round(seconds, 3),
+                lambda: examined,
+                data=opened.described,
+                preprocess=None if data.preprocess is None else data.preprocess.describe(),
+                skipped=tuple(map(asdict, data.skipped)),
+                seconds=round(sum(shard.seconds for shard in shards), 3),
                 ranges=ranges,
             )
             made_folder(output.parent, advice="")
@@ -255,27 +183,79 @@ def make_tables(
     return [written(*item) for item in tables]
 
 
-def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> Survey:
-    """The samples that a pass over all of them would have kept for a look into the model, read once more."""
+def _name(data: ImageBatches | ArrayBatches, number: int) -> str:
+    """Return a sample's name as `calibrate` has it."""
+    return str(data.paths[number]) if isinstance(data, ImageBatches) else f"sample {number}"
+
+
+def _probes(data: ImageBatches | ArrayBatches, samples: Sequence[Sample]) -> Survey:
+    """Read the samples once more that a pass over all of them would have kept for a look into the model."""
     numbers = {item.digest: number for number, item in enumerate(samples)}
     survey = Survey()
     furthest = min(samples, key=lambda item: (-item.absmax, item.digest))
     for digest in dict.fromkeys([*sorted(numbers)[:PROBES], furthest.digest]):
-        source = data.samples.part(numbers[digest], numbers[digest] + 1)
-        for _ in survey.watch(_read(model, Shard(source, numbers[digest], 1))):
+        for _ in survey.watch(data.part(numbers[digest], numbers[digest] + 1)):
             pass
     return survey
 
 
-def _read(model: OpenModel, shard: Shard) -> Iterator[Arrays]:
-    """Batches under the model's own input names: decoded images are shared by models that name theirs otherwise."""
-    names = [info.name for info in model.inputs]
-    arrays = {names[0]: np.load(shard.source, mmap_mode="r")} if isinstance(shard.source, Path) else shard.source
-    batches: Iterable[Arrays]
-    if isinstance(arrays, Mapping):
-        starts = range(0, shard.count, BATCH)
-        batches = ({name: values[start : start + BATCH] for name, values in arrays.items()} for start in starts)
-    else:
-        batches = arrays
-    for batch in batches:
-        yield dict(zip(names, batch.values())) if len(names) == 1 else batch
+# Engines -----------------------------------------------------------------------------------------------------------------
+
+
+def examine_builds(builds: Sequence[tuple[str, BuildRequest]], here: bool) -> tuple[str, ...]:
+    """Refuse what can't be built, before any work; else return the names of this machine's GPUs.
+
+    Args:
+        builds: names of jobs, and what they ask for.
+        here: they are built on this machine; else only what holds for any is looked at.
+
+    Raises:
+        UnsupportedRequest: every reason, with the jobs that it holds for.
+    """
+    names_by_reason: dict[str, list[str]] = {}
+    for name, request in builds:
+        if why := _refused(request, here):
+            names_by_reason.setdefault(why, []).append(name)
+    if names_by_reason:
+        lines = [f"{first_of(names)}: {why}" for why, names in names_by_reason.items()]
+        raise UnsupportedRequest(
+            "jobs of the list can't be built " + ("on this machine" if here else "anywhere"),
+            lines,
+            "nothing was started" + ("; with `ray=` they are built where Ray has what they need" if here else ""),
+        )
+    return tuple(device.name for device in probe().devices)
+
+
+def _refused(request: BuildRequest, here: bool) -> str:
+    """Return why it can't be built, as far as that is known before the work; else nothing."""
+    try:
+        if not request.best:
+            goal_asked(request)
+        if here:
+            select(request.backend).refuse(spec_of(request))
+        if here and request.best:
+            require_gpu("`best=True`", request.device)
+    except TrtoptError as error:
+        return in_list(" ".join(line.strip() for line in error.lines))
+    return ""
+
+
+class _Warnings(Reporter):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def build_engine(request: BuildRequest) -> dict[str, Any]:
+    """Build, unless the engine is up to date; return what a job's record says of it."""
+    heard = _Warnings()
+    result = build(**vars(replace(request, reporter=heard)))
+    return {
+        "cached": result.cached,
+        "precision_summary": result.precision_summary,
+        "targets": list(result.targets),
+        "sha256": sha256_file(result.engine),
+        "notes": list(dict.fromkeys([*heard.texts, *(result.warnings if result.cached else ())])),
+    }

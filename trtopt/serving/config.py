@@ -5,12 +5,13 @@ The message is `inference.ModelConfig` of triton-inference-server/common, protob
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.serving.interface import Batching, Interface
+from trtopt.serving.request import DeployRequest
 
 # NumPy's and ml_dtypes' names → Triton's; it has none for FP8 and complex numbers.
 TYPES = {
@@ -30,105 +31,72 @@ class Word(str):
     """The name of an enum's value, which stands without quotes."""
 
 
-def tensorrt_config(
-    name: str, interface: Interface, batching: Batching, labelled: Sequence[str], instances: int, delay: float
-) -> _Message:
-    """For Triton's TensorRT backend: each instance has all profiles, and takes the one that fits a batch best.
-
-    Args:
-        labelled: outputs that score the classes of `LABELS`.
-        delay: seconds that a request waits for others.
-    """
-    for info in (*interface.inputs, *interface.outputs):
-        if not info.shape:
-            raise UsageError(
-                f"{info.name!r} is a scalar, which Triton's TensorRT backend doesn't support: give `backend='python'`"
-            )
-    tuned = list(_samples(interface, batching, ("opt", "max")))
-    graphs = {
-        "graph_spec": [
-            {
-                "batch_size": batch,
-                "input": [{"key": key, "value": {"dim": list(shape)}} for key, shape in shapes.items()],
-            }
-            for _, batch, shapes in tuned
-        ]
-    }
-    group: dict[str, Any] = {"count": instances, "kind": Word("KIND_GPU")}
-    if len(interface.profiles) > 1:
-        group["profile"] = [str(number) for number in range(len(interface.profiles))]
-    return {
-        **_common(name, "tensorrt", interface.inputs, interface, batching, labelled),
-        "platform": "tensorrt_plan",
-        "default_model_filename": "model.plan",
-        **_batches(interface, batching, delay),
-        "instance_group": [group],
-        "optimization": {"cuda": {"graphs": True, **(graphs if tuned else {})}},
-        "model_warmup": _warmup(interface.inputs, interface, batching, 1),
-    }
-
-
-def python_config(
+def model_config(
     name: str,
     interface: Interface,
     batching: Batching,
-    labelled: Sequence[str],
-    instances: int,
+    request: DeployRequest,
     delay: float,
     *,
+    labelled: Sequence[str],
     parameters: Mapping[str, str],
-    on_gpu: bool,
     image_bytes: int | None,
 ) -> _Message:
-    """For Triton's Python backend and `triton_model.py`.
+    """Return the configuration of a model, for Triton's TensorRT backend or its Python backend and `triton_model.py`.
 
     Args:
+        delay: seconds that a request waits for others.
+        labelled: outputs that score the classes of `LABELS`.
+        parameters: of the Python backend.
         image_bytes: of the image to warm up with, where the model takes encoded images instead of the engine's input.
     """
     inputs = interface.inputs if image_bytes is None else (TensorInfo(IMAGE, "uint8", ("batch", -1)),)
-    for info in (*inputs, *interface.outputs):
-        if info.dtype == "bfloat16":
-            raise UsageError(
-                f"{info.name!r} is bfloat16, which NumPy doesn't have: Triton's Python backend can't carry it; build the "
-                "engine without `fp32_io=False`, or give `backend='tensorrt'`"
-            )
-    count = 3 if on_gpu else 1  # a session captures a CUDA graph for what comes again
-    return {
-        **_common(name, "python", inputs, interface, batching, labelled),
-        **_batches(interface, batching, delay),
-        "instance_group": [{"count": instances, "kind": Word("KIND_GPU" if on_gpu else "KIND_CPU")}],
-        "parameters": [{"key": key, "value": {"string_value": value}} for key, value in parameters.items()],
-        "model_warmup": _warmup(inputs, interface, batching, count, image_bytes),
-    }
-
-
-def _common(
-    name: str,
-    backend: str,
-    inputs: Sequence[TensorInfo],
-    interface: Interface,
-    batching: Batching,
-    labelled: Sequence[str],
-) -> dict[str, Any]:
-    entries: list[dict[str, Any]] = []
-    for info in inputs:
-        entry = _tensor(info, batching)
-        if info.name in interface.values:
-            entry["is_shape_tensor"] = True
-        if info.name == IMAGE and info not in interface.inputs:
-            entry["allow_ragged_batch"] = True  # images of different sizes may go together
-        entries.append(entry)
+    entries = [_tensor(info, batching) for info in inputs]
+    if image_bytes is not None:
+        entries[0]["allow_ragged_batch"] = True  # images of different sizes may go together
     outputs = [
         {**_tensor(info, batching), **({"label_filename": LABELS} if info.name in labelled else {})}
         for info in interface.outputs
     ]
+    config: dict[str, Any] = {"name": name, "backend": request.backend, "max_batch_size": batching.most}
+    config |= {"input": entries, "output": outputs, **_batches(interface, batching, delay)}
+    on_gpu = request.runtime != "onnxruntime"
+    group: dict[str, Any] = {"count": request.instances, "kind": Word("KIND_GPU" if on_gpu else "KIND_CPU")}
+    if request.backend == "python":
+        _refuse(
+            inputs, interface, lambda info: info.dtype == "bfloat16", "bfloat16, which NumPy doesn't have", "tensorrt"
+        )
+        listed = [{"key": key, "value": {"string_value": value}} for key, value in parameters.items()]
+        count = 3 if on_gpu else 1  # a session captures a CUDA graph for what comes again
+        warmup = _warmup(inputs, interface, batching, count, image_bytes)
+        return {**config, "instance_group": [group], "parameters": listed, "model_warmup": warmup}
+    _refuse(
+        inputs, interface, lambda info: not info.shape, "a scalar, which its TensorRT backend doesn't support", "python"
+    )
+    graphs = [
+        {
+            "batch_size": batch,
+            "input": [{"key": key, "value": {"dim": list(shape)}} for key, shape in shapes.items()],
+        }
+        for _, batch, shapes in _samples(interface, batching, ("opt", "max"))
+    ]
+    if len(interface.profiles) > 1:  # each instance takes the one that fits a batch best
+        group["profile"] = [str(number) for number in range(len(interface.profiles))]
     return {
-        "name": name,
-        "backend": backend,
-        "max_batch_size": batching.most,
-        "input": entries,
-        "output": outputs,
+        **config,
+        "platform": "tensorrt_plan",
+        "default_model_filename": "model.plan",
+        "instance_group": [group],
+        "optimization": {"cuda": {"graphs": True, "graph_spec": graphs}},
+        "model_warmup": _warmup(inputs, interface, batching, 1),
     }
+
+
+def _refuse(
+    inputs: Sequence[TensorInfo], interface: Interface, bad: Callable[[TensorInfo], bool], why: str, other: str
+) -> None:
+    if wrong := [info.name for info in (*inputs, *interface.outputs) if bad(info)]:
+        raise UsageError(f"{wrong[0]!r} is {why}: give `backend='{other}'`")
 
 
 def _tensor(info: TensorInfo, batching: Batching) -> dict[str, Any]:
@@ -162,8 +130,6 @@ def _samples(
 ) -> Iterator[tuple[str, int, dict[str, tuple[int, ...]]]]:
     """Place, batch and shapes (without it) of what the profiles were tuned for, each once."""
     combinations: list[Any] = []
-    if interface.values:
-        return
     for number, profile in enumerate(interface.profiles):
         for place in places if interface.bounded else places[:1]:
             whole = {name: getattr(item, place) for name, item in profile.items()}

@@ -7,18 +7,22 @@ that were read there, or in what NVIDIA's or users' threads quote from a contain
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+from trtopt.core.files import opened_regular
+from trtopt.core.temporary import is_scratch
 from trtopt.trt.compatibility import PlanOrigin, unread
-from trtopt.trt.plans import PlanHeader
+from trtopt.trt.plans import PlanHeader, plan_header
 
 IMAGE = "nvcr.io/nvidia/tritonserver"
 MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix/index.html"
 _NOTES = "https://github.com/triton-inference-server/server/blob/{}/docs/introduction/release_notes.md"
 
 
-@dataclass(frozen=True)
-class Container:
+class Container(NamedTuple):
     """A container's tag, its TensorRT, and where that is said."""
 
     tag: str
@@ -30,11 +34,8 @@ class Container:
         return f"{IMAGE}:{self.tag}"
 
 
-CONTAINERS = (
-    Container("23.04-py3", "8.6.1.2", "https://github.com/triton-inference-server/server/issues/5812"),
+CONTAINERS = (  # the newest with each TensorRT
     Container("23.05-py3", "8.6.1.2", "https://github.com/NVIDIA/TensorRT/issues/3071"),
-    Container("24.02-py3", "8.6.3.1", "https://github.com/triton-inference-server/server/issues/7221"),
-    Container("24.03-py3", "8.6.3.1", "https://github.com/triton-inference-server/server/issues/7221"),
     Container("24.04-py3", "8.6.3.1", "https://github.com/triton-inference-server/server/issues/7221"),
     Container("24.10-py3", "10.5.0.18", _NOTES.format("r24.10")),
     Container("25.01-py3", "10.8.0.43", _NOTES.format("r25.01")),
@@ -57,4 +58,20 @@ def container_for(header: PlanHeader | None, *, version_compatible: bool = False
     return None, (
         f"which container has {header} isn't known here; NVIDIA lists them: {MATRIX}. A plan needs the very same version, to "
         "the build number, unless it was built with `version_compatible=True`"
+    )
+
+
+def docker_line(repo: Path, addresses: Sequence[str]) -> tuple[str, str]:
+    """Return the line that serves a repository in NVIDIA's container, and what its words stand for."""
+    image = f"{IMAGE}:YY.MM-py3"
+    for plan in repo.glob("*/[0-9]*/model.plan"):
+        with opened_regular(plan) as file:
+            container, _ = container_for(plan_header(file.read(64)))
+        image = container.image if container else image
+    ports = " ".join(f"-p {address}:{inside}" for address, inside in zip(addresses, (8000, 8001, 8002)))
+    volume = shlex.quote(f"{Path('REPO') if is_scratch(repo) else repo.resolve()}:/models:ro")
+    line = f"docker run --rm --gpus all {ports} -v {volume} {image} tritonserver --model-repository=/models"
+    return line, (
+        "YY.MM is a release of the container, REPO what `trtopt deploy triton` wrote; the Python backend needs a container in "
+        "whose Python trtopt is installed. Or name the executable: `server=`"
     )

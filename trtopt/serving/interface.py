@@ -14,7 +14,6 @@ from trtopt.core.shapes import DEFAULT_BATCH, batch_alone
 from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, named_size, x
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
-from trtopt.runtime.session import Session
 
 _NUMPY = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 
@@ -26,14 +25,12 @@ class Interface:
     Attributes:
         profiles: ranges of all inputs, one entry a profile; empty where nothing is known of them.
         bounded: the profiles are the engine's own; otherwise they are a guess, and more than they say is taken.
-        values: inputs whose ranges are those of their values, not of their shapes.
     """
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     profiles: tuple[Profile, ...]
     bounded: bool = True
-    values: frozenset[str] = frozenset()
 
 
 class Batching(NamedTuple):
@@ -43,13 +40,11 @@ class Batching(NamedTuple):
     why: str = ""
 
 
-def read_interface(
-    engine: Path, manifest: Manifest | None, runtime: str, *, trust: bool, trust_host_code: bool
-) -> Interface:
-    """The interface of a plan, or of the graph that stands in for it.
+def read_interface(engine: Path, manifest: Manifest | None, runtime: str) -> Interface:
+    """Return the interface of a plan, or of the graph that stands in for it.
 
     Raises:
-        UsageError: there is no manifest, and no GPU to ask the plan itself.
+        UsageError: there is no manifest that describes the plan, or an input decides shapes by its values.
     """
     if runtime == "onnxruntime":
         graph = engine if manifest is None else engine.parent / str(manifest.graph_file)
@@ -57,19 +52,15 @@ def read_interface(
 
         model = load_model(graph, lazy=True)
         return _ranged(model.inputs, model.outputs, manifest)
-    if manifest is not None:
-        return _ranged(
-            tuple(_as_built(TensorInfo(**item), manifest) for item in manifest.inputs),
-            tuple(_as_built(TensorInfo(**item), manifest) for item in manifest.outputs),
-            manifest,
-        )
-    try:
-        with Session(engine, trust=trust, trust_host_code=trust_host_code) as session:
-            return Interface(session.inputs, session.outputs, session.profiles)
-    except TrtoptError as error:
+    if manifest is None:
         raise UsageError(
-            f"{engine} has no manifest beside it ({engine.name}.json), and the plan can't be asked what it takes: {error}"
-        ) from error
+            f"{engine} has no manifest beside it ({engine.name}.json), which says what it takes: build it with `trtopt build`, "
+            "or let tritonserver complete a configuration of your own"
+        )
+    inputs, outputs = (
+        [_as_built(TensorInfo(**item), manifest) for item in items] for items in (manifest.inputs, manifest.outputs)
+    )
+    return _ranged(inputs, outputs, manifest)
 
 
 def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
@@ -96,19 +87,19 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
         ranges = [{info.name: ShapeRange(*((size, *info.sizes[1:]) for size in DEFAULT_BATCH)) for info in open_}]
     else:
         ranges = [{}]
+    for info in inputs:
+        for item in (profile[info.name] for profile in ranges if info.name in profile):
+            sizes = list(zip(info.sizes, item.min, item.max))
+            if len(item.min) != len(info.shape) or any(
+                0 <= size != low or 0 <= size != high for size, low, high in sizes
+            ):
+                raise UsageError(
+                    f"the input {info.name!r} decides shapes by its values, which no configuration tells Triton: run the "
+                    "engine in `trtopt.Session`"
+                )
     profiles = tuple({**fixed, **item} for item in ranges)
     complete = all(info.name in profile for info in inputs for profile in profiles)
-    values = frozenset(
-        info.name for info in inputs for item in ranges if info.name in item and not _shapes(info, item[info.name])
-    )
-    return Interface(tuple(inputs), tuple(outputs), profiles if complete else (), manifest is not None, values)
-
-
-def _shapes(info: TensorInfo, item: ShapeRange) -> bool:
-    """Whether a range is one of shapes that the input can have."""
-    return len(item.min) == len(info.shape) and all(
-        size < 0 or low == high == size for size, low, high in zip(info.sizes, item.min, item.max)
-    )
+    return Interface(tuple(inputs), tuple(outputs), profiles if complete else (), manifest is not None)
 
 
 # Batches -----------------------------------------------------------------------------------------------------------------
@@ -131,8 +122,6 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
                 return Batching(0, f"the first dimension of {what} {info.name!r} doesn't count samples")
             if 0 not in info.open_axes:
                 return Batching(0, f"the first dimension of {what} {info.name!r} is always {info.shape[0]}")
-    if interface.values:
-        return Batching(0, f"input {min(interface.values)!r} decides shapes by its values")
     names = {str(info.shape[0]) for info in interface.inputs if named_size(info.shape[0])}
     if len(names) > 1:
         return Batching(0, f"the first dimensions of the inputs have different names: {', '.join(sorted(names))}")

@@ -20,7 +20,7 @@ from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
 from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
-from trtopt.serving.config import IMAGE, LABELS, python_config, tensorrt_config, text
+from trtopt.serving.config import IMAGE, LABELS, model_config, text
 from trtopt.serving.containers import Container, container_for
 from trtopt.serving.interface import Batching, Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
@@ -85,7 +85,6 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         from_images: take encoded images (uint8, one a row), and prepare them as the manifest says, instead of arrays.
         instances: copies that run at the same time, on each GPU.
         max_delay: how long a request waits for others to fill a batch: "2ms", "500us", or seconds.
-        trust: as for `Session`: load a plan that no manifest describes.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
         overwrite: replace a configuration that is there and says something else.
 
@@ -147,7 +146,6 @@ class _Model:
                 f"{engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to serve the model "
                 "itself on the CPU, ask for `backend='python'` and `runtime='onnxruntime'`"
             )
-        self.trusted = {name: getattr(request, name) for name in ("trust", "trust_host_code")}
         self.name = _checked_name(
             re.sub(r"[^\w.-]", "_", engine.stem).lstrip(".") if request.name is None else request.name
         )
@@ -162,29 +160,27 @@ class _Model:
         request, interface = self.request, self._read()
         batching = find_batching(interface, self._probe)
         labelled = self._labels(interface)
+        image, parameters = None, dict[str, str]()
         if request.backend == "tensorrt":
             self._as_plan()
-            config = tensorrt_config(self.name, interface, batching, labelled, request.instances, delay)
         else:
-            image = self._image(interface, batching) if request.from_images else None
-            if image is not None:
-                self.beside[f"warmup/{IMAGE}"] = image
-            config = python_config(
-                self.name,
-                interface,
-                batching,
-                labelled,
-                request.instances,
-                delay,
-                parameters=self._as_session(),
-                on_gpu=request.runtime != "onnxruntime",
-                image_bytes=None if image is None else len(image),
-            )
+            parameters = self._as_session()
+            if request.from_images:
+                self.beside[f"warmup/{IMAGE}"] = image = self._image(interface, batching)
+        config = model_config(
+            self.name,
+            interface,
+            batching,
+            request,
+            delay,
+            labelled=labelled,
+            parameters=parameters,
+            image_bytes=None if image is None else len(image),
+        )
         if not batching.most and request.max_delay != DeployRequest.max_delay:
             self.notes.append("`max_delay=` has no effect: without batches no request waits for others")
         if not config["model_warmup"]:
-            why = "inputs whose values decide shapes" if interface.values else "sizes that no profile bounds"
-            self.notes.append(f"no warm-up: it has {why}")
+            self.notes.append("no warm-up: it has sizes that no profile bounds")
         self.batching = batching
         self.beside[CONFIG] = text(config).encode()
 
@@ -202,13 +198,13 @@ class _Model:
         if not self.onnx:
             with opened_regular(self.engine) as file:
                 self.header = plan_header(file.read(_HEADER))
-        return read_interface(self.engine, self.manifest, request.runtime, **self.trusted)
+        return read_interface(self.engine, self.manifest, request.runtime)
 
     def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Inference, by whatever can do it here."""
         has_graph = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
         runtime = "onnxruntime" if has_graph else "auto"
-        with Session(self.engine, backend=runtime, **self.trusted) as session:
+        with Session(self.engine, backend=runtime, trust_host_code=self.request.trust_host_code) as session:
             types = {info.name: info.dtype for info in session.inputs}
             if types.keys() != inputs.keys():
                 raise EngineError(f"its manifest's inputs are {', '.join(inputs)}, and its graph's {', '.join(types)}")
@@ -271,7 +267,7 @@ class _Model:
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
         if self.request.from_images:
             parameters["image"] = IMAGE
-        return parameters | {name: "true" for name, trusted in self.trusted.items() if trusted}
+        return parameters | ({"trust_host_code": "true"} if self.request.trust_host_code else {})
 
     def _image(self, interface: Interface, batching: Batching) -> bytes:
         """The image to warm up with.

@@ -35,7 +35,6 @@ class DeployRequest:
     from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
     instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
-    trust: bool = shared.trust()
     trust_host_code: bool = shared.trust_host_code()
     overwrite: bool = option(False, help="Replace a configuration that says something else.")
     reporter: Reporter = SILENT
@@ -63,8 +62,5 @@ class ServeRequest(DeployRequest):
     grpc_port: int = option(8001, help="Port for gRPC.")
     metrics_port: int = option(8002, help="Port for Prometheus' metrics.")
     server: str | os.PathLike[str] | None = option(
-        None,
-        help="tritonserver, or a folder that holds one; default: $TRITON_SERVER, or where it is usual.",
-        typed=Path,
+        None, help="The executable; default: the first tritonserver in PATH.", typed=Path
     )
-    drain: str = option("30s", help="How long requests may take to end after SIGTERM or Ctrl-C.", typed=str)

@@ -38,7 +38,6 @@ class TritonPythonModel:
             Path(__file__).parent / parameters["engine"],
             backend=parameters["runtime"],
             device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
-            trust=parameters.get("trust") == "true",
             trust_host_code=parameters.get("trust_host_code") == "true",
             threads=_share(config["instance_group"]) if parameters["runtime"] == "onnxruntime" else None,
         )

@@ -33,7 +33,8 @@ def problem(version: str, folder: Path) -> str:
         folder: of TensorRT's module, where it looks, too.
     """
     name, release, other_versions = library_name(version), numbers(version)[:3], list[str]()
-    for place in (name, folder / name, *_in_wheels(numbers(version)[0])):
+    places: list[str | Path] = [name, folder / name, *_in_wheels(numbers(version)[0])]
+    for place in places:
         library_version = _version(str(place))
         if library_version == release and (known := _version(name)) == release:
             return ""
