@@ -33,7 +33,7 @@ from trtopt.builder.construction import build
 from trtopt.core.errors import DeviceError
 from trtopt.core.progress import reporter
 from trtopt.cuda.device import Device, probe
-from trtopt.cuda.smi import clocks, others
+from trtopt.cuda.clocks import clocks, others
 from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import available
 

@@ -34,6 +34,7 @@ OWNERS = {  # foreign library → the only places that import it
     "networkx": ("autotune.costs",),
     "matplotlib": ("diagnosis.charts",),
     "jinja2": ("diagnosis.page",),
+    "pynvml": ("cuda",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
 HEAVY = {
@@ -51,6 +52,7 @@ HEAVY = {
     "ray",
     "matplotlib",
     "jinja2",
+    "pynvml",
 }
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from trtopt import cli
 from trtopt.core.errors import DeviceError, MissingDependency, ModelError, OutputError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
-from trtopt.cuda.smi import Clocks
+from trtopt.cuda.clocks import Clocks
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis.benching import bench

@@ -22,16 +22,16 @@ class DoctorRequest:
 
     subject: str | os.PathLike[str] | None = option(
         None,
-        help="A plan or an ONNX file to look at, too.",
-        metavar="M.onnx|M.engine",
+        help="A plan to look at, too.",
+        metavar="M.engine",
         typed=Path,
         positional=True,
     )
     _: KW_ONLY
     migrate: str | None = option(
         None,
-        help="Instead of the host: what of a trtexec command in quotes, or of a shell script of them, TensorRT "
-        "10 and 11 don't have, and trtopt's way.",
+        help="Instead of the host: what of a command of trtexec or polygraphy in quotes, or of a shell script of them, "
+        "TensorRT 10 and 11 don't have, and trtopt's way.",
         metavar="SCRIPT|COMMAND",
         typed=str,
     )
