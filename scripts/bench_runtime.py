@@ -32,8 +32,8 @@ from runtime_stress import Load, Outcome, references, watchdog
 from trtopt.builder.construction import build
 from trtopt.core.errors import DeviceError
 from trtopt.core.progress import reporter
-from trtopt.cuda.device import Device, probe
 from trtopt.cuda.clocks import clocks, others
+from trtopt.cuda.device import Device, probe
 from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import available
 

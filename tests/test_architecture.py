@@ -32,8 +32,7 @@ OWNERS = {  # foreign library → the only places that import it
     "onnxruntime": ("ort",),
     "ray": ("jobs.cluster",),
     "networkx": ("autotune.costs",),
-    "matplotlib": ("diagnosis.charts",),
-    "jinja2": ("diagnosis.page",),
+    "jinja2": ("diagnosis.report",),
     "pynvml": ("cuda",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
@@ -50,7 +49,6 @@ HEAVY = {
     "cv2",
     "onnxscript",
     "ray",
-    "matplotlib",
     "jinja2",
     "pynvml",
 }

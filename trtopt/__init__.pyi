@@ -55,11 +55,10 @@ from trtopt.cuda.smi import Clocks as Clocks
 from trtopt.data.batches import Skipped as Skipped
 from trtopt.data.preprocess import Preprocess as Preprocess
 from trtopt.data.rebatch import Call as Call
-from trtopt.diagnosis.benching import bench as bench
-from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
-from trtopt.diagnosis.page import Report as Report, report as report
-from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
 from trtopt.diagnosis.doctor import DoctorReport as DoctorReport, HostFinding as HostFinding, doctor as doctor
+from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
+from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, bench as bench, profile as profile
+from trtopt.diagnosis.report import Report as Report, report as report
 from trtopt.engine.difference import Differing as Differing, EngineDifference as EngineDifference
 from trtopt.engine.inspection import (
     EngineReport as EngineReport,

@@ -20,7 +20,7 @@ from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.clocks import Clocks
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis.benching import bench
+from trtopt.diagnosis.profiling import bench
 from trtopt.evaluation import baselines, benchmark
 from trtopt.runtime.session import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
@@ -140,7 +140,7 @@ def test_the_page_has_what_was_measured(tmp_path: Path, engine: Path, monkeypatc
     def measured(engine: Path, output: Path, *, results: Any, **_: Any) -> None:
         Path(output).write_text(str(results[0].rows[0].batch))
 
-    monkeypatch.setattr("trtopt.diagnosis.page.report", measured)
+    monkeypatch.setattr("trtopt.diagnosis.report.report", measured)
     bench(engine, batch=(8,), iterations=1, report=tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text() == "8"
     made = len(FakeSession.made)

@@ -27,7 +27,7 @@ from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data.rebatch import Arrays
-from trtopt.diagnosis.measured import Profiled
+from trtopt.diagnosis.results import Profiled
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.runtime.profiling import LayerTime, LayerTimes

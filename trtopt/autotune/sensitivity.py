@@ -29,8 +29,8 @@ from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, Precision, check_overrides
 from trtopt.core.words import first_of
 from trtopt.data import open_data
-from trtopt.diagnosis.measured import Profiled, profiled
 from trtopt.diagnosis.profiling import profile
+from trtopt.diagnosis.results import Profiled, profiled
 from trtopt.evaluation.verify import engine_file
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import load_model

@@ -400,16 +400,11 @@ def library_version(host: Host) -> Iterator[HostFinding]:
             yield HostFinding("library-version", "error", fact, why, again)
 
 
-_WITHOUT = 'export LD_LIBRARY_PATH="$(printf %s "$LD_LIBRARY_PATH" | tr : \'\\n\' | grep -v {} | paste -sd:)"'
 _DRIVER_ERRORS = {  # codes of cuInit → consequence, command
-    34: ("a stub that is for linking alone is found in place of the driver's library", _WITHOUT.format("stubs")),
     100: ("the driver finds no GPU that this process may use", "nvidia-smi -L; unset CUDA_VISIBLE_DEVICES"),
     802: ("GPUs on an NVSwitch wait for the fabric manager", "sudo systemctl enable --now nvidia-fabricmanager"),
     803: ("the driver was upgraded and its kernel module is the old one", "sudo reboot"),
-    804: (
-        "CUDA's forward-compatibility libraries are in front, which this GPU doesn't take",
-        _WITHOUT.format("compat"),
-    ),
+    804: ("CUDA's forward-compatibility libraries are in front of the driver's", "unset LD_LIBRARY_PATH"),
     999: (
         "the driver's module hangs, often since the machine slept",
         "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",

@@ -306,6 +306,8 @@ class _Draft:
         if row is None:
             self.lack(what, "trtopt has nothing for it")
             return
+        if value == "disable":  # of --sparsity, as it is by itself
+            return
         value = _VALUES.get(value, value.replace("'", ""))
         words = [word.replace("{}", value) for word in row.words.split()]
         for place in (self.build,) * ("build" in row.action) + (self.bench,) * ("bench" in row.action):

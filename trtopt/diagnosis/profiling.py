@@ -1,4 +1,4 @@
-"""Where the time goes in an engine: each layer's, on a GPU.
+"""Measure an engine as a whole, beside what else can run its model (`bench`), and layer by layer (`profile`).
 
 print(trtopt.profile("resnet50.engine", batch=(32,)))
 """
@@ -14,16 +14,57 @@ from shlex import quote
 from typing import Any
 
 from trtopt.core.documents import plain
-from trtopt.core.errors import DeviceError, UsageError
+from trtopt.core.errors import DeviceError, UsageError, require
 from trtopt.core.files import existing_file, write_bytes, write_json
 from trtopt.core.options import taking
 from trtopt.core.values import choice
 from trtopt.cuda.device import probe
 from trtopt.diagnosis.request import ProfileRequest
-from trtopt.evaluation.benchmark import aligned, inputs_for
+from trtopt.evaluation.benchmark import BenchReport, aligned, inputs_for, measure
+from trtopt.evaluation.request import BenchRequest
 from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, Session
+
+
+@taking(BenchRequest)
+def bench(request: BenchRequest) -> BenchReport:
+    """Measure an engine, and what else can run the model, on the same inputs.
+
+    Args:
+        engine: a plan file.
+        against: of "torch", "onnxruntime", "polygraphy"; all are opened before anything is measured.
+        batch: samples at a time; empty: what each profile is tuned for.
+        streams: threads that call at the same time, for the throughput.
+        iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
+        data, images, preprocess: real inputs, as for `calibrate`; without, synthetic ones, which say how fast it is and
+            nothing else. Without `preprocess`, images are prepared as the manifest says;
+            a mapping without `preset` changes that.
+        model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
+        source: where PyTorch's module comes from, as for `export`.
+        trust, trust_host_code: as for `Session`.
+        report: where to write a page on the engine, of this and its manifest (see `trtopt.report`).
+
+    Raises:
+        UsageError: arguments that can't be right, or a batch outside the engine's shapes.
+        MissingDependency: something in `against` isn't installed.
+        DeviceError: no GPU, or PyTorch can't use it.
+        OutputError: the page can't be written.
+        ModelError: a baseline can't load the model. One that can't run it has a row that says so.
+    """
+    if request.report is not None:
+        require("onnx_ir", "onnx", "a page on the engine")
+        from trtopt.diagnosis import report as reports  # engines are measured without onnx, too
+
+        reports.ready()
+    result = measure(request)
+    if request.report is not None:
+        reports.report(request.engine, request.report, results=[result], reporter=request.reporter)
+        request.reporter.note(f"{request.report} says what is known of the engine")
+    return result
+
+
+# Layers -----------------------------------------------------------------------------------------------------------------
 
 _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
 

@@ -80,14 +80,7 @@ class ReportRequest:
     calib: str | os.PathLike[str] | Table | None = shared.table(
         help="The calibration table: histograms and thresholds."
     )
-    model: str | os.PathLike[str] | None = option(
-        None,
-        help="The ONNX model, for shares of fused nodes; default: the graph that --save-onnx kept, or the engine's source.",
-        metavar="M.onnx",
-        typed=Path,
-    )
     against: str | os.PathLike[str] | None = option(
         None, help="Another engine: what differs.", metavar="OTHER.engine", typed=Path
     )
-    json_twin: str | os.PathLike[str] | None = shared.written(help="Write the same numbers as JSON.", metavar="F.json")
     reporter: Reporter = SILENT
