@@ -1,7 +1,7 @@
 """The command that says what is wrong with a host, or a plan on it, what comes of that, and what to type.
 
-Whatever may crash or hang (imports of native libraries, the driver) is asked in child processes: this file, run as a
-program. Nothing is changed. Errors of the driver are numbered as in `cuda.h`; which GPUs a TensorRT is for is in its support
+Native libraries, whose import may crash or hang, are imported in child processes: this file, run as a program. Nothing is
+changed. Errors of the driver are numbered as in `cuda.h`; which GPUs a TensorRT is for is in its support
 matrices.
 """
 
@@ -40,6 +40,7 @@ from trtopt.diagnosis.migration import Migration, migrated
 from trtopt.diagnosis.request import DoctorRequest
 
 if TYPE_CHECKING:
+    from trtopt.cuda.device import Probe
     from trtopt.engine.manifest import Manifest
     from trtopt.trt.plans import PlanHeader
 
@@ -138,7 +139,7 @@ class DoctorReport:
 def doctor(request: DoctorRequest) -> DoctorReport:
     """Look for what is wrong with this host, and with a plan on it.
 
-    Nothing native runs in this process, and PyTorch isn't imported; nothing is changed.
+    Native libraries are imported in other processes, and PyTorch isn't; nothing is changed.
 
     Args:
         subject: a plan, which is held against this host before it is deserialized.
@@ -185,32 +186,23 @@ class Host:
 
     Attributes:
         packages: normalized name → version.
-        answers: of child processes: "gpu", each module of `_MODULES` that is there, and "onnxruntime-cuda".
+        answers: of child processes, for each module of `_MODULES` that is there.
+        gpus: as the driver tells them.
         output: the folder that results would go to.
     """
 
     packages: Mapping[str, str]
     answers: Mapping[str, Answer]
+    gpus: Probe
     output: Path
 
-    def answered(self, probe: str) -> Mapping[str, Any]:
+    def answered(self, module: str) -> Mapping[str, Any]:
         """An answer's values; empty where there is none."""
-        return self.answers[probe].values if probe in self.answers else {}
+        return self.answers[module].values if module in self.answers else {}
 
     @property
-    def gpus(self) -> Sequence[Mapping[str, Any]]:
-        """GPUs that can be used: `name`, `compute_capability`, `memory` in bytes."""
-        return self.answered("gpu").get("devices", ())  # type: ignore[no-any-return]
-
-    @property
-    def no_gpu(self) -> str:
-        """The reason why no GPU can be used; empty: one can."""
-        return self.answers["gpu"].failure or str(self.answered("gpu").get("reason", ""))
-
-    @property
-    def driver(self) -> Sequence[int] | None:
-        """The newest CUDA that the driver runs; None: there is no driver."""
-        return self.answered("gpu").get("driver")
+    def capabilities(self) -> list[int]:
+        return [gpu.compute_capability for gpu in self.gpus.devices]
 
 
 def examine(output: Path) -> Host:
@@ -219,10 +211,8 @@ def examine(output: Path) -> Host:
     for item in importlib.metadata.distributions():
         if name := (item.metadata or {}).get("Name"):
             packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), item.version)
-    probes = {name: ("module", name) for name in _MODULES if importlib.machinery.PathFinder.find_spec(name)}
-    probes |= {"onnxruntime-cuda": ("provider", "onnxruntime")} if "onnxruntime-gpu" in packages else {}
-    answers = ask({"gpu": ("gpu",), **probes}, PATIENCE)
-    return Host(packages, answers, output)
+    modules = [name for name in _MODULES if importlib.machinery.PathFinder.find_spec(name)]
+    return Host(packages, ask(modules, PATIENCE), importlib.import_module("trtopt.cuda.device").probe(), output)
 
 
 def _folders(host: Host) -> Iterator[tuple[str, Path, int | None, str]]:
@@ -241,14 +231,14 @@ def _folders(host: Host) -> Iterator[tuple[str, Path, int | None, str]]:
         yield role, path, free, problem
 
 
-def ask(probes: Mapping[str, tuple[str, ...]], patience: float) -> dict[str, Answer]:
-    """Run probes at the same time: name → what `_PROBES` is to do. Never raises for what a probe does."""
+def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
+    """Import modules at the same time, each in a child process; never raises for what one does."""
     path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])  # "" is the working directory
 
-    def answer(words: tuple[str, ...]) -> Answer:
+    def answer(module: str) -> Answer:
         try:
             done = subprocess.run(
-                [sys.executable, __file__, path, *words],
+                [sys.executable, __file__, path, module],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
@@ -267,8 +257,8 @@ def ask(probes: Mapping[str, tuple[str, ...]], patience: float) -> dict[str, Ans
         last = " ".join(done.stderr.split()[-40:])
         return Answer(failure=f"the process ended with status {done.returncode} and no answer{last and f': {last}'}")
 
-    with ThreadPoolExecutor(len(probes)) as pool:
-        return dict(zip(probes, pool.map(answer, probes.values())))
+    with ThreadPoolExecutor(len(_MODULES)) as pool:
+        return dict(zip(modules, pool.map(answer, modules)))
 
 
 def host_facts(host: Host) -> dict[str, str]:
@@ -276,10 +266,10 @@ def host_facts(host: Host) -> dict[str, str]:
     glibc = " ".join(part for part in platform.libc_ver() if part)
     facts = {"python": platform.python_version(), "environment": sys.prefix}
     facts["system"] = ", ".join(filter(None, (f"{platform.system()} {platform.machine()}", glibc)))
-    facts["gpu"] = "; ".join(map(_named, host.gpus)) or f"none: {host.no_gpu}"
-    if host.driver:
+    facts["gpu"] = "; ".join(map(str, host.gpus.devices)) or f"none: {host.gpus.reason}"
+    if driver := host.gpus.driver:
         module = re.search(r"\s(\d{3,}(?:\.\d+){1,2})\s", _text(_PROC / "driver" / "nvidia" / "version"))
-        facts["driver"] = f"{module[1] + ', ' if module else ''}CUDA {host.driver[0]}.{host.driver[1]}"
+        facts["driver"] = f"{module[1] + ', ' if module else ''}CUDA {driver[0]}.{driver[1]}"
     for module_name, name in _NAMES.items():
         if version := host.answered(module_name).get("version"):
             libraries = host.answered(module_name).get("libraries", {})
@@ -293,10 +283,6 @@ def host_facts(host: Host) -> dict[str, str]:
     for role, path, free, _ in _folders(host):
         facts[role] = f"{path}{'' if free is None else f', {free / GIB:.0f} GiB free'}"
     return facts
-
-
-def _named(gpu: Mapping[str, Any]) -> str:
-    return f"{gpu['name']} (sm{gpu['compute_capability']}, {gpu['memory'] / GIB:.0f} GiB)"
 
 
 def _text(path: Path) -> str:
@@ -416,17 +402,13 @@ _FIRST_DRIVER = {12: "525", 13: "580"}  # branch of the driver that runs this CU
 
 @check
 def driver(host: Host) -> Iterator[HostFinding]:
-    answer, why = host.answers["gpu"], host.no_gpu
+    why = host.gpus.reason
     if host.gpus:
         return
     code = re.search(r"with error (\d+)", why)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if answer.failure:
-        fact = f"asking the NVIDIA driver: {why}"
-        yield HostFinding("driver-crash", "error", fact, "no GPU can be used", "sudo dmesg | grep NVRM")
-    elif visible is not None and not re.fullmatch(r"\s*(GPU-|MIG-|\d)\S*.*", visible) and (code or host.driver):
-        fact = f"CUDA_VISIBLE_DEVICES is {visible!r}"
-        command = "unset CUDA_VISIBLE_DEVICES"
+    if visible is not None and not re.fullmatch(r"\s*(GPU-|MIG-|\d)\S*.*", visible) and (code or host.gpus.driver):
+        fact, command = f"CUDA_VISIBLE_DEVICES is {visible!r}", "unset CUDA_VISIBLE_DEVICES"
         yield HostFinding("gpu-hidden", "error", fact, "every GPU is hidden from this process", command)
     elif code:
         consequence, command = _DRIVER_ERRORS.get(int(code[1]), ("no GPU can be used", "nvidia-smi"))
@@ -450,18 +432,16 @@ def _nvidia_hardware() -> bool:
 @check
 def cuda_versions(host: Host) -> Iterator[HostFinding]:
     """A driver runs its own CUDA and older; within a major version newer, too."""
-    for name, version in sorted(host.packages.items()) if host.driver else ():
+    most = host.gpus.driver or (999, 0)
+    for name, version in sorted(host.packages.items()):
         match = re.fullmatch(r"(tensorrt|tensorrt-rtx)-cu(\d+)", name)
         cuda = int(match[2]) if match else release(version)[0] if name == "cuda-bindings" else 0
-        if host.driver and cuda > host.driver[0]:
-            command = f"pip install '{name}=={host.driver[0]}.*'"
+        if cuda > most[0]:
+            command = f"pip install '{name}=={most[0]}.*'"
             if match:
                 others = " ".join(f"{name}{part}" for part in ("", "-bindings", "-libs"))
-                command = (
-                    f"pip uninstall -y {match[1]} {others} && pip install '{match[1]}-cu{host.driver[0]}=={version}'"
-                )
-            most = ".".join(map(str, host.driver))
-            fact = f"{name} {version} is for CUDA {cuda}; the driver runs CUDA {most} at most"
+                command = f"pip uninstall -y {match[1]} {others} && pip install '{match[1]}-cu{most[0]}=={version}'"
+            fact = f"{name} {version} is for CUDA {cuda}; the driver runs CUDA {most[0]}.{most[1]} at most"
             since = f"; from driver {_FIRST_DRIVER[cuda]} on it can" if cuda in _FIRST_DRIVER else ""
             why = f"it can't use the GPU ('CUDA driver version is insufficient'){since}"
             yield HostFinding("driver-too-old", "error", fact, why, command)
@@ -475,8 +455,8 @@ def gpu_generation(host: Host) -> Iterator[HostFinding]:
     version = release(str(host.answered("tensorrt").get("version", "")))
     least = 50 if version < (10,) else 70 if version < (10, 5) else 75
     most = 90 if version < (10, 8) else 999
-    for gpu in host.gpus:
-        sm, why, extra = gpu["compute_capability"], "builds fail, or kernels are missing", "trt8"
+    for gpu in host.gpus.devices:
+        sm, why, extra = gpu.compute_capability, "builds fail, or kernels are missing", "trt8"
         if version and not least <= sm <= most:
             limit = f"sm{least} {'and later' if most == 999 else f'to sm{most}'}"
             fact, extra = f"TensorRT {'.'.join(map(str, version))} is for {limit}", "trt11" if sm > most else "trt8"
@@ -485,14 +465,14 @@ def gpu_generation(host: Host) -> Iterator[HostFinding]:
             why = "engines can be built here for other GPUs, and not run"
         else:
             continue
-        yield HostFinding("gpu-not-supported", "error", f"{gpu['name']} is sm{sm}; {fact}", why, to_install(extra))
+        yield HostFinding("gpu-not-supported", "error", f"{gpu.name} is sm{sm}; {fact}", why, to_install(extra))
 
 
 @check
 def missing_packages(host: Host) -> Iterator[HostFinding]:
     if host.gpus and "cuda-bindings" not in host.packages:
         fact, why = "a GPU is here, and cuda-bindings isn't installed", "trtopt can't run engines or time them"
-        command = f"pip install 'cuda-bindings=={host.driver[0] if host.driver else 12}.*'"
+        command = f"pip install 'cuda-bindings=={host.gpus.driver[0] if host.gpus.driver else 12}.*'"
         yield HostFinding("no-cuda-bindings", "warning", fact, why, command)
     if not any(module.startswith("tensorrt") for module in host.answers):
         why = "models can be exported, checked and calibrated; engines can't be built"
@@ -509,8 +489,8 @@ def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
         why = "verify, --best and bench --against onnxruntime run the FP32 model on the CPU"
         command = f"pip uninstall -y onnxruntime && {to_install('ort-gpu')}"
         yield HostFinding("onnxruntime-on-cpu", "info", fact, why, command)
-    failure = host.answers["onnxruntime-cuda"].failure if "onnxruntime-cuda" in host.answers else ""
-    if host.gpus and host.answered("onnxruntime") and failure:
+    failure = host.answered("onnxruntime").get("cuda", "")
+    if host.gpus and gpu_version and failure:
         fact = f"onnxruntime-gpu {gpu_version} can't load its part for GPUs: {failure}"
         command = f"pip install 'onnxruntime-gpu[cuda,cudnn]=={gpu_version}'"
         why = "sessions run on the CPU, with a line in the log"
@@ -662,11 +642,10 @@ def _gpus(
     path: Path, header: PlanHeader, manifest: Manifest | None, targets: tuple[int, ...], host: Host, rebuild: str
 ) -> Iterator[HostFinding]:
     ampere = manifest is not None and manifest.spec.get("hardware_compatibility") == "ampere_plus"
-    capabilities = [gpu["compute_capability"] for gpu in host.gpus]
-    fits = [sm in targets or (ampere and sm >= 80) for sm in capabilities]
+    fits = [sm in targets or (ampere and sm >= 80) for sm in host.capabilities]
     if not targets or all(fits):
         return
-    unfit = capabilities[fits.index(False)]
+    unfit = host.capabilities[fits.index(False)]
     if header.product == "TensorRT-RTX":
         rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit}", 1)
     fact = f"{path} was built for {', '.join(f'sm{sm}' for sm in targets)}; here is sm{unfit}"
@@ -681,13 +660,13 @@ _RUNTIMES = ("libnvinfer.so", "libtensorrt_rtx.so")
 
 
 def _answer() -> None:
-    """Write the answer to one probe, as JSON for `Answer`: doctor.py '["entries", "of", "sys.path"]' module tensorrt"""
+    """Import a module, and write an `Answer` as JSON: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what native libraries print isn't part of the answer
-    path, what, *arguments = sys.argv[1:]
+    path, name = sys.argv[1:]
     sys.path[:] = json.loads(path)  # as the parent sees packages, without this file's folder
     try:
-        reply: dict[str, Any] = {"values": _PROBES[what](*arguments)}
+        reply: dict[str, Any] = {"values": _imported(name)}
     except BaseException as error:
         reply = {"failure": " ".join(f"{type(error).__name__}: {error}".split())[:600]}
     with contextlib.suppress(OSError):
@@ -707,26 +686,22 @@ def _imported(name: str) -> dict[str, Any]:
         unit = 1000 if number < 10000 else 10000  # 8601 is 8.6.1, and 101601 is 10.16.1
         inside = f"{number // unit}.{number % unit // 100}.{number % 100}" if number else ""
     version = str(getattr(module, "__version__", ""))
-    return {"version": version, "libraries": libraries, "library_version": inside}
+    cuda = _without_cuda(module) if name == "onnxruntime" else ""
+    return {"version": version, "libraries": libraries, "library_version": inside, "cuda": cuda}
 
 
-def _provider(name: str) -> dict[str, Any]:
-    """Load ONNX Runtime's library for NVIDIA GPUs with those of CUDA, as a session would."""
-    ort: Any = importlib.import_module(name)
-    if hasattr(ort, "preload_dlls"):
-        with contextlib.redirect_stdout(sys.stderr):
-            ort.preload_dlls()
-    for part in ("shared", "cuda"):
-        library = Path(ort.__file__).parent / "capi" / f"libonnxruntime_providers_{part}.so"
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    return {"loads": True}
+def _without_cuda(ort: Any) -> str:
+    """Load ONNX Runtime's library for NVIDIA GPUs with those of CUDA, as a session would; return why it can't be, or ""."""
+    with contextlib.redirect_stdout(sys.stderr):
+        getattr(ort, "preload_dlls", int)()
+    try:
+        for part in ("shared", "cuda"):
+            library = Path(ort.__file__).parent / "capi" / f"libonnxruntime_providers_{part}.so"
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return str(error)
+    return ""
 
-
-def _driver() -> Any:
-    return plain(importlib.import_module("trtopt.cuda.device").probe())
-
-
-_PROBES = {"module": _imported, "provider": _provider, "gpu": _driver}
 
 if __name__ == "__main__":
     _answer()
