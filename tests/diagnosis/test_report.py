@@ -336,7 +336,7 @@ def test_commands_take_samples_such_as_the_engine_was_made_with(tmp_path: Path, 
     asked = [
         item["command"] for item in written.unknown if item["command"].split()[1] in ("sensitivity", "tune", "verify")
     ]
-    assert len(asked) == 3 and all(f"{samples} " in command for command in asked)
+    assert len(asked) == 3 and all(f" {samples}" in command for command in asked)
     said = "; ".join(item["what_to_do"] or "" for item in written.contents["warnings"])
     assert ("--images" in said) <= ("--images" in samples)
 
@@ -577,7 +577,9 @@ def test_the_command(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(run.stdout)["verdict"]["accuracy"]
     monkeypatch.chdir(tmp_path.parent)
     run = CliRunner().invoke(cli.app, ["report", str(Path(tmp_path.name) / "m.engine"), "-o", "r.html"])
-    assert f"trtopt profile {tmp_path.name}/m.engine --json" in run.output  # can be pasted where it was typed
+    assert (
+        f"trtopt profile {tmp_path.name}/m.engine; trtopt report {tmp_path.name}/m.engine" in run.output
+    )  # can be pasted where it was typed
 
 
 def test_results_beside_the_engine_are_known_and_no_others(

@@ -196,31 +196,37 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
 def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, quantized: bool) -> list[dict[str, str]]:
     """List what can't be said, each with the command that gives it."""
     name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest, table)
-    gaps: list[tuple[str, str]] = []
-
-    def measure(what: str, command: str, engine: str = name) -> None:
-        """For what a command of trtopt measures; `engine`: which then has a report."""
-        file = f"{command.split()[0]}.json"
-        gaps.append((what, f"trtopt {command} --json > {file}; trtopt report {engine} -o report.html --results {file}"))
-
-    if subject.manifest is None:
-        what = "how it was made, and which layers run in which precision"
-        gaps.append((what, "trtopt build MODEL.onnx … -o M.engine"))
-    if not _timed(subject):
-        measure("how long each layer takes", f"profile {name}")
-    if results.sensitivity is None:
-        measure("what INT8 costs in accuracy, layer by layer", f"sensitivity MODEL.onnx {samples}")
-    if table is None and quantized:
-        what = "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote"
-        gaps.append((what, f"trtopt report {name} -o report.html --calib T.calib.json"))
-    if results.tuning is None:
-        tune = f"tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine"
-        measure("accuracy against INT8's share", tune, "tuned.engine")
-    if results.bench is None:
-        measure("latency beside other ways of running it, and memory", f"bench {name} --against onnxruntime")
-    if not accuracy:
-        measure("how near the results are to FP32's", f"verify MODEL.onnx {name} {samples}")
-    return [{"what": what, "command": command} for what, command in gaps]
+    again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
+    gaps = (  # known, what it is, command
+        (
+            subject.manifest,
+            "how it was made, and which layers run in which precision",
+            "trtopt build MODEL.onnx … -o M.engine",
+        ),
+        (_timed(subject), "how long each layer takes", f"trtopt profile {name}; {again}"),
+        (
+            results.sensitivity,
+            "what INT8 costs in accuracy, layer by layer",
+            f"trtopt sensitivity MODEL.onnx {samples} --json > s.json; {again} --results s.json",
+        ),
+        (
+            table is not None or not quantized,
+            "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote",
+            f"{again} --calib T.calib.json",
+        ),
+        (
+            results.tuning,
+            "accuracy against INT8's share",
+            f"trtopt tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine --report report.html",
+        ),
+        (
+            results.bench,
+            "latency beside other ways of running it, and memory",
+            f"trtopt bench {name} --against onnxruntime; {again}",
+        ),
+        (accuracy, "how near the results are to FP32's", f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
+    )
+    return [{"what": what, "command": command} for known, what, command in gaps if not known]
 
 
 def _samples(manifest: Manifest | None, table: Table | None) -> str:
@@ -440,7 +446,7 @@ def _warnings(
     warnings += [(text, f"measure {name} itself, and leave out --results of others") for text in results.strangers]
     if results.profile is not None and not _timed(subject):
         text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
-        warnings.append((text, f"trtopt profile {name} --json > profile.json"))
+        warnings.append((text, f"trtopt profile {name}"))
     for measured in (results.profile, results.bench):
         warnings += [(text, None) for text in measured["notes"]] if measured is not None else []
     return [{"text": text, "what_to_do": do} for text, do in dict(warnings).items()]
