@@ -410,7 +410,7 @@ def report(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
 def doctor(report: Any, values: Options) -> Iterator[str]:
-    """Look for what is wrong with this host, a plan or a model. Exit status 1 if anything is."""
+    """Look for what is wrong with this host, or a plan on it. Exit status 1 if anything is."""
     return report.lines  # type: ignore[no-any-return]
 
 
