@@ -7,6 +7,7 @@ WENT = {
     "bundle": "trtopt bundle went: docs/offline.md has its lines (uv pip compile, pip download --platform, tar)",
     "sign": "trtopt sign went: docs/security.md has what signs engines instead (cosign sign-blob, minisign -S)",
     "trusted_keys": "--trusted-keys went: check the signature before (cosign verify-blob, minisign -V): docs/security.md",
+    "csv": "profile --csv went: trtopt profile M.engine --json has the same layers and figures",
     "json_twin": "report --json-twin went: trtopt report --json has the verdict, trtopt inspect --json the layers, "
     "M.engine.results.json what was measured",
     AT_URL: "stores at URLs went: give a folder, and copy it by rsync or a CI cache, docs/store.md has the lines",

@@ -5,8 +5,6 @@ print(trtopt.profile("resnet50.engine", batch=(32,)))
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, UsageError, require
-from trtopt.core.files import existing_file, write_bytes, write_json
+from trtopt.core.files import existing_file, write_json
 from trtopt.core.options import taking
 from trtopt.core.values import choice
 from trtopt.cuda.device import probe
@@ -151,8 +149,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
         batch: samples at a time; empty: what each optimization profile is tuned for.
         iterations, warmup: inferences that are timed (each layer's median counts), and those before.
         data, images, preprocess: real inputs, as for `bench`; without, synthetic ones, which take as long in most networks.
-        csv: where to write all layers as a table: one line a layer and batch, milliseconds, nodes separated by spaces.
-        trace: where to write them as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+        trace: where to write all layers as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
         top: layers of each batch that the command prints; 0: all.
         trust, trust_host_code: as for `Session`.
 
@@ -186,28 +183,10 @@ def profile(request: ProfileRequest) -> EngineProfile:
         if session.manifest is None:
             notes.append("without a manifest, neither precisions nor nodes of the layers are known")
     gpu = next((str(item) for item in gpus.devices if item.ordinal == request.device), "")
-    files = []
-    if request.csv is not None:
-        write_bytes(request.csv, _csv(batches).encode())
-        files.append(Path(request.csv))
     if request.trace is not None:
         write_json(request.trace, _trace(path.name, batches))
-        files.append(Path(request.trace))
-    return EngineProfile(path, gpu, origin, batches, tuple(files), tuple(notes))
-
-
-def _csv(batches: Mapping[int, LayerTimes]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("batch", "layer", "ms", "low_ms", "high_ms", "share", "kind", "precision", "nodes"))
-    for size, times in batches.items():
-        for layer in times.layers:
-            share = f"{layer.ms / (times.total_ms or 1):.6f}"
-            figures = [f"{value:.6f}" for value in (layer.ms, layer.low, layer.high)]
-            writer.writerow(
-                (size, layer.name, *figures, share, layer.kind, str(layer.precision or ""), " ".join(layer.nodes))
-            )
-    return text.getvalue()
+    files = () if request.trace is None else (Path(request.trace),)
+    return EngineProfile(path, gpu, origin, batches, files, tuple(notes))
 
 
 def _trace(name: str, batches: Mapping[int, LayerTimes]) -> dict[str, Any]:

@@ -51,7 +51,6 @@ class ProfileRequest:
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
-    csv: str | os.PathLike[str] | None = shared.written(help="Write all layers as a table.", metavar="F.csv")
     trace: str | os.PathLike[str] | None = shared.written(
         help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json"
     )
