@@ -140,7 +140,7 @@ def _subject(path: Path, plan: Path, results: Results) -> _Subject:
 def _contents(subject: _Subject, other: _Subject | None, table: Table | None) -> dict[str, Any]:
     manifest, results = subject.manifest, subject.results
     layers = _layers(subject)
-    accuracy, speed = _accuracy(subject), _speed(subject)
+    (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
     best = subject.candidates if subject.candidates is not None and subject.candidates.best else None
     quantized = manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
@@ -160,6 +160,7 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
             "limits": best.limits if best is not None else None,
             "kept": None if subject.candidates is None else subject.candidates.kept,
             "accuracy": accuracy,
+            "accuracy_of_others": other_accuracy,
             "missed": list(results.missed),
             "speed": speed,
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
@@ -315,25 +316,28 @@ def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -
 # What was measured -----------------------------------------------------------------------------------------------------------
 
 
-def _accuracy(subject: _Subject) -> list[str]:
-    """Tell how near the results are to FP32's, by all that measured it."""
-    sentences, results, candidates = [], subject.results, subject.candidates
+def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
+    """Tell how near this engine's results are to FP32's, by all that measured it; and what was measured of other graphs."""
+    results, candidates = subject.results, subject.candidates
     kept = None if candidates is None else candidates.kept
+    own, others = list[str](), list[str]()
     if results.accuracy is not None:
-        sentences += _compared(results.accuracy)
+        own += _compared(results.accuracy)
+    else:
+        for item in candidates.candidates if candidates is not None else ():
+            own += _compared(item.accuracy) if item.precision == kept and item.accuracy is not None else []
     if results.tuning is not None:
-        choice = results.tuning["chosen"]
+        choice, tuned = results.tuning["chosen"], kept in (None, *_QUANTIZED)
         figure = f", {choice['figure']}" if choice["figure"] else ""
-        which = "tuned" if kept in (None, *_QUANTIZED) else "the tuned graph, which isn't what was kept,"
-        sentences.append(f"{which} on {results.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}")
+        said = f"on {results.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}"
+        (own if tuned else others).append(
+            f"tuned {said}" if tuned else f"the tuned graph, which isn't what was kept, {said}"
+        )
     if (sensitivity := results.sensitivity) is not None and sensitivity["output"] in sensitivity["measured_snr_db"]:
         snr = decibels(sensitivity["measured_snr_db"][sensitivity["output"]])
         where = f"{sensitivity['output']} {snr} on {sensitivity['samples']} samples"
-        sentences.append(f"all of it in INT8, before any repair: {where}")
-    if results.accuracy is None:
-        for item in candidates.candidates if candidates is not None else ():
-            sentences += _compared(item.accuracy) if item.precision == kept and item.accuracy is not None else []
-    return sentences
+        others.append(f"all of it in INT8, before any repair: {where}")
+    return own, others
 
 
 def _compared(comparison: Compared) -> list[str]:
@@ -381,11 +385,12 @@ def _speed(subject: _Subject) -> list[str]:
             sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
     if results.run is not None:
         sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
-    for candidate in subject.candidates.candidates if subject.candidates is not None else ():
-        assert subject.candidates is not None
+    candidates = subject.candidates.candidates if subject.candidates is not None else []
+    kept = None if subject.candidates is None else subject.candidates.kept
+    for candidate in sorted(candidates, key=lambda item: item.precision != kept):  # this engine's first
         for times in candidate.times:
             shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
-            mark = " (kept)" if candidate.precision == subject.candidates.kept else ""
+            mark = " (kept)" if candidate.precision == kept else ""
             sentences.append(f"{candidate.precision.upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
     return sentences
 
@@ -456,7 +461,7 @@ def _against(subject: _Subject, other: _Subject) -> dict[str, Any]:
     """List what differs between two builds, this engine's value first."""
     told = [
         facts(each.engine.nbytes, each.engine.precision_summary, each.manifest)
-        | {"accuracy": "; ".join(_accuracy(each)) or None, "speed": "; ".join(_speed(each)) or None}
+        | {"accuracy": "; ".join(_accuracy(each)[0]) or None, "speed": "; ".join(_speed(each)) or None}
         for each in (subject, other)
     ]
     nodes = differing(*(precisions(_layers(each)) for each in (subject, other)))
