@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
+_Place = Callable[[float, float], tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 440, 280, 56, 12, 42, 14
 
 
@@ -23,25 +24,22 @@ def scatter(
 
     def place(x: float, y: float) -> tuple[float, float]:
         rise = (y - least) / (most - least)
-        rise = rise if fewer_up else 1 - rise
-        across = (x - low) / (high - low)
-        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _TOP + rise * (_HEIGHT - _TOP - _BOTTOM)
+        down = rise if fewer_up else 1 - rise
+        width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+        return _LEFT + (x - low) / (high - low) * width, _TOP + down * height
 
     parts = [*_axes(low, high, least, most, place, across, up)]
     written: list[tuple[float, float]] = []
     for what, x, y, precision in points:
         left, top = place(x, y)
-        parts.append(
-            f'<circle class="p-{precision}" cx="{left:.1f}" cy="{top:.1f}" r="4"><title>{escape(what)}</title></circle>'
-        )
-        label, taken = what.split(" ")[0], any(abs(left - at) < 60 and abs(top - down) < 14 for at, down in written)
+        inside = f"<title>{escape(what)}</title>"
+        parts.append(f'<circle class="p-{precision}" cx="{left:.1f}" cy="{top:.1f}" r="4">{inside}</circle>')
+        taken = any(abs(left - at) < 60 and abs(top - down) < 14 for at, down in written)
         if len(written) < 8 and not taken:
             written.append((left, top))
-            end = left > _WIDTH - 100
-            parts.append(
-                f'<text x="{left - 7 if end else left + 7:.1f}" y="{top + 4:.1f}"{" text-anchor=" * end}'
-                f"{chr(34) + 'end' + chr(34) if end else ''}>{escape(label)}</text>"
-            )
+            at, anchor = (left - 7, "end") if left > _WIDTH - 80 else (left + 7, "start")
+            label = escape(what.split(" ")[0])
+            parts.append(f'<text x="{at:.1f}" y="{top + 4:.1f}" text-anchor="{anchor}">{label}</text>')
     return _svg(title, _WIDTH, _HEIGHT, parts)
 
 
@@ -77,14 +75,14 @@ def _apart(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _axes(low: float, high: float, least: float, most: float, place: object, across: str, up: str) -> Iterator[str]:
+def _axes(low: float, high: float, least: float, most: float, place: _Place, across: str, up: str) -> Iterator[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     yield f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>'
     for tick in _ticks(low, high):
-        left, _ = place(tick, least)  # type: ignore[operator]
+        left, _ = place(tick, least)
         yield f'<text class="tick" x="{left:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>'
     for tick in _ticks(least, most):
-        _, top = place(low, tick)  # type: ignore[operator]
+        _, top = place(low, tick)
         yield f'<path class="grid" d="M{_LEFT} {top:.1f}H{right}"/>'
         yield f'<text class="tick" x="{_LEFT - 6}" y="{top + 4:.1f}" text-anchor="end">{tick:g}</text>'
     yield f'<text class="tick" x="{(_LEFT + right) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(across)}</text>'
