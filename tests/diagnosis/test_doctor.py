@@ -107,10 +107,14 @@ AGAIN = "pip install --force-reinstall tensorrt==10.16.1.11"
         ),
     ],
 )
-def test_an_import_that_fails_or_takes_its_process_along(tmp_path: Path, code: str, said: str, command: str) -> None:
+def test_an_import_that_fails_or_takes_its_process_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str, command: str
+) -> None:
     module(tmp_path, "tensorrt", code)
-    [fault] = [item for item in diagnose(site=tmp_path)["findings"] if item["code"] == "import-tensorrt"]
-    assert said in fault["fact"] and fault["command"] == command
+    monkeypatch.syspath_prepend(str(tmp_path))
+    at = Host({"tensorrt": "10.16.1.11"}, doctors.ask(["tensorrt"], 60.0), Probe(), Path.cwd())
+    [fault] = [item for item in host_findings(at) if item.code == "import-tensorrt"]
+    assert said in fault.fact and fault.command == command
 
 
 def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
