@@ -51,7 +51,7 @@ from trtopt.core.values import (
     TensorInfo as TensorInfo,
 )
 from trtopt.core.version import __version__ as __version__
-from trtopt.cuda.smi import Clocks as Clocks
+from trtopt.cuda.clocks import Clocks as Clocks
 from trtopt.data.batches import Skipped as Skipped
 from trtopt.data.preprocess import Preprocess as Preprocess
 from trtopt.data.rebatch import Call as Call
