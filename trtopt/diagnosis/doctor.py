@@ -209,8 +209,8 @@ def examine(output: Path) -> Host:
     """Look at this host; `output` is the folder that results would go to."""
     packages: dict[str, str] = {}
     for item in importlib.metadata.distributions():
-        if name := (item.metadata or {}).get("Name"):
-            packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), item.version)
+        if item.metadata and "Name" in item.metadata:  # a folder that a broken installation left has none
+            packages.setdefault(re.sub(r"[-_.]+", "-", item.metadata["Name"]).lower(), item.version)
     modules = [name for name in _MODULES if importlib.machinery.PathFinder.find_spec(name)]
     return Host(packages, ask(modules, PATIENCE), importlib.import_module("trtopt.cuda.device").probe(), output)
 

@@ -94,7 +94,7 @@ def report(request: ReportRequest) -> Report:
     ready()
     paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
     plans = [path.with_suffix("") if path.suffix == ".json" else path for path in paths]  # a manifest's, or itself
-    results = measurements(request.results, plans[0], *plans[1:] or [None])
+    results = measurements(request.results, plans[0], plans[1] if len(plans) > 1 else None)
     table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
     with request.reporter.phase("reading"):
         subjects = [_subject(path, plan, each) for path, plan, each in zip(paths, plans, results)]
@@ -297,9 +297,10 @@ def _add_damage(layers: Sequence[dict[str, Any]], results: Results) -> None:
 def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
     """Shares by precision: of the layers with products, of their multiply-accumulates, of the time."""
     counts: Counter[str] = Counter(layer["precision"] or "unknown" for layer in layers if layer["kind"] in HEAVY)
-    times: Counter[str] = Counter()
+    times: dict[str, float] = {}
     for layer in layers:
-        times[layer["precision"] or "unknown"] += layer["share"] or 0.0
+        precision = layer["precision"] or "unknown"
+        times[precision] = times.get(precision, 0.0) + (layer["share"] or 0.0)
     shares = {
         "time": times,
         "arithmetic": {} if manifest is None else manifest.coverage,

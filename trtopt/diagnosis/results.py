@@ -34,6 +34,7 @@ class Spread(TypedDict):
     median: float
     p90: float
     p99: float
+    minimum: float
 
 
 class TimedLayer(TypedDict):
