@@ -364,9 +364,8 @@ def _worst(subject: _Subject) -> list[dict[str, Any]]:
     for output, told in accuracy["outputs"].items() if accuracy is not None else ():
         for item in (told.get("samples") or {"worst": ()})["worst"]:
             snr, same = float(item["snr_db"]), item["agreement"]
-            said = (
-                [] if same is None else [{0: "another answer", 1: "the same answer"}.get(same, f"{same:.1%} the same")]
-            )
+            said = [] if same is None else [f"{same:.1%} the same"]
+            said = ["another answer"] if same == 0 else ["the same answer"] if same == 1 else said
             length = same if same is not None else min(max(snr, 0.0), 60.0) / 60
             rows.append(
                 {"sample": item["name"], "output": output, "said": ", ".join([*said, decibels(snr)]), "length": length}
