@@ -26,8 +26,7 @@ from trtopt import cli
 from trtopt.cli.application import EXIT_STATUSES
 from trtopt.core.documents import read_toml
 from trtopt.core.errors import TrtoptError
-from trtopt.diagnosis import trtexec
-from trtopt.diagnosis.migration import Migration, migrated
+from trtopt.diagnosis.migration import OPTIONS, Migration, migrated
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "trtopt/recipes/models/README.md")
@@ -144,7 +143,7 @@ def table_of_options() -> str:
     model = "trtexec --onnx=M.onnx --saveEngine=M.engine"
     plain = migrated(model).commands
     rows = []
-    for name in trtexec.OPTIONS:
+    for name in OPTIONS:
         if f"--{name}=" in model or name == "loadEngine":
             continue
         option = f"--{name}" + (f"={SAMPLES[name]}" if name in SAMPLES else "")

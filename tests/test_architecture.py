@@ -31,8 +31,8 @@ OWNERS = {  # foreign library → the only places that import it
     "PIL": ("data",),
     "onnxruntime": ("ort",),
     "ray": ("jobs.cluster",),
-    "matplotlib": ("diagnosis.charts",),
-    "jinja2": ("diagnosis.page",),
+    "jinja2": ("diagnosis.report",),
+    "pynvml": ("cuda",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
 HEAVY = {
@@ -47,8 +47,8 @@ HEAVY = {
     "cv2",
     "onnxscript",
     "ray",
-    "matplotlib",
     "jinja2",
+    "pynvml",
 }
 
 

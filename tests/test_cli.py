@@ -145,7 +145,6 @@ ROOT = Path(trtopt.__file__).parent
 # Not messages: arguments of other programs, commands to be typed.
 ARGUMENTS = {
     "workflow",
-    "cuda.smi",
     "core.options",
     "core.shapes",
     "frontend.checkpoints",
@@ -154,14 +153,7 @@ ARGUMENTS = {
     "core.removed",
     "serving.server",
 }
-ARGUMENTS |= {"diagnosis.package_checks", "diagnosis.gpu_checks", "diagnosis.machine_checks"}
-ARGUMENTS |= {
-    "diagnosis.subjects",
-    "diagnosis.drafts",
-    "diagnosis.old_commands",
-    "diagnosis.trtexec",
-    "diagnosis.contents",
-}
+ARGUMENTS |= {"diagnosis.doctor", "diagnosis.migration", "diagnosis.report"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MESSAGES = [  # but of the command line, and what its help says
     name for name in MODULES if name not in ARGUMENTS and not name.startswith("cli.") and not name.endswith("request")

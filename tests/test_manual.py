@@ -30,7 +30,7 @@ from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.data.rebatch import joined
 from trtopt.data.samples import write_crops
-from trtopt.diagnosis import trtexec
+from trtopt.diagnosis.migration import OPTIONS
 from trtopt.graph.io import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,6 +133,7 @@ def Net():
 TYPED_PAGES = [  # what they make, and what they then have said
     ("manual/from-torch2trt.md", "model.engine", []),  # which makes the model that the others start from
     ("manual/from-trtexec.md", "", ["$ trtopt build model.onnx --fp16"]),
+    ("manual/from-polygraphy.md", "", ["$ trtopt build model.onnx --fp16"]),
     ("manual/from-calibrators.md", "model.calib.json", ["from old.cache"]),
     ("manual/from-modelopt.md", "built.onnx", []),
     ("store.md", "b.engine", ["up to date; manifest b.engine.json", "store: 1 engine, "]),
@@ -198,7 +199,7 @@ def test_every_command_of_a_page_parses(page: str, manual: ModuleType) -> None:
 
 def test_every_option_of_trtexec_has_a_row(manual: ModuleType) -> None:
     rows = re.findall(r"^\| `--(\w+)[^|]*\| [^|]*\| (.+) \|$", manual.table_of_options(), re.M)
-    assert {name for name, _ in rows} == {*trtexec.OPTIONS} - {"onnx", "saveEngine", "loadEngine"}
+    assert {name for name, _ in rows} == {*OPTIONS} - {"onnx", "saveEngine", "loadEngine"}
     assert ("noTF32", "`trtopt build M.onnx --no-tf32 -o M.engine`") in rows
 
 

@@ -149,12 +149,12 @@ def test_the_place_that_loses_most_is_named(folder: Path) -> None:
 def test_what_is_wrong_is_said(folder: Path) -> None:
     _after_the_walkthrough(folder, "lite0.engine")
     (host,) = _blocks("bash", "docs/doctor.md")
-    assert host.count("trtopt doctor") == 3
+    assert host.count("trtopt doctor") == 2
     done = subprocess.run(
         ["bash", "-c", host], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
     )
     assert done.returncode in (0, 1) and "error:" not in done.stderr, done.stderr[-2000:]
-    assert all(line in done.stdout for line in ("built for       sm89", "opset ")), done.stdout
+    assert "built for       sm89" in done.stdout, done.stdout
 
 
 def test_the_options_of_the_comparison_exist() -> None:

@@ -51,16 +51,14 @@ from trtopt.core.values import (
     TensorInfo as TensorInfo,
 )
 from trtopt.core.version import __version__ as __version__
-from trtopt.cuda.smi import Clocks as Clocks
+from trtopt.cuda.clocks import Clocks as Clocks
 from trtopt.data.batches import Skipped as Skipped
 from trtopt.data.preprocess import Preprocess as Preprocess
 from trtopt.data.rebatch import Call as Call
-from trtopt.diagnosis.benching import bench as bench
-from trtopt.diagnosis.findings import HostFinding as HostFinding
+from trtopt.diagnosis.doctor import DoctorReport as DoctorReport, HostFinding as HostFinding, doctor as doctor
 from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
-from trtopt.diagnosis.page import Report as Report, report as report
-from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
-from trtopt.diagnosis.report import DoctorReport as DoctorReport, doctor as doctor
+from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, bench as bench, profile as profile
+from trtopt.diagnosis.report import Report as Report, report as report
 from trtopt.engine.difference import Differing as Differing, EngineDifference as EngineDifference
 from trtopt.engine.inspection import (
     EngineReport as EngineReport,

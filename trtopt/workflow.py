@@ -27,8 +27,8 @@ from trtopt.cuda.device import probe
 from trtopt.data import open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.samples import write_crops
-from trtopt.diagnosis import page
-from trtopt.diagnosis.measured import Compared
+from trtopt.diagnosis import report as reports
+from trtopt.diagnosis.results import Compared
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.evaluation.limits import MIN_SNR, Limits, not_finite
 from trtopt.evaluation.verify import verify
@@ -246,13 +246,13 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
     """
     if request.report is not None:
-        page.ready()
+        reports.ready()
     with recorded(request.reporter, request.log) as reporter:
         result = _chained(replace(request, reporter=reporter))
     result = replace(result, durations=tuple(reporter.durations))
     if request.report is None:
         return result
-    page.report(
+    reports.report(
         result.files["engine"],
         request.report,
         results=[result],

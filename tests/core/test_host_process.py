@@ -42,7 +42,6 @@ from trtopt.core import library_output
 from trtopt.core.errors import DeviceError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.cuda import device
-from trtopt.diagnosis.charts import drawn as draw
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
@@ -388,25 +387,3 @@ def test_two_metrics_that_are_imported_at_once_leave_the_path(tmp_path: Path, mo
 
     overlapping(imports("small_first"), imports("small_second"))
     assert sys.path == path
-
-
-def test_a_chart_is_drawn_while_libraries_are_muted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """matplotlib puts the filters of warnings back as it met them, as muting does."""
-    pytest.importorskip("matplotlib", reason="matplotlib isn't installed: pip install 'trtopt[report]'")
-    draw("first", "which imports it", lambda axes: None)
-    filters, before = warnings.filters, list(warnings.filters)
-
-    def drawing(middle: Callable[[], None]) -> None:
-        def plot(axes: Any) -> None:
-            with warnings.catch_warnings():  # as matplotlib does where it copies its settings
-                warnings.simplefilter("ignore", DeprecationWarning)
-                middle()
-
-        draw("c", "a chart", plot)
-
-    def muting(middle: Callable[[], None]) -> None:
-        with library_output.quiet():
-            middle()
-
-    overlapping(drawing, muting)
-    assert warnings.filters is filters and filters == before

@@ -1,331 +1,406 @@
-"""The whole command on hosts with seeded faults, and on this one, where it finds none."""
+"""doctor: hosts with faults that are made up, plans held against them, and this host, where it finds nothing wrong."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import os
 import resource
+import shutil
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from seeding import ROOT, commands, diagnose, library, module, nvidia_driver, package
+from typer.testing import CliRunner
 
 import trtopt
-from trtopt.diagnosis import checks, host as hosts
-from trtopt.diagnosis.host import Host, examine
-from trtopt.diagnosis.probes import ask
+from trtopt import cli
+from trtopt.core.errors import UsageError
+from trtopt.cuda.device import DeviceInfo, Probe
+from trtopt.diagnosis import doctor as doctors
+from trtopt.diagnosis.doctor import Answer, Host, host_findings
+from trtopt.engine.manifest import Manifest
+
+ROOT = Path(trtopt.__file__).parent.parent
+DRIVER = """
+#include <string.h>
+int cuInit(int flags) { return %(error)d; }
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "Made-up GPU", length); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 16ul << 30; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 75 ? 8 : 9; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = "made up"; return 0; }
+"""
 
 
-def faults(report: dict[str, Any]) -> dict[str, str]:
-    wrong = [item for item in report["findings"] if item["level"] != "info"]
-    return commands({"findings": wrong})
+def diagnose(*arguments: Any, site: Path | None = None, **environment: str) -> dict[str, Any]:
+    """What the command says as JSON, in a process of its own, with `site` before all other packages."""
+    variables = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    variables |= {"PYTHONPATH": os.pathsep.join([*([str(site)] if site else []), str(ROOT)]), **environment}
+    command = [sys.executable, "-m", "trtopt", "doctor", *map(str, arguments), "--json"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (0 if report["ok"] else 1), done.stderr
+    return report
+
+
+def library(path: Path, code: str) -> Path:
+    if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
+        pytest.skip("needs a C compiler")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", path], input=code, text=True, check=True)
+    return path
+
+
+def module(site: Path, name: str, code: str, version: str = "10.16.1.11") -> None:
+    """A package of one module."""
+    (site / name).mkdir(parents=True)
+    (site / name / "__init__.py").write_text(code)
+    (site / f"{name}-{version}.dist-info").mkdir()
+    (site / f"{name}-{version}.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    )
+
+
+# In processes of its own -----------------------------------------------------------------------------------------------------
 
 
 def test_no_false_alarm_here_and_a_stable_form() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = diagnose()
-    assert faults(report) == {}, report["findings"]
-    assert report["ok"]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert report["ok"], report["findings"]
     assert list(report) == ["format", "ok", "facts", "findings", "migration"]
     assert report["format"] == "trtopt.doctor/1"
     assert {"python", "system", "gpu", "cores", "output", "cache", "temporary"} <= set(report["facts"])
-
-
-def test_it_takes_little_time_and_imports_nothing_heavy() -> None:
-    code = "import sys\nsys.argv = ['trtopt', 'doctor']\nfrom trtopt import cli\n"
-    code += "heavy = ('torch', 'numpy', 'onnx', 'tensorrt_rtx', 'cv2')\n"
-    code += "try:\n    cli.main()\nfinally:\n    print([name for name in heavy if name in sys.modules])"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
     # Processor time of all its processes together: other tests beside this one don't count.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4
 
 
-def test_onnx_runtime_without_the_libraries_of_cuda(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    package(site, "onnxruntime_gpu", "1.31.1")
-    module(site, "onnxruntime", "")
-    library(site / "onnxruntime" / "capi" / "libonnxruntime_providers_shared.so", "int shared;")
-    driver = str(nvidia_driver(tmp_path / "driver"))
-    found = diagnose(site=site, LD_LIBRARY_PATH=driver)["findings"]
-    [fault] = [item for item in found if item["code"] == "onnxruntime-without-cuda"]
-    assert "libonnxruntime_providers_cuda.so" in fault["fact"]
-    assert fault["command"] == "pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'"
-    assert "onnxruntime-without-cuda" not in commands(diagnose(site=site))  # no GPU: nobody misses it
-    library(site / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so", "int cuda;")
-    assert "onnxruntime-without-cuda" not in commands(diagnose(site=site, LD_LIBRARY_PATH=driver))
-
-
-def test_the_library_that_is_loaded_is_told() -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    told = diagnose()["facts"]
-    assert told["TensorRT-RTX"].startswith("1.")
-    assert any(Path(path).is_file() for name, path in told.items() if name.startswith("libtensorrt_rtx.so"))
-
-
-def test_packages_over_each_other_and_against_each_other(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    package(site, "onnxruntime_gpu", "1.20.1")
-    package(site, "onnxruntime", "1.20.1")
-    package(site, "opencv_contrib_python", "4.10.0.84")
-    package(site, "opencv_python", "4.10.0.84")
-    for cuda in (12, 13):
-        package(site, f"tensorrt_cu{cuda}", "10.16.1.11")
-        package(site, f"tensorrt_cu{cuda}_libs", "10.16.1.11")
-    package(site, "tensorrt", "10.13.0.35")
-    package(site, "polygraphy", "0.49.0", "numpy<2", "protobuf<4,>=3.20")
-    package(site, "numpy", "1.26.4")
-    found = faults(diagnose(site=site))
-    assert found["overlaid-onnxruntime"] == ("pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime")
-    assert found["overlaid-cv2"].endswith("&& pip install opencv-contrib-python-headless")
-    assert found["tensorrt-parts"].startswith("pip install --force-reinstall tensorrt==10.13.0.35 ")
-    assert found["unmet-requirement"] == "pip install 'protobuf<4,>=3.20'"
-
-
-def test_parts_of_a_post_release(tmp_path: Path) -> None:
-    package(tmp_path, "tensorrt", "8.6.1.post1")
-    package(tmp_path, "tensorrt_libs", "8.6.1")
-    assert "tensorrt-parts" not in commands(diagnose(site=tmp_path))
+def test_it_imports_nothing_heavy() -> None:
+    code = "import sys, trtopt\ntrtopt.doctor\n"
+    code += "print([name for name in ('torch', 'numpy', 'onnx', 'tensorrt_rtx', 'cv2') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
 
 
 CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
+AGAIN = "pip install --force-reinstall tensorrt==10.16.1.11"
 
 
 @pytest.mark.parametrize(
     ("code", "said", "command"),
     [
-        (CRASH, "SIGSEGV", "pip install --force-reinstall tensorrt==10.16.1.11"),
-        (
-            "raise ImportError('libnvinfer.so.10: cannot open shared object file: No such file or directory')",
-            "libnvinfer.so.10",
-            "pip install --force-reinstall tensorrt==10.16.1.11",
-        ),
+        (CRASH, "SIGSEGV", AGAIN),
+        ("import os\nos._exit(3)", "status 3", AGAIN),
         (
             "raise AttributeError(\"module 'numpy' has no attribute 'bool'\")",
             "no attribute 'bool'",
             "pip install -U tensorrt || pip install 'numpy<2'",
         ),
-        ("import os\nos._exit(3)", "status 3", "pip install --force-reinstall tensorrt==10.16.1.11"),
     ],
 )
-def test_an_import_that_fails_or_takes_its_process_along(tmp_path: Path, code: str, said: str, command: str) -> None:
-    package(tmp_path, "tensorrt", "10.16.1.11")
+def test_an_import_that_fails_or_takes_its_process_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str, command: str
+) -> None:
     module(tmp_path, "tensorrt", code)
-    report = diagnose(site=tmp_path)
-    [fault] = [item for item in report["findings"] if item["code"] == "import-tensorrt"]
-    assert said in fault["fact"]
-    assert fault["command"] == command
+    monkeypatch.syspath_prepend(str(tmp_path))
+    at = Host({"tensorrt": "10.16.1.11"}, doctors.ask(["tensorrt"], 60.0), Probe(), Path.cwd())
+    [fault] = [item for item in host_findings(at) if item.code == "import-tensorrt"]
+    assert said in fault.fact and fault.command == command
 
 
 def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module(tmp_path, "tensorrt", "import time\ntime.sleep(600)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(hosts, "PATIENCE", 5.0)
-    [fault] = [item for item in trtopt.doctor().findings if item.code == "import-tensorrt"]
-    assert "no answer within 5 s" in fault.fact
+    assert "no answer within 2 s" in doctors.ask(["tensorrt"], 2.0)["tensorrt"].failure
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    assert "no process can be started" in doctors.ask(["tensorrt"], 2.0)["tensorrt"].failure
 
 
-VERSION = "int getInferLibVersion(void) {{ return {number}; }}"
-LOADS = "import ctypes\n__version__ = '10.16.1.11'\nctypes.CDLL({path!r})\n"
-
-
-def test_bindings_of_one_tensorrt_on_the_library_of_another(tmp_path: Path) -> None:
-    found = library(tmp_path / "system" / "libnvinfer.so.10", VERSION.format(number=101303))
-    module(tmp_path, "tensorrt", LOADS.format(path=str(found)))
-    report = diagnose(site=tmp_path)
-    [fault] = [item for item in report["findings"] if item["code"] == "library-version"]
-    assert fault["fact"] == f"tensorrt 10.16.1.11 runs on {found}, which is 10.13.3"
-    assert fault["command"] == "unset LD_LIBRARY_PATH; pip install --force-reinstall tensorrt==10.16.1.11"
+def test_a_driver_and_libraries_that_are_really_loaded(tmp_path: Path) -> None:
+    found = library(tmp_path / "system" / "libnvinfer.so.10", "int getInferLibVersion(void) { return 101303; }")
+    module(tmp_path, "tensorrt", f"import ctypes\n__version__ = '10.16.1.11'\nctypes.CDLL({str(found)!r})\n")
+    module(tmp_path, "onnxruntime", "", "1.31.1")
+    (tmp_path / "onnxruntime_gpu-1.31.1.dist-info").mkdir()
+    (tmp_path / "onnxruntime_gpu-1.31.1.dist-info" / "METADATA").write_text("Name: onnxruntime-gpu\nVersion: 1.31.1\n")
+    library(tmp_path / "onnxruntime" / "capi" / "libonnxruntime_providers_shared.so", "int shared;")
+    library(tmp_path / "driver" / "libcuda.so.1", DRIVER % {"error": 0})
+    report = diagnose(site=tmp_path, LD_LIBRARY_PATH=str(tmp_path / "driver"))
+    faults = {item["code"]: item for item in report["findings"]}
+    assert report["facts"]["gpu"] == "Made-up GPU (sm89, 16 GiB)" and "CUDA 12.4" in report["facts"]["driver"]
     assert report["facts"]["libnvinfer.so.10"] == str(found)
+    assert faults["library-version"]["fact"] == f"tensorrt 10.16.1.11 runs on {found}, which is 10.13.3"
+    assert "libonnxruntime_providers_cuda.so" in faults["onnxruntime-without-cuda"]["fact"]
+    assert faults["onnxruntime-without-cuda"]["command"] == "pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'"
+    library(tmp_path / "driver" / "libcuda.so.1", DRIVER % {"error": 803})
+    report = diagnose(LD_LIBRARY_PATH=str(tmp_path / "driver"))
+    assert "error 803" in report["facts"]["gpu"]
+    assert {item["code"]: item["command"] for item in report["findings"]}["driver-error"] == "sudo reboot"
+
+
+# Hosts that are made up ------------------------------------------------------------------------------------------------------
+
+
+def host(*gpus: int, packages: Any = {}, reason: str = "", driver: Any = (12, 4), **modules: Any) -> Host:  # noqa: B006
+    """A host with these GPUs (compute capabilities) and modules by version."""
+    devices = tuple(DeviceInfo(number, f"GPU of sm{sm}", sm, 16 << 30) for number, sm in enumerate(gpus))
+    answers = {name: Answer({"version": value}) for name, value in modules.items()}
+    return Host(packages, answers, Probe(devices, driver if gpus or reason else None, reason), Path.cwd())
+
+
+def found(at: Host) -> dict[str, str]:
+    return {item.code: item.command for item in host_findings(at)}
+
+
+def test_packages_over_each_other() -> None:
+    names = ("onnxruntime", "onnxruntime-gpu", "opencv-contrib-python", "opencv-python")
+    told = found(host(packages=dict.fromkeys(names, "1.0")))
+    assert told["overlaid-onnxruntime"] == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime"
+    assert told["overlaid-cv2"].endswith("&& pip install opencv-contrib-python-headless")
+    on_gpu = found(host(89, packages=dict.fromkeys(names, "1.0")))
+    assert on_gpu["overlaid-onnxruntime"].endswith("pip install 'onnxruntime-gpu[cuda,cudnn]'")
+    assert "no-cuda-bindings" in on_gpu and "no-tensorrt" in on_gpu
+
+
+def test_a_driver_for_another_cuda_than_the_wheels() -> None:
+    packages = {"tensorrt-cu13": "10.16.1.11", "cuda-bindings": "13.0.1", "onnxruntime": "1.31"}
+    at = host(89, packages=packages, tensorrt="10.16.1.11")
+    old = {item.fact.split()[0]: item for item in host_findings(at) if item.code == "driver-too-old"}
+    assert old["tensorrt-cu13"].command.endswith("&& pip install 'tensorrt-cu12==10.16.1.11'")
+    assert old["cuda-bindings"].command == "pip install 'cuda-bindings==12.*'"
+    assert "the driver runs CUDA 12.4 at most" in old["cuda-bindings"].fact
+    assert "from driver 580 on" in old["cuda-bindings"].consequence
+    assert "onnxruntime-on-cpu" in found(at)
 
 
 @pytest.mark.parametrize(
-    ("error", "command"),
+    ("versions", "sm", "supported"),
     [
-        (803, "sudo reboot"),
-        (802, "sudo systemctl enable --now nvidia-fabricmanager"),
-        (999, "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm"),
-        (12345, "nvidia-smi"),
+        ({"tensorrt": "8.6.1"}, 120, False),
+        ({"tensorrt": "10.7.0"}, 120, False),
+        ({"tensorrt": "10.16.1"}, 120, True),
+        ({"tensorrt": "10.16.1"}, 70, False),
+        ({"tensorrt": "8.6.1"}, 70, True),
+        ({"tensorrt_rtx": "1.7"}, 90, False),
+        ({"tensorrt_rtx": "1.7"}, 89, True),
     ],
 )
-def test_what_the_driver_says(tmp_path: Path, error: int, command: str) -> None:
-    folder = nvidia_driver(tmp_path, error=error)
-    report = diagnose(LD_LIBRARY_PATH=str(folder))
-    assert commands(report)["driver-error"] == command
-    assert f"error {error}" in report["facts"]["gpu"]
+def test_a_gpu_that_this_tensorrt_isnt_for(versions: dict[str, str], sm: int, supported: bool) -> None:
+    assert ("gpu-not-supported" in found(host(sm, **versions))) is not supported
 
 
-def test_hidden_gpus(tmp_path: Path) -> None:
-    folder = nvidia_driver(tmp_path, devices=0)
-    found = commands(diagnose(LD_LIBRARY_PATH=str(folder), CUDA_VISIBLE_DEVICES="-1"))
-    assert found["gpu-hidden"] == "unset CUDA_VISIBLE_DEVICES"
-
-
-def test_a_driver_for_another_cuda_than_the_wheels(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    package(site, "tensorrt_cu13", "10.16.1.11")
-    package(site, "cuda_bindings", "13.0.1")
-    package(site, "torch", "2.9.0")
-    module(site, "torch", "")
-    (site / "torch" / "version.py").write_text("from typing import Optional\ncuda: Optional[str] = '13.0'\n")
-    folder = nvidia_driver(tmp_path / "driver", cuda=(12, 4))
-    report = diagnose(site=site, LD_LIBRARY_PATH=str(folder))
-    old = {item["fact"].split()[0]: item for item in report["findings"] if item["code"] == "driver-too-old"}
-    assert old["tensorrt-cu13"]["command"].endswith("&& pip install 'tensorrt-cu12==10.16.1.11'")
-    assert old["cuda-bindings"]["command"] == "pip install 'cuda-bindings==12.*'"
-    assert "the driver runs CUDA 12.4 at most" in old["torch"]["fact"]
-    assert "from driver 580 on" in old["torch"]["consequence"]
-    assert report["facts"]["gpu"] == "Made-up GPU (sm89, 16 GiB)"
-
-
-@pytest.mark.parametrize(
-    ("version", "sm", "supported"),
-    [
-        ("8.6.1", 120, False),
-        ("10.7.0", 120, False),
-        ("10.16.1", 120, True),
-        ("10.16.1", 70, False),
-        ("8.6.1", 70, True),
-    ],
-)
-def test_a_gpu_that_this_tensorrt_isnt_for(tmp_path: Path, version: str, sm: int, supported: bool) -> None:
-    module(tmp_path, "tensorrt", f"__version__ = {version!r}")
-    folder = nvidia_driver(tmp_path / "driver", sm=sm)
-    found = commands(diagnose(site=tmp_path, LD_LIBRARY_PATH=str(folder)))
-    assert ("gpu-not-supported" in found) is not supported
-
-
-def test_a_gpu_that_tensorrt_rtx_has_no_engines_for(tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    folder = nvidia_driver(tmp_path, sm=90)
-    assert "tensorrt" in commands(diagnose(LD_LIBRARY_PATH=str(folder)))["gpu-not-supported"]
-    assert "gpu-not-supported" not in commands(diagnose(LD_LIBRARY_PATH=str(nvidia_driver(tmp_path / "ada"))))
-
-
-# The machine's files are read in this process, from folders that can be others.
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("PROC", "SYS", "DEV", "ETC"):
-        (tmp_path / name.lower()).mkdir()
-        monkeypatch.setattr(hosts, f"_{name}", tmp_path / name.lower())
-    (tmp_path / "dev" / "shm").mkdir()
-    monkeypatch.setattr("trtopt.core.host.CGROUP", str(tmp_path / "cgroup"))
-    monkeypatch.setattr(
-        hosts, "ask", lambda probes, patience: {"gpu": hosts.Answer({"devices": [], "reason": "no driver"})}
-    )
-    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-def found(host: Host) -> dict[str, str]:
-    return {item.code: item.command for item in checks.findings(host)}
-
-
-def test_a_clean_machine(machine: Path) -> None:
-    assert set(found(examine())) <= {"no-extension"}
-
-
-def test_a_check_that_fails_itself(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(host: Host) -> Any:
-        raise KeyError("nobody thought of it")
-
-    monkeypatch.setattr("trtopt.diagnosis.checks.CHECKS", (broken, *checks.CHECKS))
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    assert {"check-failed", "variable"} <= set(found(examine()))
-
-
-def test_a_gpu_without_a_driver(machine: Path) -> None:
-    card = machine / "sys" / "bus" / "pci" / "devices" / "0000:01:00.0"
+def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctors, "_SYS", tmp_path / "sys")
+    monkeypatch.setattr(doctors, "_DEV", tmp_path / "dev")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for code, command in ((802, "sudo systemctl enable --now nvidia-fabricmanager"), (12345, "nvidia-smi")):
+        told = found(host(reason=f"cuInit failed with error {code}"))
+        assert told["driver-error"] == command
+    card = tmp_path / "sys" / "bus" / "pci" / "devices" / "0000:01:00.0"
     card.mkdir(parents=True)
     (card / "vendor").write_text("0x10de\n")
     (card / "class").write_text("0x040300\n")  # its sound device
-    assert "no-driver" not in found(examine())
+    assert "no-driver" not in found(host())
     (card / "class").write_text("0x030000\n")
-    (machine / "etc" / "os-release").write_text('NAME="Ubuntu"\nID=ubuntu\n')
-    host = examine()
-    expected = "docker run --gpus all …" if host.container else "sudo ubuntu-drivers install && sudo reboot"
-    assert found(host)["no-driver"] == expected
+    assert "no-driver" in found(host())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert "gpu-hidden" in found(host(reason="none"))
 
 
-def test_a_kernel_module_of_another_driver(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = machine / "proc" / "driver" / "nvidia" / "version"
-    version.parent.mkdir(parents=True)
-    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
-    for library_version, wrong in (("550.54.15", True), ("550.54.14", False)):
-        name = f"libcuda.so.{library_version}"
-        said = {"devices": [], "reason": "", "driver": [12, 4], "libraries": {name: f"/usr/lib/{name}"}}
-        monkeypatch.setattr(hosts, "ask", lambda probes, patience, said=said: {"gpu": hosts.Answer(said)})
-        assert ("driver-mismatch" in found(examine())) is wrong
-    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
-    assert examine().kernel_driver == "580.65.06"
+def test_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setattr(doctors.limits, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(doctors.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    told = found(host())
+    assert told["cache-not-writable"] == "export TRTOPT_CACHE=FOLDER_WITH_ROOM"
+    assert told["temporary-disk-full"] == "export TMPDIR=FOLDER_WITH_ROOM"
+    assert {"output-disk-full", "little-memory"} <= set(told) and told["variable"] == "unset CUDA_LAUNCH_BLOCKING"
 
 
-def test_little_memory(machine: Path) -> None:
-    (machine / "cgroup").mkdir()
-    for name, value in (("memory.max", "2147483648"), ("memory.current", "2000000000"), ("memory.stat", "file 0")):
-        (machine / "cgroup" / name).write_text(f"{value}\n")
-    assert found(examine())["little-memory"] == "ps aux --sort=-rss | head"
+def test_a_check_that_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(at: Host) -> Any:
+        raise KeyError("nobody thought of it")
 
-
-def test_full_disks(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        total, free = 64 << 20, 1 << 20
-
-    monkeypatch.setattr(hosts.shutil, "disk_usage", lambda path: Usage)
-    codes = found(examine())
-    assert codes["temporary-disk-full"] == "export TMPDIR=FOLDER_WITH_ROOM"
-    assert {"output-disk-full", "cache-disk-full"} <= set(codes)
-
-
-def test_where_no_process_can_be_started_that_is_said_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(machine / "no python"))
-    monkeypatch.setattr(hosts, "ask", ask)
-    host = examine()
-    codes = found(host)
-    assert f"ls -lL '{machine / 'no python'}'; ulimit -u" == codes["no-processes"]
-    assert not [code for code in codes if code.startswith("import-") or code == "driver-crash"]
-
-
-def test_a_cache_that_cant_be_written_to(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (machine / "file").write_text("")
-    monkeypatch.setenv("TRTOPT_CACHE", str(machine / "file" / "cache"))
-    assert found(examine())["cache-not-writable"] == "export TRTOPT_CACHE=FOLDER_WITH_ROOM"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python"),
-        ("CUDA_LAUNCH_BLOCKING", "1"),
-        ("CUDA_MODULE_LOADING", "EAGER"),
-    ],
-)
-def test_variables_that_slow_things_down(machine: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv(name, value)
-    assert found(examine())["variable"] == f"unset {name}"
-
-
-def test_old_pythons_and_other_c_libraries(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts.platform, "python_version", lambda: "3.14.0")
-    monkeypatch.setattr(hosts, "_glibc", lambda: "")
-    assert {"python-version", "no-glibc"} <= set(found(examine()))
+    monkeypatch.setattr(doctors, "CHECKS", [broken, *doctors.CHECKS])
+    assert {"check-failed", "no-tensorrt"} <= set(found(host()))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_the_text_fits_the_terminal_and_eighty_columns(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    long = machine.joinpath(*["a-folder-with-a-long-name"] * 5)
-    monkeypatch.setenv("TRTOPT_CACHE", str(long))
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    monkeypatch.setattr(hosts, "_glibc", lambda: "")
-    lines = str(trtopt.doctor()).split("\n")
-    assert max(map(len, lines)) <= min(80, columns)
-    assert "    $ unset CUDA_LAUNCH_BLOCKING" in lines
-    assert lines[-1] == "1 error, 1 warning, 0 info"
+    monkeypatch.setattr(doctors, "examine", lambda output: host(packages={"onnxruntime": "1", "onnxruntime-gpu": "1"}))
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1 and "    $ unset CUDA_LAUNCH_BLOCKING" in result.output
+    words = {word for word in result.output.split() if len(word) > 30}
+    assert all(len(line) <= min(columns, 80) or words & set(line.split()) for line in result.output.splitlines())
+
+
+# Plans -----------------------------------------------------------------------------------------------------------------------
+
+
+def plan(product: str = "ftrt", version: tuple[int, ...] = (10, 16, 1, 11), targets: int = 0, size: int = 256) -> bytes:
+    header = product.encode() + bytes(12) + struct.pack("<Q", size) + bytes(version) + bytes(4)
+    return (header + struct.pack("<Q", targets)).ljust(size, b"\0")
+
+
+RTX: dict[str, Any] = {"product": "vtrt", "version": (1, 7, 1, 116)}
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let doctor see a host with these GPUs and versions of TensorRT, and nothing wrong with it."""
+
+    def see(*gpus: int, **versions: str) -> None:
+        monkeypatch.setattr(doctors, "examine", lambda output: host(*gpus, **versions))
+        monkeypatch.setattr(doctors, "host_findings", lambda at: [])
+
+    return see
+
+
+def said(path: Path) -> dict[str, str]:
+    return {item.code: item.command for item in trtopt.doctor(path).findings}
+
+
+def alone(path: Path) -> dict[str, str]:
+    """What is said of a plan that no manifest describes."""
+    return {"plan-without-manifest": f"trtopt run {path} --trust --input X.npy"}
+
+
+def with_manifest(path: Path, **changes: Any) -> None:
+    manifest = Manifest(
+        generation={"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1.11", "gpu": None},
+        targets=[],
+        spec={"precision": "int8"},
+        precision={},
+        precision_summary="no convolution",
+        layers=[],
+        kept=[],
+        inputs=[],
+        outputs=[],
+        profiles=[{"x": "1x3,8x3,32x3"}],
+        source={"path": "net.onnx", "sha256": "0" * 64},
+        plan={"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size},
+        key="",
+        seconds=1.0,
+        trtopt="0",
+        calibration={"method": "entropy", "samples": 8},
+        compute_capabilities=[89],
+    )
+    dataclasses.replace(manifest, **changes).save(path)
+
+
+def test_a_plan_that_fits(tmp_path: Path, on: Callable[..., None]) -> None:
+    on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
+    path = tmp_path / "m.engine"
+    path.write_bytes(plan())
+    assert said(path) == alone(path)
+    with_manifest(path)
+    assert said(path) == {}
+    assert trtopt.doctor(path).facts["built for"] == "sm89"
+    path = tmp_path / "r.engine"
+    path.write_bytes(plan(**RTX, targets=0b001000))
+    assert said(path) == alone(path)
+    assert trtopt.doctor(path).facts["built for"] == "sm89"
+
+
+def test_a_plan_of_another_version(tmp_path: Path, on: Callable[..., None]) -> None:
+    on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
+    path = tmp_path / "m.engine"
+    path.write_bytes(plan(version=(8, 6, 1, 6)))
+    assert said(path) == {**alone(path), "plan-of-other-version": "pip install 'tensorrt==8.6.1.*'"}
+    with_manifest(path)
+    rebuild = "trtopt build net.onnx --int8 --calib TABLE.calib.json --shapes x:1x3,8x3,32x3 -o "
+    assert said(path) == {"plan-of-other-version": f"{rebuild}{path}"}
+    with_manifest(path, spec={"precision": "int8", "version_compatible": True})
+    assert set(said(path)) == {"plan-of-older-version"}
+    assert trtopt.doctor(path).ok
+    on(89, tensorrt="11.4.0.106")  # 8 → 11 isn't crossed
+    assert set(said(path)) == {"plan-of-other-version"}
+    (tmp_path / "m.engine.json").unlink()
+    path.write_bytes(plan(version=(8, 6, 1, 6)))
+    [finding, _] = trtopt.doctor(path).findings
+    assert finding.consequence.endswith("runs on TensorRT 8.6.1.6, unless built to be version-compatible")
+    path.write_bytes(plan(version=(8, 6, 1, 6)) + b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\x3e\0" + bytes(64))
+    [finding, _] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
+    assert "later 8.x and 10.x (not 11)" in finding.consequence and "unless" not in finding.consequence
+    path.write_bytes(plan(product="vtrt", version=(1, 5, 0, 1), targets=0b001000))
+    on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
+    assert said(path) == {**alone(path), "plan-of-other-version": "pip install 'tensorrt-rtx==1.5.0.*'"}
+
+
+def test_a_plan_whose_runtime_isnt_here(tmp_path: Path, on: Callable[..., None]) -> None:
+    on(tensorrt_rtx="1.7.1.116")
+    path = tmp_path / "m.engine"
+    path.write_bytes(plan())
+    assert said(path) == {**alone(path), "plan-without-runtime": "pip install 'tensorrt==10.16.1.*'"}
+
+
+def test_a_plan_of_another_gpu(tmp_path: Path, on: Callable[..., None]) -> None:
+    path = tmp_path / "m.engine"
+    path.write_bytes(plan())
+    with_manifest(path)
+    on(90, tensorrt="10.16.1.11")
+    assert said(path)["plan-of-other-gpu"].startswith("trtopt build net.onnx")
+    on(89, 90, tensorrt="10.16.1.11")
+    [only] = [item for item in trtopt.doctor(path).findings if item.code == "plan-of-other-gpu"]
+    assert only.level == "warning"
+    with_manifest(path, spec={"precision": "int8", "hardware_compatibility": "ampere_plus"})
+    assert said(path) == {}
+    path = tmp_path / "r.engine"
+    path.write_bytes(plan(**RTX, targets=0b011000))
+    on(86, tensorrt_rtx="1.7.1.116")
+    assert said(path)["plan-of-other-gpu"] == f"trtopt build --target sm86 MODEL.onnx -o {path}"
+
+
+def test_files_that_are_no_plans(tmp_path: Path, on: Callable[..., None]) -> None:
+    on(tensorrt_rtx="1.7.1.116")
+    path = tmp_path / "m.engine"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert said(path)["lfs-pointer"] == "git lfs install && git lfs pull --include m.engine"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    assert said(path)["no-plan"] == f"trtopt export my_model.py:Net --weights {path} -o MODEL.onnx"
+    for start, what in (
+        (b"", "is empty (0 bytes)"),
+        (b"\x89PNG\r\n", "isn't a TensorRT plan: it begins with b'\\x89PNG"),
+    ):
+        path.write_bytes(start)
+        [finding] = [item for item in trtopt.doctor(path).findings if item.code == "no-plan"]
+        assert f"{path} {what}" in finding.fact
+    path.write_bytes(plan(**RTX)[:200])
+    assert "plan-damaged" in said(path)
+    with pytest.raises(UsageError, match="doesn't exist"):
+        trtopt.doctor(tmp_path / "absent.engine")
+    (tmp_path / "m.onnx").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"is a model: trtopt check .*m\.onnx says"):
+        trtopt.doctor(tmp_path / "m.onnx")
+
+
+def test_the_command_for_ultralytics_files_works(tmp_path: Path, on: Callable[..., None]) -> None:
+    on(tensorrt_rtx="1.7.1.116")
+    path, inside = tmp_path / "m.engine", plan(**RTX)
+    path.write_bytes((2).to_bytes(4, "little") + b"{}" + inside)
+    subprocess.run(said(path)["ultralytics-prefix"], shell=True, check=True)
+    assert (tmp_path / "m.plan.engine").read_bytes() == inside
+
+
+def test_a_manifest_of_another_plan_or_damaged(tmp_path: Path, on: Callable[..., None]) -> None:
+    on(89, tensorrt="10.16.1.11")
+    path = tmp_path / "m.engine"
+    path.write_bytes(plan())
+    with_manifest(path, plan={"sha256": "0" * 64, "bytes": 1})
+    assert said(path)["plan-not-of-manifest"].endswith(f"-o {path}")
+    (tmp_path / "m.engine.json").write_text("{")
+    assert set(said(path)) == {"manifest-damaged"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -72,14 +71,10 @@ def test_the_slowest_layers_come_first_and_all_are_counted(engine: Path) -> None
     assert len(found.table()[1]) == 6 and "reformat" in str(found)
 
 
-def test_files_hold_every_layer_in_its_order(engine: Path, tmp_path: Path) -> None:
-    table, trace = tmp_path / "layers.csv", tmp_path / "layers.json"
-    found = trtopt.profile(engine, csv=table, trace=trace)
-    assert list(found.batches) == [4] and found.files == (table, trace)
-    rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert [row["layer"] for row in rows] == [layer.name for layer in LAYERS]
-    assert sum(float(row["ms"]) for row in rows) == pytest.approx(found.batches[4].total_ms)
-    assert rows[1]["nodes"] == "conv1 relu1" and rows[1]["precision"] == "int8"
+def test_the_trace_holds_every_layer_in_its_order(engine: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "layers.json"
+    found = trtopt.profile(engine, trace=trace)
+    assert list(found.batches) == [4] and found.files == (trace,)
     events = [item for item in json.loads(trace.read_text())["traceEvents"] if item["ph"] == "X"]
     assert [item["args"]["layer"] for item in events] == [layer.name for layer in LAYERS]
     ends = [item["ts"] + item["dur"] for item in events]
@@ -116,11 +111,9 @@ def test_requests_that_can_not_be_right(engine: Path, options: Any, said: str) -
 def test_nothing_runs_where_a_file_can_not_be_written(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlayedSession, "profile", lambda *_: pytest.fail("it ran"))
     with pytest.raises(OutputError):
-        trtopt.profile(engine, csv=engine.parent / "nowhere" / "f.csv")
+        trtopt.profile(engine, trace=engine.parent / "nowhere" / "f.json")
     with pytest.raises(UsageError):
-        trtopt.profile(engine, csv=engine)
-    with pytest.raises(UsageError):
-        trtopt.profile(engine, csv=engine.parent / "f", trace=engine.parent / "f")
+        trtopt.profile(engine, trace=engine)
 
 
 def test_without_a_gpu_it_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

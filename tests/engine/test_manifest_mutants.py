@@ -33,7 +33,7 @@ from trtopt.core.files import sha256_file
 from trtopt.core.values import BuildSpec
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis.page import report
+from trtopt.diagnosis.report import report
 from trtopt.engine import manifest as manifests
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
@@ -284,8 +284,7 @@ def test_a_report_passes_over_a_comparison_that_can_not_be_read(built: Built, tm
         if value != 7.5 or place[:7] != "limits.":  # that may be a number
             written = changed(comparison | {"best": True}, tuple(place.split(".")), value)
             built.write(built.content | {"comparison": written})
-            report(built.engine, tmp_path / "page.html", json_twin=tmp_path / "page.json")
-            assert json.loads((tmp_path / "page.json").read_bytes())["verdict"]["limits"] is None, value
+            assert report(built.engine, tmp_path / "page.html").contents["verdict"]["limits"] is None, value
 
 
 def test_verify_names_what_is_wrong_with_a_manifest(built: Built) -> None:

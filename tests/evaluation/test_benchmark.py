@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from trtopt import cli
 from trtopt.core.errors import DeviceError, ModelError, OutputError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
-from trtopt.cuda.smi import Clocks
+from trtopt.cuda.clocks import Clocks
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis.benching import bench
+from trtopt.diagnosis.profiling import bench
 from trtopt.evaluation import baselines, benchmark
 from trtopt.runtime.session import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
@@ -138,7 +138,7 @@ def test_the_page_has_what_was_measured(tmp_path: Path, engine: Path, monkeypatc
     def measured(engine: Path, output: Path, *, results: Any, **_: Any) -> None:
         Path(output).write_text(str(results[0].rows[0].batch))
 
-    monkeypatch.setattr("trtopt.diagnosis.page.report", measured)
+    monkeypatch.setattr("trtopt.diagnosis.report.report", measured)
     bench(engine, batch=(8,), iterations=1, report=tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text() == "8"
     made = len(FakeSession.made)

@@ -50,7 +50,7 @@ from trtopt.core.progress import Reporter, recorded
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis import page
+from trtopt.diagnosis import report as reports
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.limits import Limits
@@ -144,7 +144,7 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
     """Do it, and write the page on it where one is asked for."""
     named_store(request.store)  # refused before the work
     if request.report is not None:
-        page.ready()
+        reports.ready()
     with recorded(request.reporter, request.log) as reporter:
         result = work(replace(request, reporter=reporter))
         if request.save_calib is not None and result.tuning is None:  # a search has kept its own
@@ -155,7 +155,7 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
     result = replace(result, durations=tuple(reporter.durations))
     if request.report is None:
         return result
-    page.report(result.engine, request.report, results=[result], calib=result.table, reporter=request.reporter)
+    reports.report(result.engine, request.report, results=[result], calib=result.table, reporter=request.reporter)
     request.reporter.note(f"{os.fspath(request.report)} says what is known of the engine")
     return result
 

@@ -98,7 +98,7 @@ def _instead(command: str, option: str, message: str) -> str:
     if option:
         if known := went(option) or _ELSEWHERE.get((command, option)):
             return known
-        from trtopt.diagnosis.trtexec import OPTIONS
+        from trtopt.diagnosis.migration import OPTIONS
 
         typed = [word for word in sys.argv[2:] if word.startswith("--")]
         if option.removeprefix("--") in OPTIONS and (own := [word for word in typed if word.split("=")[0] == option]):

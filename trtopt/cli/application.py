@@ -197,7 +197,7 @@ def command_of(
                     result = function(**values, **reporter)
             document = told(plain(result)) if json_output or measures else {}
             if measures:
-                from trtopt.diagnosis.measured import keep
+                from trtopt.diagnosis.results import keep
 
                 document |= keep(result, text.__name__, document, values, _reporter())
             if json_output:

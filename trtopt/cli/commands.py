@@ -393,9 +393,7 @@ def profile(result: Any, values: Options) -> Iterator[str]:
 @command_of(ReportRequest, "trtopt report model.engine --results profile.json -o report.html")
 def report(result: Any, values: Options) -> Iterator[str]:
     """Write one HTML page on an engine. It says what isn't known yet, too, and how to find out."""
-    yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['summary']}"
-    if result.json_twin is not None:
-        yield f"  {result.json_twin}"
+    yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['line']}"
     engine = Path(values["engine"])
     for item in result.unknown:  # the page may be read anywhere, these lines where the engine was named
         command = item["command"].replace(shlex.quote(engine.name), shlex.quote(str(engine)))
@@ -404,7 +402,7 @@ def report(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
 def doctor(report: Any, values: Options) -> Iterator[str]:
-    """Look for what is wrong with this host, a plan or a model. Exit status 1 if anything is."""
+    """Look for what is wrong with this host, or a plan on it. Exit status 1 if anything is."""
     return report.lines  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,9 @@ WENT = {
     "shard": "--shard of jobs run went: the number of workers says how samples are cut, and the tables don't depend on it",
     "drain": "--drain of serve went: tritonserver lets accepted requests end within its own --exit-timeout-secs, 30 s",
     "trust": "--trust of deploy triton and serve went: they take plans with a manifest; trtopt run and Session have it",
+    "csv": "profile --csv went: trtopt profile M.engine --json has the same layers and figures",
+    "json_twin": "report --json-twin went: trtopt report --json has the verdict, trtopt inspect --json the layers, "
+    "M.engine.results.json what was measured",
     AT_URL: "stores at URLs went: give a folder, and copy it by rsync or a CI cache, docs/store.md has the lines",
 }
 

@@ -1,12 +1,10 @@
-"""Where the time goes in an engine: each layer's, on a GPU.
+"""Measure an engine as a whole, beside what else can run its model (`bench`), and layer by layer (`profile`).
 
 print(trtopt.profile("resnet50.engine", batch=(32,)))
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +12,57 @@ from shlex import quote
 from typing import Any
 
 from trtopt.core.documents import plain
-from trtopt.core.errors import DeviceError, UsageError
-from trtopt.core.files import existing_file, write_bytes, write_json
+from trtopt.core.errors import DeviceError, UsageError, require
+from trtopt.core.files import existing_file, write_json
 from trtopt.core.options import taking
 from trtopt.core.values import choice
 from trtopt.cuda.device import probe
 from trtopt.diagnosis.request import ProfileRequest
-from trtopt.evaluation.benchmark import aligned, inputs_for
+from trtopt.evaluation.benchmark import BenchReport, aligned, inputs_for, measure
+from trtopt.evaluation.request import BenchRequest
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import BACKENDS, Session
 from trtopt.runtime.timing import LayerTime, LayerTimes
+
+
+@taking(BenchRequest)
+def bench(request: BenchRequest) -> BenchReport:
+    """Measure an engine, and what else can run the model, on the same inputs.
+
+    Args:
+        engine: a plan file.
+        against: of "torch", "onnxruntime"; all are opened before anything is measured.
+        batch: samples at a time; empty: what each profile is tuned for.
+        streams: threads that call at the same time, for the throughput.
+        iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
+        data, images, preprocess: real inputs, as for `calibrate`; without, synthetic ones, which say how fast it is and
+            nothing else. Without `preprocess`, images are prepared as the manifest says;
+            a mapping without `preset` changes that.
+        model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
+        source: where PyTorch's module comes from, as for `export`.
+        trust, trust_host_code: as for `Session`.
+        report: where to write a page on the engine, of this and its manifest (see `trtopt.report`).
+
+    Raises:
+        UsageError: arguments that can't be right, or a batch outside the engine's shapes.
+        MissingDependency: something in `against` isn't installed.
+        DeviceError: no GPU, or PyTorch can't use it.
+        OutputError: the page can't be written.
+        ModelError: a baseline can't load the model. One that can't run it has a row that says so.
+    """
+    if request.report is not None:
+        require("onnx_ir", "onnx", "a page on the engine")
+        from trtopt.diagnosis import report as reports  # engines are measured without onnx, too
+
+        reports.ready()
+    result = measure(request)
+    if request.report is not None:
+        reports.report(request.engine, request.report, results=[result], reporter=request.reporter)
+        request.reporter.note(f"{request.report} says what is known of the engine")
+    return result
+
+
+# Layers -----------------------------------------------------------------------------------------------------------------
 
 _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
 
@@ -110,8 +149,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
         batch: samples at a time; empty: what each optimization profile is tuned for.
         iterations, warmup: inferences that are timed (each layer's median counts), and those before.
         data, images, preprocess: real inputs, as for `bench`; without, synthetic ones, which take as long in most networks.
-        csv: where to write all layers as a table: one line a layer and batch, milliseconds, nodes separated by spaces.
-        trace: where to write them as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+        trace: where to write all layers as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
         top: layers of each batch that the command prints; 0: all.
         trust, trust_host_code: as for `Session`.
 
@@ -145,28 +183,10 @@ def profile(request: ProfileRequest) -> EngineProfile:
         if session.manifest is None:
             notes.append("without a manifest, neither precisions nor nodes of the layers are known")
     gpu = next((str(item) for item in gpus.devices if item.ordinal == request.device), "")
-    files = []
-    if request.csv is not None:
-        write_bytes(request.csv, _csv(batches).encode())
-        files.append(Path(request.csv))
     if request.trace is not None:
         write_json(request.trace, _trace(path.name, batches))
-        files.append(Path(request.trace))
-    return EngineProfile(path, gpu, origin, batches, tuple(files), tuple(notes))
-
-
-def _csv(batches: Mapping[int, LayerTimes]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("batch", "layer", "ms", "low_ms", "high_ms", "share", "kind", "precision", "nodes"))
-    for size, times in batches.items():
-        for layer in times.layers:
-            share = f"{layer.ms / (times.total_ms or 1):.6f}"
-            figures = [f"{value:.6f}" for value in (layer.ms, layer.low, layer.high)]
-            writer.writerow(
-                (size, layer.name, *figures, share, layer.kind, str(layer.precision or ""), " ".join(layer.nodes))
-            )
-    return text.getvalue()
+    files = () if request.trace is None else (Path(request.trace),)
+    return EngineProfile(path, gpu, origin, batches, files, tuple(notes))
 
 
 def _trace(name: str, batches: Mapping[int, LayerTimes]) -> dict[str, Any]:

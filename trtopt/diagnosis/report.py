@@ -1,112 +1,618 @@
-"""doctor(): what is wrong here, what comes of it, and what to type."""
+"""One page on an engine that opens anywhere: its verdict in a line, pictures, and the tables behind them, folded.
+
+The page is one HTML file without a link to anything. Names come from files of others, so that everything is escaped, and the
+page's own policy lets no other script run. Nothing is measured here: the manifest and the results of other commands are read.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 import os
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import plain
-from trtopt.core.errors import UsageError
-from trtopt.core.options import taking
-from trtopt.diagnosis.checks import findings
-from trtopt.diagnosis.findings import LEVELS, HostFinding
-from trtopt.diagnosis.host import examine, facts
-from trtopt.diagnosis.lines import command_lines, wrapped
-from trtopt.diagnosis.migration import Migration, migrated
-from trtopt.diagnosis.request import DoctorRequest
-from trtopt.diagnosis.subjects import examine_file
+import msgspec
+import numpy as np
 
-FORMAT = "trtopt.doctor/1"
-_ENVIRONMENT = f"{sys.prefix}{os.sep}"  # is told once; places in it are relative to it, for people
+from trtopt.builder.request import BuildRequest
+from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.table import Table
+from trtopt.core.documents import plain
+from trtopt.core.errors import UsageError, require
+from trtopt.core.files import existing_file, whole, writing_together
+from trtopt.core.options import flag_of, options, spoken, taking
+from trtopt.core.terminal import visible
+from trtopt.core.values import x
+from trtopt.diagnosis import charts
+from trtopt.diagnosis.request import ReportRequest
+from trtopt.diagnosis.results import Candidates, Compared, Results, measurements
+from trtopt.engine.difference import built_for, differing, facts, precisions
+from trtopt.engine.inspection import EngineReport, inspect
+from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
+from trtopt.evaluation.outputs import decibels
+
+FORMAT = "trtopt.report/2"
+ROWS, LINES, BARS, WORST = 2000, 12, 12, 12  # of a table, of a part of the verdict, of a chart with names, histograms
+LEVELS, BINS = 127, 64  # of INT8 on either side of 0; of a histogram
+_TEXT, _NODES = 120, 400  # characters of a name, and of the nodes of a layer
+_QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32")
 
 
 @dataclass(frozen=True)
-class DoctorReport:
-    """What `doctor` found.
+class Report:
+    """What `report` wrote.
 
     Attributes:
-        facts: what there is, name → text; of the host, then of the file.
-        findings: what is wrong or worth knowing, errors first.
-        migration: of `migrate=`; then the host wasn't looked at.
+        page: the file; nbytes: of it.
+        contents: what it says, as plain JSON.
     """
 
-    facts: Mapping[str, str] = field(default_factory=dict)
-    findings: tuple[HostFinding, ...] = ()
-    migration: Migration | None = None
+    page: Path
+    nbytes: int
+    contents: Mapping[str, Any]
 
     @property
-    def ok(self) -> bool:
-        """Nothing is wrong: no errors, no warnings; nothing that TensorRT dropped or trtopt lacks."""
-        wrong = any(finding.level != "info" for finding in self.findings)
-        return not wrong and (self.migration is None or self.migration.ok)
+    def unknown(self) -> Sequence[Mapping[str, str]]:
+        """What it couldn't say, and the command that gives it."""
+        return tuple(self.contents["unknown"])
 
     def to_json(self) -> dict[str, Any]:
-        facts = {name.strip(): text for name, text in self.facts.items()}
-        migration = None if self.migration is None else {**plain(self.migration), "ok": self.migration.ok}
-        return {
-            "format": FORMAT,
-            "ok": self.ok,
-            "facts": facts,
-            "findings": plain(self.findings),
-            "migration": migration,
-        }
-
-    @property
-    def lines(self) -> Iterator[str]:
-        """For a terminal of 80 columns; commands are broken where a shell takes them so."""
-        if self.migration is not None:
-            yield from self.migration.lines
-            return
-        for name, text in self.facts.items():
-            indent = 16 if len(name) < 16 else 4
-            yield from wrapped(f"{name:<15} {text.replace(_ENVIRONMENT, '')}", indent)
-        for finding in self.findings:
-            yield ""
-            yield from wrapped(f"{finding.level}: {finding.fact}")
-            yield from wrapped(finding.consequence, start=4)
-            yield from command_lines(finding.command)
-        counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
-        yield ""
-        if not self.findings:
-            yield "nothing is wrong"
-        else:
-            many = [f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items()]
-            yield ", ".join(many)
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines)
+        document = {"format": FORMAT, "page": str(self.page), "bytes": self.nbytes}
+        return document | {"verdict": self.contents["verdict"], "unknown": list(self.unknown)}
 
 
-@taking(DoctorRequest)
-def doctor(request: DoctorRequest) -> DoctorReport:
-    """Look for what is wrong with this host, and with a plan or a model on it.
+@taking(ReportRequest)
+def report(request: ReportRequest) -> Report:
+    """Write a page on an engine: the verdict, what runs in which precision against what was asked, times, accuracy, layers,
+    calibration, warnings, provenance. Nothing is measured; what isn't known is named, with the command that gives it.
 
-    Nothing native runs in this process, and PyTorch isn't imported; nothing is changed.
+    Equal input gives equal bytes: the page has no time, no path and no random name in it.
 
     Args:
-        subject: a plan or an ONNX file: it is held against this host, a plan before it is deserialized.
-        migrate: look at this instead: the path of a shell script, or a trtexec command line. It isn't
-            run: what of it TensorRT 10 and 11 no longer have is named, with what trtopt has for it.
+        engine: a plan file, or its manifest alone (M.engine.json), where most of what is said stands.
+        output: the page, one HTML file.
+        results: what commands measured: files with their JSON, such mappings, or results of `profile`, `sensitivity`, `bench`,
+            `verify`, `build`, `tune` and `pipeline`. They are known by their content; those that name another engine
+            are taken for `against` if it has that name.
+        calib: the calibration table (a file or a `Table`), for histograms and thresholds.
+        against: another engine, of which the differences are shown.
 
     Raises:
-        UsageError: a file that doesn't exist, a command that is not trtexec's, or both arguments.
+        UsageError: a file that isn't there, that is nothing of the kind, or that would be overwritten.
+        EngineError, EngineMismatch: as `inspect`.
+        CalibrationError: of `calib`.
+        MissingDependency: jinja2 isn't installed.
+        OutputError: the page can't be written; nothing is left behind.
     """
-    if request.migrate is not None:
-        if request.subject is not None:
-            raise UsageError(
-                f"`migrate=` looks at a script or a command alone, not at {request.subject} too: leave one of them out; a "
-                "command is one text, in quotes"
+    ready()
+    paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
+    plans = [path.with_suffix("") if path.suffix == ".json" else path for path in paths]  # a manifest's, or itself
+    results = measurements(request.results, plans[0], plans[1] if len(plans) > 1 else None)
+    table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
+    with request.reporter.phase("reading"):
+        subjects = [_subject(path, plan, each) for path, plan, each in zip(paths, plans, results)]
+        contents = plain(_contents(subjects[0], subjects[1] if len(subjects) > 1 else None, table))
+    with request.reporter.phase("drawing"):
+        page = html(contents).encode()
+    with writing_together(Path(request.output)) as (partial,):
+        partial.write_bytes(page)
+    return Report(Path(request.output), len(page), contents)
+
+
+def ready() -> None:
+    """Raise MissingDependency now rather than after the long work."""
+    require("jinja2", "report", "writing a report")
+
+
+# What is said ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """An engine, and all that is known of it."""
+
+    plan: Path
+    engine: EngineReport
+    manifest: Manifest | None
+    results: Results
+    candidates: Candidates | None
+
+
+def _subject(path: Path, plan: Path, results: Results) -> _Subject:
+    engine = inspect(path)
+    if not isinstance(engine, EngineReport):
+        raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
+    comparison = None if engine.manifest is None else engine.manifest.comparison
+    try:  # one that can't be read, as of another version, counts as none
+        candidates = None if comparison is None else msgspec.convert(plain(dict(comparison)), Candidates)
+    except msgspec.ValidationError:
+        candidates = None
+    return _Subject(plan, engine, engine.manifest, results, candidates)
+
+
+def _contents(subject: _Subject, other: _Subject | None, table: Table | None) -> dict[str, Any]:
+    manifest, results = subject.manifest, subject.results
+    layers = _layers(subject)
+    (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
+    best = subject.candidates if subject.candidates is not None and subject.candidates.best else None
+    quantized = manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
+    summary = subject.engine.precision_summary
+    stages = results.stages or (
+        [] if manifest is None else [{"what": f"building with {manifest.origin}", "seconds": manifest.seconds}]
+    )
+    return {
+        "engine": subject.plan.name,
+        "verdict": {
+            "line": "; ".join(
+                filter(None, (REASONS.split(summary)[0], *accuracy[:1], *results.missed[:1], *speed[:1]))
+            ),
+            "summary": summary,
+            "asked": None if manifest is None else manifest.spec["precision"],
+            "for": None if manifest is None else built_for(manifest),
+            "among": [item.precision for item in best.candidates] if best is not None else None,
+            "limits": best.limits if best is not None else None,
+            "kept": None if subject.candidates is None else subject.candidates.kept,
+            "accuracy": accuracy,
+            "accuracy_of_others": other_accuracy,
+            "missed": list(results.missed),
+            "speed": speed,
+            "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
+        },
+        "stages": [{"what": str(item.get("what")), "seconds": item.get("seconds")} for item in stages],
+        "precision": _precision(manifest, layers),
+        "layers": layers,
+        "kept": [] if manifest is None else [dict(item) for item in manifest.kept],
+        "times": results.profile if _timed(subject) else None,
+        "sensitivity": results.sensitivity,
+        "worst": _worst(subject),
+        "calibration": None if table is None else _calibration(table),
+        "tuning": results.tuning,
+        "latency": results.bench,
+        "memory": {
+            "plan, which the weights are most of": subject.engine.nbytes,
+            "limit of scratch memory at the build": None if manifest is None else manifest.spec.get("workspace"),
+            "scratch of a context on the GPU": None if manifest is None else manifest.scratch,
+            **{
+                what: results.bench["memory"].get(name) if results.bench is not None else None
+                for name, what in (
+                    ("gpu", "scratch, inputs and results of a session"),
+                    ("pinned", "page-locked on the host"),
+                )
+            },
+        },
+        "warnings": _warnings(subject, layers, table),
+        "against": None if other is None else _against(subject, other),
+        "provenance": _provenance(subject),
+        "unknown": _unknown(subject, accuracy, table, quantized),
+    }
+
+
+def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, quantized: bool) -> list[dict[str, str]]:
+    """List what can't be said, each with the command that gives it."""
+    name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest, table)
+    again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
+    gaps = (  # known, what it is, command
+        (
+            subject.manifest,
+            "how it was made, and which layers run in which precision",
+            "trtopt build MODEL.onnx … -o M.engine",
+        ),
+        (_timed(subject), "how long each layer takes", f"trtopt profile {name}; {again}"),
+        (
+            results.sensitivity,
+            "what INT8 costs in accuracy, layer by layer",
+            f"trtopt sensitivity MODEL.onnx {samples} --json > s.json; {again} --results s.json",
+        ),
+        (
+            table is not None or not quantized,
+            "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote",
+            f"{again} --calib T.calib.json",
+        ),
+        (
+            results.tuning,
+            "accuracy against INT8's share",
+            f"trtopt tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine --report report.html",
+        ),
+        (
+            results.bench,
+            "latency beside other ways of running it, and memory",
+            f"trtopt bench {name} --against onnxruntime; {again}",
+        ),
+        (accuracy, "how near the results are to FP32's", f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
+    )
+    return [{"what": what, "command": command} for known, what, command in gaps if not known]
+
+
+def _samples(manifest: Manifest | None, table: Table | None) -> str:
+    """The options that give samples like those that the engine was calibrated on, or else that its inputs take."""
+    if manifest is None or manifest.preprocess is not None:
+        images = True
+    elif table is not None and "kind" in table.data:
+        images = table.data["kind"] == "images"
+    else:  # calibrated without images, or not at all
+        shapes = [item["shape"] for item in manifest.inputs]
+        images = manifest.calibration is None and len(shapes) == 1 and len(shapes[0]) == 4
+    return "--images DIR --preprocess PRESET" if images else "--data F.npz"
+
+
+# Layers ----------------------------------------------------------------------------------------------------------------------
+
+
+def _layers(subject: _Subject) -> list[dict[str, Any]]:
+    """The layers in the order that they run in, with times and damage where they are known."""
+    by_name = {} if subject.manifest is None else {str(item["name"]): item for item in subject.manifest.layers}
+    times = {item["name"]: item["ms"] for item in _timed(subject)}
+    rows = [by_name.get(item["name"], item) for item in _timed(subject)]
+    rows += [item for name, item in by_name.items() if name not in times]
+    total = sum(times.values())
+    layers = []
+    for number, item in enumerate(rows, 1):
+        ms = times.get(item["name"])
+        share = ms / total if ms is not None and total else None
+        precision = str(item["precision"]) if item["precision"] in _PRECISIONS else None
+        nodes = [*item["nodes"]] or [f"beside {node}" for node in item.get("follows", ())]
+        layer = {"number": number, "name": str(item["name"]), "kind": str(item["kind"]), "precision": precision}
+        layers.append({**layer, "nodes": nodes, "ms": ms, "share": share, "damage_db": None})
+    _add_damage(layers, subject.results)
+    return layers
+
+
+def _timed(subject: _Subject) -> Sequence[Any]:
+    """The layers of the largest batch profiled; none where the profile is another engine's."""
+    profile = subject.results.profile
+    if profile is None or not profile["batches"]:
+        return ()
+    layers = max(profile["batches"], key=lambda item: item["batch"])["layers"]
+    names = {item["name"] for item in subject.manifest.layers} if subject.manifest is not None else set()
+    return layers if not names or names & {item["name"] for item in layers} else ()
+
+
+def _add_damage(layers: Sequence[dict[str, Any]], results: Results) -> None:
+    """Note the signal-to-noise ratio that is left where nothing but what a layer reads and its weights is quantized."""
+    homes: dict[str, dict[str, Any]] = {}  # node → the layer that does its arithmetic; else the first that names it
+    for layer in sorted(layers, key=lambda item: item["kind"] not in HEAVY):
+        for node in layer["nodes"]:
+            homes.setdefault(node, layer)
+    noise: dict[int, float] = {}
+    for source in results.sensitivity["sources"] if results.sensitivity is not None else ():
+        assert results.sensitivity is not None
+        snr = float(source["snr_db"].get(results.sensitivity["output"], "inf"))
+        power = 0.0 if math.isnan(snr) else 10 ** (-max(snr, -200.0) / 10)
+        for node in source["nodes"]:
+            if node in homes:
+                number = homes[node]["number"]
+                noise[number] = noise.get(number, 0.0) + power / len(source["nodes"])
+    for layer in layers:
+        if (power := noise.get(layer["number"], 0.0)) > 0:
+            layer["damage_db"] = -10 * math.log10(power)
+
+
+def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
+    """Shares by precision: of the layers with products, of their multiply-accumulates, of the time."""
+    counts: Counter[str] = Counter(layer["precision"] or "unknown" for layer in layers if layer["kind"] in HEAVY)
+    times: dict[str, float] = {}
+    for layer in layers:
+        precision = layer["precision"] or "unknown"
+        times[precision] = times.get(precision, 0.0) + (layer["share"] or 0.0)
+    shares = {
+        "time": times,
+        "arithmetic": {} if manifest is None else manifest.coverage,
+        "layers with products": {name: count / counts.total() for name, count in counts.items()},
+    }
+    names = (*_PRECISIONS, "unknown")
+    return {
+        what: {name: parts[name] for name in names if parts.get(name)}
+        for what, parts in shares.items()
+        if any(parts.values())
+    }
+
+
+# What was measured -----------------------------------------------------------------------------------------------------------
+
+
+def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
+    """Tell how near this engine's results are to FP32's, by all that measured it; and what was measured of other graphs."""
+    results, candidates = subject.results, subject.candidates
+    kept = None if candidates is None else candidates.kept
+    own, others = list[str](), list[str]()
+    if results.accuracy is not None:
+        own += _compared(results.accuracy)
+    else:
+        for item in candidates.candidates if candidates is not None else ():
+            own += _compared(item.accuracy) if item.precision == kept and item.accuracy is not None else []
+    if results.tuning is not None:
+        choice, tuned = results.tuning["chosen"], kept in (None, *_QUANTIZED)
+        figure = f", {choice['figure']}" if choice["figure"] else ""
+        said = f"on {results.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}"
+        (own if tuned else others).append(
+            f"tuned {said}" if tuned else f"the tuned graph, which isn't what was kept, {said}"
+        )
+    if (sensitivity := results.sensitivity) is not None and sensitivity["output"] in sensitivity["measured_snr_db"]:
+        snr = decibels(sensitivity["measured_snr_db"][sensitivity["output"]])
+        where = f"{sensitivity['output']} {snr} on {sensitivity['samples']} samples"
+        others.append(f"all of it in INT8, before any repair: {where}")
+    return own, others
+
+
+def _compared(comparison: Compared) -> list[str]:
+    sentences = []
+    for name, output in comparison["outputs"].items():
+        figures = [decibels(output["snr_db"])] if not output.get("integers") else []
+        if output["agreement"] is not None:
+            figures.insert(0, f"{output['agreement']:.1%} the same")
+        channels = output.get("channels")
+        if figures and channels is not None and (number := channels["lowest"]) is not None:
+            lowest = dict(enumerate(channels["snr_db"])).get(number)
+            figures[-1] += "" if lowest is None else f" ({decibels(lowest)} in channel {number}, the lowest)"
+        sentences.append(f"{name} ({output['kind']}): {', '.join(figures)} on {comparison['samples']} samples")
+    old, new = comparison["reference_accuracy"], comparison["candidate_accuracy"]
+    if old and new:
+        sentences.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
+    return sentences
+
+
+def _worst(subject: _Subject) -> list[dict[str, Any]]:
+    """The samples whose results are furthest from FP32's, as `verify` named them, with a bar's length."""
+    accuracy, rows = subject.results.accuracy, list[dict[str, Any]]()
+    for output, told in accuracy["outputs"].items() if accuracy is not None else ():
+        for item in (told.get("samples") or {"worst": ()})["worst"]:
+            snr, same = float(item["snr_db"]), item["agreement"]
+            said = [] if same is None else [f"{same:.1%} the same"]
+            said = ["another answer"] if same == 0 else ["the same answer"] if same == 1 else said
+            length = same if same is not None else min(max(snr, 0.0), 60.0) / 60
+            rows.append(
+                {"sample": item["name"], "output": output, "said": ", ".join([*said, decibels(snr)]), "length": length}
             )
-        return DoctorReport(migration=migrated(request.migrate))
-    subject = None if request.subject is None else Path(request.subject)
-    host = examine(None if subject is None else subject.absolute().parent)
-    all_facts, all_findings = dict(facts(host)), list(findings(host))
-    if subject is not None:
-        file_facts, file_findings = examine_file(subject, host)
-        all_facts |= file_facts
-        all_findings = [*file_findings, *all_findings]
-    return DoctorReport(all_facts, tuple(sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))))
+    return rows[:BARS]
+
+
+def _speed(subject: _Subject) -> list[str]:
+    results, sentences = subject.results, list[str]()
+    if results.bench is not None:
+        for row in results.bench["rows"]:
+            if row["runner"] == "trtopt" and row["run"] is not None:
+                gpu = f", {row['gpu']['median']:.4g} ms on the GPU" if row["gpu"] else ""
+                sentences.append(f"batch {row['batch']}: {row['run']['median']:.4g} ms end to end (median){gpu}")
+    elif results.profile is not None and _timed(subject):
+        for item in results.profile["batches"]:
+            sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
+    if results.run is not None:
+        sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
+    candidates = subject.candidates.candidates if subject.candidates is not None else []
+    kept = None if subject.candidates is None else subject.candidates.kept
+    for candidate in sorted(candidates, key=lambda item: item.precision != kept):  # this engine's first
+        for times in candidate.times:
+            shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
+            mark = " (kept)" if candidate.precision == kept else ""
+            sentences.append(f"{candidate.precision.upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
+    return sentences
+
+
+def _calibration(table: Table) -> dict[str, Any]:
+    rows = [_tensor(name, entry.amax, entry.method, entry.histogram) for name, entry in table.tensors.items()]
+    rows.sort(key=lambda row: (row["snr_db"] is None, row["snr_db"] or 0.0, row["name"]))
+    return {"method": table.method, "samples": table.samples, "tensors": rows}
+
+
+def _tensor(name: str, amax: float, method: str, histogram: Histogram | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "amax": amax, "method": method}
+    if histogram is None or not histogram.absmax:
+        return row | {"absmax": None, "clipped": None, "snr_db": None, "edges": None, "counts": None}
+    snr, clipped = rounding(histogram, amax)
+    bins = int(np.flatnonzero(histogram.counts)[-1]) + 1
+    step = max(1, math.ceil(bins / BINS))
+    counts = [int(histogram.counts[place : min(place + step, bins)].sum()) for place in range(0, bins, step)]
+    edges = [histogram.width * step * place for place in range(len(counts) + 1)]
+    return row | {"absmax": histogram.absmax, "clipped": clipped, "snr_db": snr, "edges": edges, "counts": counts}
+
+
+def rounding(histogram: Histogram, amax: float) -> tuple[float | None, float]:
+    """Estimate a tensor's signal to noise in INT8 by its threshold, in dB, and the share of values beyond it.
+
+    Within the threshold the error is taken for uniform over a step (its square is step²/12 in the mean), and where a bin is
+    wider than a step, no more can be told. Zeros, which lose nothing, are in the first bin with other small values.
+    """
+    middle = (np.arange(len(histogram.counts)) + 0.5) * histogram.width
+    beyond = np.maximum(np.minimum(middle, histogram.absmax) - amax, 0.0)
+    signal = float(histogram.counts @ middle**2)
+    inside = float(histogram.counts @ (beyond == 0))
+    noise = float(histogram.counts @ beyond**2) + inside * (amax / LEVELS) ** 2 / 12
+    return (10 * math.log10(signal / noise) if signal and noise else None), 1 - inside / histogram.total
+
+
+def _warnings(
+    subject: _Subject, layers: Sequence[Mapping[str, Any]], table: Table | None
+) -> list[dict[str, str | None]]:
+    """List what to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
+    name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
+    manifest, results, candidates = subject.manifest, subject.results, subject.candidates
+    if manifest is not None:
+        check = f"trtopt verify MODEL.onnx {name} {_samples(manifest, table)} says whether results suffer"
+        kept = [item for item in candidates.candidates if item.precision == candidates.kept] if candidates else []
+        if any(item.accuracy for item in kept):
+            check = "nothing, if the accuracy above will do: it was measured on this engine"
+        warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
+        precision = str(manifest.spec["precision"])
+        others = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (precision, None)]
+        if precision in _QUANTIZED and others:
+            text = f"layers with products that don't run in {precision.upper()}: {len(others)}"
+            do = "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes"
+            warnings.append((text, do))
+        digest = (manifest.calibration or {}).get("digest")
+        if table is not None and digest and digest != table.digest:
+            warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
+    warnings += [(text, f"measure {name} itself, and leave out --results of others") for text in results.strangers]
+    if results.profile is not None and not _timed(subject):
+        text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
+        warnings.append((text, f"trtopt profile {name}"))
+    for measured in (results.profile, results.bench):
+        warnings += [(text, None) for text in measured["notes"]] if measured is not None else []
+    return [{"text": text, "what_to_do": do} for text, do in dict(warnings).items()]
+
+
+def _against(subject: _Subject, other: _Subject) -> dict[str, Any]:
+    """List what differs between two builds, this engine's value first."""
+    told = [
+        facts(each.engine.nbytes, each.engine.precision_summary, each.manifest)
+        | {"accuracy": "; ".join(_accuracy(each)[0]) or None, "speed": "; ".join(_speed(each)) or None}
+        for each in (subject, other)
+    ]
+    nodes = differing(*(precisions(_layers(each)) for each in (subject, other)))
+    return {
+        "engine": other.plan.name,
+        "facts": [plain(item) for item in differing(*told)],
+        "nodes": [*map(plain, nodes)],
+    }
+
+
+def _provenance(subject: _Subject) -> dict[str, Any]:
+    manifest = subject.manifest
+    told: dict[str, Any] = {"plan": subject.plan.name, "bytes": subject.engine.nbytes, "made by": subject.engine.maker}
+    if manifest is None:
+        return told | {"notes": list(subject.engine.notes)}
+    preprocessing = embedded_by(manifest)
+    return told | {
+        "plan sha256": manifest.plan["sha256"],
+        "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
+        "model sha256": manifest.source["sha256"],
+        "graph sha256": manifest.graph,
+        "key": manifest.key,
+        "trtopt": manifest.trtopt,
+        "GPU of the build": manifest.generation["gpu"],
+        "seconds to build": manifest.seconds,
+        "calibration": manifest.calibration,
+        "inputs": {item["name"]: f"{item['dtype']} {x(item['shape'])}" for item in manifest.inputs},
+        "preprocessing embedded": None if preprocessing is None else preprocessing.sentence,
+        "profiles": [dict(profile) for profile in manifest.profiles],
+        **{f"option: {name}": value for name, value in manifest.spec.items()},
+    }
+
+
+# The page --------------------------------------------------------------------------------------------------------------------
+
+
+def html(contents: Mapping[str, Any]) -> str:
+    """Make the page of a report's contents."""
+    jinja2 = require("jinja2", "report", "writing a report")
+    markup = require("markupsafe", "report", "writing a report").Markup
+    source = whole(Path(__file__).with_name("page.html")).decode()
+    script = re.search(r"<script>(.*?)</script>", source, re.S)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,  # Markup stays as it is
+    )
+    flags = {name: flag_of(item) for name, (item, _) in options(BuildRequest).items()}  # what a manifest's texts name
+    environment.filters |= {
+        "short": _short,
+        "number": _number,
+        "percent": lambda value: "–" if value is None else f"{100 * value:.1f}",
+        "fact": _fact,
+        "spoken": lambda text: spoken(text, flags),
+        "grouped": _grouped,
+        "nodes": _nodes,
+        "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
+    }
+    drawings = {name: markup(svg) for name, svg in _drawings(contents).items()}
+    limits = {"rows": ROWS, "lines": LINES, "bars": BARS}
+    return str(environment.from_string(source).render(contents, charts=drawings, digest=digest, **limits)) + "\n"
+
+
+def _short(text: Any, length: int = _TEXT) -> str:
+    text = str(text)
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _number(value: Any) -> str:
+    """A figure in four digits, those in front of the point all; "–" where there is none."""
+    if value is None:
+        return "–"
+    return f"{float(value):,.0f}" if 1000 <= abs(float(value)) < 1e9 else f"{float(value):.4g}"
+
+
+def _fact(value: Any) -> str:
+    """A value of a table of facts as text."""
+    if value is None or value in ("", [], {}):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_fact(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_fact, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _grouped(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Nodes that aren't in the precision asked for, by why not; the commonest reason first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for item in nodes:
+        groups.setdefault((str(item["precision"]), str(item["reason"])), []).append(f"{item['node']} ({item['op']})")
+    pairs = sorted(groups.items(), key=lambda pair: -len(pair[1]))
+    return [{"nodes": names, "precision": precision, "reason": reason} for (precision, reason), names in pairs]
+
+
+def _nodes(names: Sequence[str]) -> str:
+    """The nodes of a layer in a line: conversions, which TensorRT or trtopt put there, are counted alone."""
+    own = [name for name in names if not name.endswith(("/QuantizeLinear", "/DequantizeLinear", "/Cast"))]
+    shown: list[str] = []
+    for name in own:
+        if shown and sum(map(len, shown)) + len(name) > _NODES:
+            break
+        shown.append(_short(name))
+    rest = [f"{len(own) - len(shown)} more" if len(own) > len(shown) else ""]
+    count = len(names) - len(own)
+    rest.append(f"{count} conversion{'s' * (count > 1)}" if count else "")
+    return ", ".join(filter(None, [*shown, *rest]))
+
+
+def _drawings(contents: Mapping[str, Any]) -> dict[str, str]:
+    """Draw the charts for which there are numbers."""
+    drawings: dict[str, str] = {}
+    runs: list[tuple[str, int, int]] = []
+    for place, layer in enumerate(contents["layers"]):
+        precision = layer["precision"] or "unknown"
+        same = bool(runs) and runs[-1][0] == precision
+        runs = [*runs[:-1], (precision, runs[-1][1], runs[-1][2] + 1)] if same else [*runs, (precision, place, 1)]
+    if runs:
+        drawings["order"] = charts.strip("Precisions in the order of execution", runs[:ROWS])
+    damage = [layer for layer in contents["layers"] if layer["ms"] is not None and layer["damage_db"] is not None]
+    if damage:
+        points = [
+            (
+                f"#{layer['number']} {visible(_short(layer['name']))}",
+                layer["ms"],
+                layer["damage_db"],
+                layer["precision"] or "unknown",
+            )
+            for layer in sorted(damage, key=lambda layer: layer["damage_db"])[:ROWS]  # most damage first
+        ]
+        axes = ("milliseconds", "dB left if only it is quantized")
+        drawings["damage"] = charts.scatter("Milliseconds and decibels of each layer", points, *axes, fewer_up=True)
+    tensors = contents["calibration"]["tensors"] if contents["calibration"] is not None else []
+    for number, item in enumerate([item for item in tensors if item["counts"]][:WORST]):
+        title = f"Histogram of {visible(_short(item['name']))}"
+        drawings[f"histogram{number}"] = charts.histogram(title, item["edges"], item["counts"], item["amax"])
+    if (tuning := contents["tuning"]) is not None:
+        named = {"chosen": "chosen", "before": "before", "whole": "repaired"}
+        choices = [(named[key], tuning[key]) for key in named] + [("tried", item) for item in tuning["front"][:ROWS]]
+        dots = [
+            (f"{label} {100 * item['share']:.1f} % {float(item['snr_db']):.1f} dB", 100 * item["share"], float(item["snr_db"]),
+             "fp16" if label == "chosen" else "int8")
+            for label, item in choices if abs(float(item["snr_db"])) < 1000  # what isn't finite has no place
+        ]  # fmt: skip
+        if dots:
+            axes = ("% of the arithmetic in 8 bits", "dB")
+            drawings["front"] = charts.scatter("Accuracy against the share in 8 bits", dots, *axes)
+    return drawings

@@ -22,16 +22,16 @@ class DoctorRequest:
 
     subject: str | os.PathLike[str] | None = option(
         None,
-        help="A plan or an ONNX file to look at, too.",
-        metavar="M.onnx|M.engine",
+        help="A plan to look at, too.",
+        metavar="M.engine",
         typed=Path,
         positional=True,
     )
     _: KW_ONLY
     migrate: str | None = option(
         None,
-        help="Instead of the host: what of a trtexec command in quotes, or of a shell script of them, TensorRT "
-        "10 and 11 don't have, and trtopt's way.",
+        help="Instead of the host: what of a command of trtexec or polygraphy in quotes, or of a shell script of them, "
+        "TensorRT 10 and 11 don't have, and trtopt's way.",
         metavar="SCRIPT|COMMAND",
         typed=str,
     )
@@ -51,7 +51,6 @@ class ProfileRequest:
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
-    csv: str | os.PathLike[str] | None = shared.written(help="Write all layers as a table.", metavar="F.csv")
     trace: str | os.PathLike[str] | None = shared.written(
         help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json"
     )
@@ -80,14 +79,7 @@ class ReportRequest:
     calib: str | os.PathLike[str] | Table | None = shared.table(
         help="The calibration table: histograms and thresholds."
     )
-    model: str | os.PathLike[str] | None = option(
-        None,
-        help="The ONNX model, for shares of fused nodes; default: the graph that --save-onnx kept, or the engine's source.",
-        metavar="M.onnx",
-        typed=Path,
-    )
     against: str | os.PathLike[str] | None = option(
         None, help="Another engine: what differs.", metavar="OTHER.engine", typed=Path
     )
-    json_twin: str | os.PathLike[str] | None = shared.written(help="Write the same numbers as JSON.", metavar="F.json")
     reporter: Reporter = SILENT

@@ -24,8 +24,8 @@ from trtopt.core.documents import Plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.values import TensorInfo, choice
+from trtopt.cuda.clocks import Clocks, clocks, others
 from trtopt.cuda.device import probe
-from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
 from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays, filled, joined, laid_out, samples_in

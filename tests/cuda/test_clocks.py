@@ -1,0 +1,78 @@
+"""Clocks and other processes, with an NVML that is played."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trtopt.cuda.clocks import Clocks, clocks, others
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    def unsupported(*_: Any) -> Any:
+        raise NVMLError("Not Supported")
+
+    played = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: played.shut.append(True),
+        nvmlDeviceGetHandleByIndex=lambda index: ("index", index),
+        nvmlDeviceGetHandleByUUID=lambda name: ("uuid", name),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda device: 0x24,
+        nvmlDeviceGetUtilizationRates=unsupported,
+        nvmlDeviceGetClockInfo=lambda device, kind: 1665,
+        nvmlDeviceGetMaxClockInfo=lambda device, kind: 1980,
+        nvmlDeviceGetComputeRunningProcesses=lambda device: played.processes[device],
+        nvmlSystemGetProcessName=lambda pid: "/usr/bin/python, a",
+        processes={},
+        shut=[],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", played)
+    monkeypatch.setattr("trtopt.cuda.clocks._LOADED", 0.01)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return played
+
+
+def test_clocks_under_load(nvml: SimpleNamespace) -> None:
+    calls: list[int] = []
+    found = clocks(2, lambda: calls.append(1))
+    assert found == Clocks(1665, 1980, None, ("power cap", "temperature (software)"))
+    assert "held back by power cap" in str(found)
+    assert calls and nvml.shut
+
+
+def test_idling_is_no_throttling(nvml: SimpleNamespace) -> None:
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: 1
+    nvml.nvmlDeviceGetUtilizationRates = lambda device: SimpleNamespace(gpu=93)
+    assert clocks() == Clocks(1665, 1980, 93, ())
+
+
+def test_an_nvml_that_cant_be_asked_is_quoted(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise NVMLError("Driver/library version mismatch")
+
+    nvml.nvmlDeviceGetHandleByIndex = failing
+    assert "knows no GPU 0 (Driver/library" in clocks().unknown and nvml.shut
+    nvml.nvmlInit = failing
+    assert "can't be asked (Driver/library" in clocks().unknown
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pip install nvidia-ml-py" in clocks().unknown
+    assert others() == ()
+
+
+def test_other_processes(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = (SimpleNamespace(pid=pid, usedGpuMemory=512 << 20) for pid in (os.getpid(), 41))
+    nvml.processes = {("index", 3): [mine, theirs], ("uuid", "GPU-abc"): []}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-abc,3")
+    assert others(1) == ("41 /usr/bin/python, a (512 MiB)",)
+    assert others(0) == ()

@@ -1,0 +1,707 @@
+"""The command that says what is wrong with a host, or a plan on it, what comes of that, and what to type.
+
+Native libraries, whose import may crash or hang, are imported in child processes: this file, run as a program. Nothing is
+changed. Errors of the driver are numbered as in `cuda.h`; which GPUs a TensorRT is for is in its support
+matrices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.machinery
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core import host as limits
+from trtopt.core.documents import plain
+from trtopt.core.errors import EngineMismatch, TrtoptError, UsageError
+from trtopt.core.files import cache_path, existing_file, opened_regular, whole
+from trtopt.core.library_output import TELEMETRY_OFF
+from trtopt.core.options import taking
+from trtopt.core.version import to_install
+from trtopt.diagnosis.lines import command_lines, wrapped
+from trtopt.diagnosis.migration import Migration, migrated
+from trtopt.diagnosis.request import DoctorRequest
+
+if TYPE_CHECKING:
+    from trtopt.cuda.device import Probe
+    from trtopt.engine.manifest import Manifest
+    from trtopt.trt.plans import PlanHeader
+
+FORMAT = "trtopt.doctor/1"
+LEVELS = ("error", "warning", "info")
+PATIENCE, CHECKING = (
+    30.0,
+    600.0,
+)  # seconds for a probe, and for `check` of a large model; a machine under load takes its time
+GIB = 2**30
+LEAST_FREE = 2 * GIB  # on disks: engines, graphs with Q/DQ and scratch files of one usual model
+_MODULES = {  # module that is imported in a child → packages that bring it; those of one row install over each other
+    "tensorrt": (),
+    "tensorrt_rtx": (),
+    "tensorrt_lean": (),
+    "tensorrt_lean_bindings": (),
+    "onnxruntime": ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino", "onnxruntime-directml"),
+    "cv2": ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python"),
+    "onnx": ("onnx", "onnx-weekly"),
+}
+_NAMES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"} | dict.fromkeys(
+    ("tensorrt_lean_bindings", "tensorrt_lean"), "TensorRT lean"
+)
+_DEV, _PROC, _SYS = Path("/dev"), Path("/proc"), Path("/sys")
+
+
+@dataclass(frozen=True)
+class HostFinding:
+    """Something that `doctor` found.
+
+    Attributes:
+        code: stable name, for scripts.
+        level: "error": something doesn't work; "warning": it works, but worse or by chance; "info": worth knowing.
+        fact: what is there.
+        consequence: what comes of it.
+        command: what to type.
+    """
+
+    code: str
+    level: str
+    fact: str
+    consequence: str
+    command: str
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What `doctor` found.
+
+    Attributes:
+        facts: what there is, name → text; of the host, then of the plan.
+        findings: what is wrong or worth knowing, errors first.
+        migration: of `migrate=`; then the host wasn't looked at.
+    """
+
+    facts: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[HostFinding, ...] = ()
+    migration: Migration | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is wrong: no errors, no warnings; nothing that TensorRT dropped or trtopt lacks."""
+        wrong = any(finding.level != "info" for finding in self.findings)
+        return not wrong and (self.migration is None or self.migration.ok)
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {name.strip(): text for name, text in self.facts.items()}
+        migration = None if self.migration is None else {**plain(self.migration), "ok": self.migration.ok}
+        document = {"format": FORMAT, "ok": self.ok, "facts": facts, "findings": plain(self.findings)}
+        return {**document, "migration": migration}
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """For a terminal of 80 columns; commands are broken where a shell takes them so."""
+        if self.migration is not None:
+            yield from self.migration.lines
+            return
+        for name, text in self.facts.items():  # the environment is told once; places in it are relative to it
+            indent = 16 if len(name) < 16 else 4
+            yield from wrapped(f"{name:<15} {text.replace(f'{sys.prefix}{os.sep}', '')}", indent)
+        for finding in self.findings:
+            yield ""
+            yield from wrapped(f"{finding.level}: {finding.fact}")
+            yield from wrapped(finding.consequence, start=4)
+            yield from command_lines(finding.command)
+        yield ""
+        counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
+        many = [f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items()]
+        yield ", ".join(many) if self.findings else "nothing is wrong"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@taking(DoctorRequest)
+def doctor(request: DoctorRequest) -> DoctorReport:
+    """Look for what is wrong with this host, and with a plan on it.
+
+    Native libraries are imported in other processes, and PyTorch isn't; nothing is changed.
+
+    Args:
+        subject: a plan, which is held against this host before it is deserialized.
+        migrate: look at this instead: the path of a shell script, or a command line of trtexec or Polygraphy. It isn't
+            run: what of it TensorRT 10 and 11 no longer have is named, with what trtopt has for it.
+
+    Raises:
+        UsageError: a file that doesn't exist or is a model, a command of another program, or both arguments.
+    """
+    if request.migrate is not None:
+        if request.subject is not None:
+            raise UsageError(
+                f"`migrate=` looks at a script or a command alone, not at {request.subject} too: leave one of them out; a "
+                "command is one text, in quotes"
+            )
+        return DoctorReport(migration=migrated(request.migrate))
+    subject = None if request.subject is None else existing_file(request.subject, "the file")
+    if subject is not None and subject.suffix == ".onnx":
+        raise UsageError(
+            f"{subject} is a model: trtopt check {shlex.quote(str(subject))} says what TensorRT makes of it"
+        )
+    host = examine(Path.cwd() if subject is None else subject.absolute().parent)
+    facts, findings = host_facts(host), host_findings(host)
+    if subject is not None:
+        file_facts, file_findings = _plan(subject, host)
+        facts, findings = facts | file_facts, [*file_findings, *findings]
+    return DoctorReport(facts, tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level))))
+
+
+# The host ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of a child process: values, or what it raised or ended with."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as it was found: all that checks read.
+
+    Attributes:
+        packages: normalized name → version.
+        answers: of child processes, for each module of `_MODULES` that is there.
+        gpus: as the driver tells them.
+        output: the folder that results would go to.
+    """
+
+    packages: Mapping[str, str]
+    answers: Mapping[str, Answer]
+    gpus: Probe
+    output: Path
+
+    def answered(self, module: str) -> Mapping[str, Any]:
+        """An answer's values; empty where there is none."""
+        return self.answers[module].values if module in self.answers else {}
+
+    @property
+    def capabilities(self) -> list[int]:
+        return [gpu.compute_capability for gpu in self.gpus.devices]
+
+
+def examine(output: Path) -> Host:
+    """Look at this host; `output` is the folder that results would go to."""
+    packages: dict[str, str] = {}
+    for item in importlib.metadata.distributions():
+        if item.metadata and "Name" in item.metadata:  # a folder that a broken installation left has none
+            packages.setdefault(re.sub(r"[-_.]+", "-", item.metadata["Name"]).lower(), item.version)
+    modules = [name for name in _MODULES if importlib.machinery.PathFinder.find_spec(name)]
+    return Host(packages, ask(modules, PATIENCE), importlib.import_module("trtopt.cuda.device").probe(), output)
+
+
+def _folders(host: Host) -> Iterator[tuple[str, Path, int | None, str]]:
+    """Look at the folders that work is written to: role, path, free bytes, and why nothing can be written there."""
+    places = {"output": host.output, "cache": cache_path(), "temporary": Path(tempfile.gettempdir())}
+    for role, path in places.items():
+        path = path.absolute()
+        nearest = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (pathlib's may raise)
+        free, problem = None, "" if nearest.is_dir() else f"{nearest} is no folder"
+        try:
+            free = shutil.disk_usage(nearest).free
+            if not problem:
+                tempfile.TemporaryFile(dir=nearest).close()
+        except OSError as error:
+            problem = error.strerror or str(error)
+        yield role, path, free, problem
+
+
+def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
+    """Import modules at the same time, each in a child process; never raises for what one does."""
+    path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])  # "" is the working directory
+
+    def answer(module: str) -> Answer:
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, path, module],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                env={TELEMETRY_OFF: "1", **os.environ},
+                timeout=patience,
+            )
+        except subprocess.TimeoutExpired:
+            return Answer(failure=f"no answer within {patience:.0f} s")
+        except OSError as error:
+            return Answer(failure=f"no process can be started ({error.strerror or error})")
+        with contextlib.suppress(ValueError, TypeError):
+            return Answer(**json.loads(done.stdout))
+        with contextlib.suppress(ValueError):
+            return Answer(failure=f"the process ended with {signal.Signals(-done.returncode).name}")
+        last = " ".join(done.stderr.split()[-40:])
+        return Answer(failure=f"the process ended with status {done.returncode} and no answer{last and f': {last}'}")
+
+    with ThreadPoolExecutor(len(_MODULES)) as pool:
+        return dict(zip(modules, pool.map(answer, modules)))
+
+
+def host_facts(host: Host) -> dict[str, str]:
+    """Tell what there is, in a line each."""
+    glibc = " ".join(part for part in platform.libc_ver() if part)
+    facts = {"python": platform.python_version(), "environment": sys.prefix}
+    facts["system"] = ", ".join(filter(None, (f"{platform.system()} {platform.machine()}", glibc)))
+    facts["gpu"] = "; ".join(map(str, host.gpus.devices)) or f"none: {host.gpus.reason}"
+    if driver := host.gpus.driver:
+        module = re.search(r"\s(\d{3,}(?:\.\d+){1,2})\s", _text(_PROC / "driver" / "nvidia" / "version"))
+        facts["driver"] = f"{module[1] + ', ' if module else ''}CUDA {driver[0]}.{driver[1]}"
+    for module_name, name in _NAMES.items():
+        if version := host.answered(module_name).get("version"):
+            libraries = host.answered(module_name).get("libraries", {})
+            facts |= {name: str(version)} | {f"  {file}": path for file, path in libraries.items()}
+    names = ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "protobuf", "torch", "cuda-bindings")
+    facts |= {name: host.packages[name] for name in names if name in host.packages}
+    quota = f", {limits.quota():g} by the container's quota" if limits.quota() is not None else ""
+    facts["cores"] = f"{limits.cores()} of {limits.visible_cores()}{quota}"
+    if (memory := limits.free_memory()) is not None:
+        facts["free memory"] = f"{memory / GIB:.1f} GiB"
+    for role, path, free, _ in _folders(host):
+        facts[role] = f"{path}{'' if free is None else f', {free / GIB:.0f} GiB free'}"
+    return facts
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return whole(path).decode("utf-8", "replace")
+    return ""
+
+
+def host_findings(host: Host) -> list[HostFinding]:
+    """Run every check. One that fails itself is told of, and the others go on."""
+    findings: list[HostFinding] = []
+    for check in CHECKS:
+        try:
+            findings += check(host)
+        except Exception as error:  # noqa: PERF203 (on a host that nobody thought of)
+            fact = f"the check {check.__name__} failed: {type(error).__name__}: {error}"
+            consequence = "what it looks for isn't known here; please report this"
+            findings.append(HostFinding("check-failed", "warning", fact, consequence, "trtopt version --json"))
+    return findings
+
+
+# Checks ------------------------------------------------------------------------------------------------------------------
+
+Check = Callable[[Host], Iterator[HostFinding]]
+CHECKS: list[Check] = []
+
+
+def check(function: Check) -> Check:
+    CHECKS.append(function)
+    return function
+
+
+@check
+def overlaid_packages(host: Host) -> Iterator[HostFinding]:
+    """microsoft/onnxruntime#23833, #26996; opencv/opencv-python#370."""
+    for module, names in _MODULES.items():
+        packages = sorted(name for name in names if name in host.packages)
+        if len(packages) < 2:
+            continue
+        keep, why = packages[0], "files of two builds are mixed: imports fail, or ask for libGL.so.1 on servers"
+        if module == "onnxruntime":
+            keep = "'onnxruntime-gpu[cuda,cudnn]'" if host.gpus and "onnxruntime-gpu" in packages else keep
+            why = "the one that was installed last counts, and with the CPU's no GPU is used, without a word"
+        elif module == "cv2":
+            keep = f"opencv{'-contrib' * any('contrib' in name for name in packages)}-python-headless"
+        fact = f"{' and '.join(packages)} are installed over each other, in the one folder {module}"
+        command = f"pip uninstall -y {' '.join(packages)} && pip install {keep}"
+        yield HostFinding(f"overlaid-{module}", "error", fact, why, command)
+
+
+_AGAIN = "pip install --force-reinstall {requirement}"
+_CAUSES = {  # what an import says → consequence, command
+    r"lib(GL|EGL)\.so": (
+        "OpenCV with windows needs libraries of a desktop, which servers and containers lack",
+        "pip uninstall -y opencv-python opencv-contrib-python && pip install --force-reinstall opencv-python-headless",
+    ),
+    r"GLIBC\w*_[\d.]+.* not found": (
+        "the wheel is for a newer system, or an older libstdc++ is found first, by LD_LIBRARY_PATH or in conda",
+        "unset LD_LIBRARY_PATH; docker run -it ubuntu:24.04 bash",
+    ),
+    r"NumPy 1\.x cannot be run in|_ARRAY_API not found|numpy\.core\.multiarray|has no attribute 'bool'|dtype size changed": (
+        "it was compiled for NumPy 1, and NumPy 2 is installed",
+        "pip install -U {package} || pip install 'numpy<2'",
+    ),
+    r"[Dd]escriptors cannot be created directly|google\.protobuf|Detected incompatible Protobuf": (
+        "protobuf is older or newer than what its generated code needs",
+        "pip install -U protobuf onnx",
+    ),
+    r"cannot open shared|undefined symbol": ("libraries are missing, or of different versions", _AGAIN),
+    r"ended with SIG": (
+        "whatever imports it ends without a message; libraries of different versions are usual",
+        _AGAIN,
+    ),
+    r"": ("nothing that needs it works", _AGAIN),
+}
+
+
+@check
+def failing_imports(host: Host) -> Iterator[HostFinding]:
+    for module, names in _MODULES.items():
+        if (failure := host.answers[module].failure if module in host.answers else "") == "":
+            continue
+        package = next((name for name in (*names, module.replace("_", "-")) if name in host.packages), "")
+        requirement = f"{package}=={host.packages[package]}" if package else module
+        why, command = next(cause for pattern, cause in _CAUSES.items() if re.search(pattern, failure))
+        command = command.format(package=package or module, requirement=requirement)
+        yield HostFinding(f"import-{module}", "error", f"`import {module}` fails: {failure}", why, command)
+
+
+@check
+def library_version(host: Host) -> Iterator[HostFinding]:
+    """NVIDIA/TensorRT#1596, #2041: the bindings of one TensorRT on the libraries of another."""
+    for module in ("tensorrt", "tensorrt_rtx"):
+        said = host.answered(module)
+        version, inside = said.get("version", ""), said.get("library_version", "")
+        if version and inside and release(version)[:3] != release(inside)[:3]:
+            path = next(path for name, path in said["libraries"].items() if name.startswith(_RUNTIMES))
+            fact = f"{module} {version} runs on {path}, which is {inside}"
+            why = "engines are refused or fail: the library of another installation is found first"
+            again = f"unset LD_LIBRARY_PATH; pip install --force-reinstall {module.replace('_', '-')}=={version}"
+            yield HostFinding("library-version", "error", fact, why, again)
+
+
+_DRIVER_ERRORS = {  # codes of cuInit → consequence, command
+    100: ("the driver finds no GPU that this process may use", "nvidia-smi -L; unset CUDA_VISIBLE_DEVICES"),
+    802: ("GPUs on an NVSwitch wait for the fabric manager", "sudo systemctl enable --now nvidia-fabricmanager"),
+    803: ("the driver was upgraded and its kernel module is the old one", "sudo reboot"),
+    804: ("CUDA's forward-compatibility libraries are in front of the driver's", "unset LD_LIBRARY_PATH"),
+    999: (
+        "the driver's module hangs, often since the machine slept",
+        "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
+    ),
+}
+_DRIVER_PAGE = "xdg-open https://www.nvidia.com/drivers"
+_FIRST_DRIVER = {12: "525", 13: "580"}  # branch of the driver that runs this CUDA first, on Linux
+
+
+@check
+def driver(host: Host) -> Iterator[HostFinding]:
+    why = host.gpus.reason
+    if host.gpus:
+        return
+    code = re.search(r"with error (\d+)", why)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not re.fullmatch(r"\s*(GPU-|MIG-|\d)\S*.*", visible) and (code or host.gpus.driver):
+        fact, command = f"CUDA_VISIBLE_DEVICES is {visible!r}", "unset CUDA_VISIBLE_DEVICES"
+        yield HostFinding("gpu-hidden", "error", fact, "every GPU is hidden from this process", command)
+    elif code:
+        consequence, command = _DRIVER_ERRORS.get(int(code[1]), ("no GPU can be used", "nvidia-smi"))
+        yield HostFinding("driver-error", "error", why, consequence, command)
+    elif _nvidia_hardware():
+        command, consequence = _DRIVER_PAGE, "it can't be used: there is no driver"
+        if any(Path(place).exists() for place in ("/.dockerenv", "/run/.containerenv")):
+            command = "docker run --gpus all …"
+            consequence = "this container wasn't given it: building and running engines needs it"
+        yield HostFinding("no-driver", "error", f"an NVIDIA GPU is plugged in, but {why}", consequence, command)
+
+
+def _nvidia_hardware() -> bool:
+    devices = _SYS / "bus" / "pci" / "devices"
+    return (_DEV / "nvidia0").exists() or any(  # a display, which a card's sound device isn't
+        _text(place / "vendor").strip() == "0x10de" and _text(place / "class").startswith("0x03")
+        for place in (devices.iterdir() if devices.is_dir() else ())
+    )
+
+
+@check
+def cuda_versions(host: Host) -> Iterator[HostFinding]:
+    """A driver runs its own CUDA and older; within a major version newer, too."""
+    most = host.gpus.driver or (999, 0)
+    for name, version in sorted(host.packages.items()):
+        match = re.fullmatch(r"(tensorrt|tensorrt-rtx)-cu(\d+)", name)
+        cuda = int(match[2]) if match else release(version)[0] if name == "cuda-bindings" else 0
+        if cuda > most[0]:
+            command = f"pip install '{name}=={most[0]}.*'"
+            if match:
+                others = " ".join(f"{name}{part}" for part in ("", "-bindings", "-libs"))
+                command = f"pip uninstall -y {match[1]} {others} && pip install '{match[1]}-cu{most[0]}=={version}'"
+            fact = f"{name} {version} is for CUDA {cuda}; the driver runs CUDA {most[0]}.{most[1]} at most"
+            since = f"; from driver {_FIRST_DRIVER[cuda]} on it can" if cuda in _FIRST_DRIVER else ""
+            why = f"it can't use the GPU ('CUDA driver version is insufficient'){since}"
+            yield HostFinding("driver-too-old", "error", fact, why, command)
+
+
+_RTX_GPUS = (75, 80, 86, 89, 120, 121)
+
+
+@check
+def gpu_generation(host: Host) -> Iterator[HostFinding]:
+    version = release(str(host.answered("tensorrt").get("version", "")))
+    least = 50 if version < (10,) else 70 if version < (10, 5) else 75
+    most = 90 if version < (10, 8) else 999
+    for gpu in host.gpus.devices:
+        sm, why, extra = gpu.compute_capability, "builds fail, or kernels are missing", "trt8"
+        if version and not least <= sm <= most:
+            limit = f"sm{least} {'and later' if most == 999 else f'to sm{most}'}"
+            fact, extra = f"TensorRT {'.'.join(map(str, version))} is for {limit}", "trt11" if sm > most else "trt8"
+        elif not version and "tensorrt_rtx" in host.answers and sm not in _RTX_GPUS:
+            fact, extra = "TensorRT-RTX isn't for it; no other TensorRT is here", "trt11"
+            why = "engines can be built here for other GPUs, and not run"
+        else:
+            continue
+        yield HostFinding("gpu-not-supported", "error", f"{gpu.name} is sm{sm}; {fact}", why, to_install(extra))
+
+
+@check
+def missing_packages(host: Host) -> Iterator[HostFinding]:
+    if host.gpus and "cuda-bindings" not in host.packages:
+        fact, why = "a GPU is here, and cuda-bindings isn't installed", "trtopt can't run engines or time them"
+        command = f"pip install 'cuda-bindings=={host.gpus.driver[0] if host.gpus.driver else 12}.*'"
+        yield HostFinding("no-cuda-bindings", "warning", fact, why, command)
+    if not any(module.startswith("tensorrt") for module in host.answers):
+        why = "models can be exported, checked and calibrated; engines can't be built"
+        command = to_install("trt11" if host.gpus else "rtx")
+        yield HostFinding("no-tensorrt", "warning", "no TensorRT is installed", why, command)
+
+
+@check
+def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
+    """microsoft/onnxruntime: "Failed to load library libonnxruntime_providers_cuda.so", and on it goes on the CPU."""
+    version, gpu_version = (host.packages.get(name) for name in ("onnxruntime", "onnxruntime-gpu"))
+    if host.gpus and version and not gpu_version:
+        fact = f"onnxruntime {version} is the CPU's, and a GPU is here"
+        why = "verify, --best and bench --against onnxruntime run the FP32 model on the CPU"
+        command = f"pip uninstall -y onnxruntime && {to_install('ort-gpu')}"
+        yield HostFinding("onnxruntime-on-cpu", "info", fact, why, command)
+    failure = host.answered("onnxruntime").get("cuda", "")
+    if host.gpus and gpu_version and failure:
+        fact = f"onnxruntime-gpu {gpu_version} can't load its part for GPUs: {failure}"
+        command = f"pip install 'onnxruntime-gpu[cuda,cudnn]=={gpu_version}'"
+        why = "sessions run on the CPU, with a line in the log"
+        yield HostFinding("onnxruntime-without-cuda", "warning", fact, why, command)
+
+
+_VARIABLES = {  # name → value, level, consequence
+    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": ("python", "warning", "reading and writing ONNX takes many times longer"),
+    "CUDA_LAUNCH_BLOCKING": ("1", "warning", "every kernel is waited for: engines are slow, and times mean nothing"),
+    "CUDA_MODULE_LOADING": ("EAGER", "warning", "TensorRT 8.6 builds take many times longer"),
+    "NVIDIA_TF32_OVERRIDE": ("0", "info", "no FP32 layer uses TF32, whatever a build asks for"),
+}
+
+
+@check
+def machine(host: Host) -> Iterator[HostFinding]:
+    for name, (value, level, consequence) in _VARIABLES.items():
+        if os.environ.get(name) == value:
+            yield HostFinding("variable", level, f"{name} is {value}", consequence, f"unset {name}")
+    if (free := limits.free_memory()) is not None and free < GIB:
+        fact = f"{free / GIB:.1f} GiB of memory are free for this process"
+        why, command = "exports, folding and builds may be killed without a message", "ps aux --sort=-rss | head"
+        yield HostFinding("little-memory", "warning", fact, why, command)
+
+
+_ELSEWHERE = {"output": "cd ", "cache": "export TRTOPT_CACHE=", "temporary": "export TMPDIR="}
+
+
+@check
+def disks(host: Host) -> Iterator[HostFinding]:
+    for role, path, free, problem in _folders(host):
+        command = f"{_ELSEWHERE[role]}FOLDER_WITH_ROOM"
+        if problem:
+            fact = f"the {role} folder {path} can't be written to: {problem}"
+            yield HostFinding(f"{role}-not-writable", "error", fact, "commands fail when they write there", command)
+        elif free is not None and free < LEAST_FREE:
+            fact = f"{free / GIB:.1f} GiB are free where the {role} folder {path} is"
+            why = "engines, graphs and scratch files may not fit: work fails at its end"
+            yield HostFinding(f"{role}-disk-full", "warning", fact, why, command)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version: (10, 16, 1, 11)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
+
+
+# A plan ------------------------------------------------------------------------------------------------------------------
+
+
+def _plan(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
+    """Hold a plan's header and manifest against this host, before anything is deserialized."""
+    from trtopt.engine.manifest import load_manifest
+    from trtopt.trt.plans import plan_header
+
+    with opened_regular(path) as file:
+        start = file.read(4096)
+    header = plan_header(start)
+    if header is None:
+        return {}, [_no_plan(path, start)]
+    findings: list[HostFinding] = []
+    manifest, nbytes = None, path.stat().st_size
+    rebuild = f"trtopt build MODEL.onnx -o {shlex.quote(str(path))}"
+    try:
+        manifest = load_manifest(path)
+        if manifest is None:
+            fact = f"{path} has no manifest, which says which plan it is"
+            why = "run loads it only if you know where it comes from, and say so"
+            command = shlex.join(["trtopt", "run", str(path), "--trust", "--input", "X.npy"])
+            findings.append(HostFinding("plan-without-manifest", "info", fact, why, command))
+        else:
+            words = ["trtopt", "build", manifest.source["path"] or "MODEL.onnx"]
+            words += [f"--{manifest.spec['precision']}"] if manifest.spec["precision"] != "fp32" else []
+            words += ["--calib", "TABLE.calib.json"] if manifest.calibration else []
+            for profile in manifest.profiles:
+                words += ["--shapes", ";".join(f"{name}:{shape}" for name, shape in profile.items())]
+            rebuild = shlex.join([*words, "-o", str(path)])
+            manifest.check_plan(path)
+    except EngineMismatch as error:
+        findings.append(HostFinding("plan-not-of-manifest", "error", str(error), "run and inspect refuse it", rebuild))
+        manifest = None  # nothing in it is about this plan
+    except TrtoptError as error:
+        why = "how the engine was made isn't known, and run refuses it"
+        findings.append(HostFinding("manifest-damaged", "error", str(error), why, rebuild))
+    targets = manifest.built_for if manifest is not None and manifest.built_for else header.targets
+    facts = {"plan": f"{header}, {nbytes / 2**20:.1f} MiB"}
+    facts["built for"] = ", ".join(f"sm{target}" for target in targets) or "unknown: neither header nor manifest says"
+    if header.nbytes and header.nbytes != nbytes:
+        fact = f"{path} has {nbytes} bytes, its header says {header.nbytes}"
+        findings.append(HostFinding("plan-damaged", "error", fact, "it was cut off, or copied as text", rebuild))
+    findings += _version(path, header, manifest, host, rebuild)
+    findings += _gpus(path, header, manifest, targets, host, rebuild)
+    return facts, findings
+
+
+def _no_plan(path: Path, start: bytes) -> HostFinding:
+    """NVIDIA/TensorRT#1384, #2915: "Magic tag does not match"."""
+    name, length = shlex.quote(str(path)), int.from_bytes(start[:4], "little")
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+        fact = f"{path} is a pointer of Git LFS, {path.stat().st_size} bytes"
+        command = f"git lfs install && git lfs pull --include {shlex.quote(path.name)}"
+        return HostFinding("lfs-pointer", "error", fact, "the file itself wasn't downloaded", command)
+    if start[4:5] == b"{" and 0 < length < 1 << 20:
+        fact = f"{path} begins with {length} bytes of Ultralytics' JSON, and the plan comes after"
+        why = "only Ultralytics opens it; TensorRT says 'Magic tag does not match'"
+        command = f"tail -c +{length + 5} {name} > {shlex.quote(str(path.with_suffix('.plan.engine')))}"
+        return HostFinding("ultralytics-prefix", "error", fact, why, command)
+    if start.startswith(b"PK\x03\x04"):
+        fact = f"{path} is an archive, as PyTorch saves weights and modules"
+        command = f"trtopt export my_model.py:Net --weights {name} -o MODEL.onnx"
+        return HostFinding("no-plan", "error", fact, "TensorRT builds from ONNX", command)
+    fact = f"{path} isn't a TensorRT plan: it begins with {start[:8]!r}" if start else f"{path} is empty (0 bytes)"
+    why = "nothing can run it; it is damaged, of TensorRT before 8.6, or something else"
+    return HostFinding("no-plan", "error", fact, why, "trtopt build MODEL.onnx -o MODEL.engine")
+
+
+def _version(
+    path: Path, header: PlanHeader, manifest: Manifest | None, host: Host, rebuild: str
+) -> Iterator[HostFinding]:
+    from trtopt.trt import LEAN
+    from trtopt.trt.compatibility import PlanOrigin, runs_on, unread
+    from trtopt.trt.plans import plan_origin
+
+    product = "tensorrt_rtx" if header.product == "TensorRT-RTX" else "tensorrt"
+    modules = [product, *LEAN] if product == "tensorrt" else [product]
+    to_get = f"pip install '{product.replace('_', '-')}=={'.'.join(map(str, release(header.version)[:3]))}.*'"
+    versions = {module: str(version) for module in modules if (version := host.answered(module).get("version"))}
+    if not versions:
+        fact = f"{path} was made by {header}; no {header.product} can be imported here"
+        command = to_get if product not in host.answers else rebuild
+        yield HostFinding("plan-without-runtime", "error", fact, "it can't run here", command)
+        return
+    origin = plan_origin(whole(path, None)) or PlanOrigin(header.product, header.version)
+    if manifest is not None:
+        origin = replace(manifest.origin, version=header.version)
+    candidates = [(name, version, unread(origin, version, lean=name in LEAN)) for name, version in versions.items()]
+    module, version, refused = next((item for item in candidates if not item[2]), candidates[0])
+    fact = f"{path} was made by {header}; {header.product}{' lean' * (module in LEAN)} {version} is here"
+    if refused:
+        certain = manifest or origin.compatible or product == "tensorrt_rtx"
+        why = f"it runs on {runs_on(origin)}{'' if certain else ', unless built to be version-compatible'}"
+        yield HostFinding("plan-of-other-version", "error", fact, why, to_get if manifest is None else rebuild)
+    elif release(version)[:3] != release(header.version)[:3]:
+        why = "it was built to run on later versions: it is opened only if you trust the library that it carries"
+        command = shlex.join(["trtopt", "run", str(path), "--trust-host-code", "--input", "X.npy"])
+        yield HostFinding("plan-of-older-version", "info", fact, why, command)
+
+
+def _gpus(
+    path: Path, header: PlanHeader, manifest: Manifest | None, targets: tuple[int, ...], host: Host, rebuild: str
+) -> Iterator[HostFinding]:
+    ampere = manifest is not None and manifest.spec.get("hardware_compatibility") == "ampere_plus"
+    fits = [sm in targets or (ampere and sm >= 80) for sm in host.capabilities]
+    if not targets or all(fits):
+        return
+    unfit = host.capabilities[fits.index(False)]
+    if header.product == "TensorRT-RTX":
+        rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit}", 1)
+    fact = f"{path} was built for {', '.join(f'sm{sm}' for sm in targets)}; here is sm{unfit}"
+    why = "it doesn't load on that GPU; plans are for the GPU they were built for"
+    yield HostFinding("plan-of-other-gpu", "warning" if any(fits) else "error", fact, why, rebuild)
+
+
+# In a child process ------------------------------------------------------------------------------------------------------
+
+_NATIVE = re.compile(r"/lib(nvinfer|nvonnxparser|tensorrt|cuda\.|cudart|cudnn|cublas|onnxruntime)[^/]*$")
+_RUNTIMES = ("libnvinfer.so", "libtensorrt_rtx.so")
+
+
+def _answer() -> None:
+    """Import a module, and write an `Answer` as JSON: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what native libraries print isn't part of the answer
+    path, name = sys.argv[1:]
+    sys.path[:] = json.loads(path)  # as the parent sees packages, without this file's folder
+    try:
+        reply: dict[str, Any] = {"values": _imported(name)}
+    except BaseException as error:
+        reply = {"failure": " ".join(f"{type(error).__name__}: {error}".split())[:600]}
+    with contextlib.suppress(OSError):
+        answers.write(json.dumps(reply, default=str))
+        answers.flush()
+    os._exit(0)  # libraries that crash when they are unloaded have answered
+
+
+def _imported(name: str) -> dict[str, Any]:
+    module = importlib.import_module(name)
+    maps = [line.split(maxsplit=5) for line in _text(_PROC / "self" / "maps").splitlines()]
+    paths = sorted({parts[5] for parts in maps if len(parts) == 6 and _NATIVE.search(parts[5])})
+    libraries, inside = {Path(path).name: path for path in paths}, ""
+    runtime = next((path for name, path in libraries.items() if name.startswith(_RUNTIMES)), "")
+    with contextlib.suppress(OSError, AttributeError):
+        number = int(ctypes.CDLL(runtime).getInferLibVersion()) if runtime else 0
+        unit = 1000 if number < 10000 else 10000  # 8601 is 8.6.1, and 101601 is 10.16.1
+        inside = f"{number // unit}.{number % unit // 100}.{number % 100}" if number else ""
+    version = str(getattr(module, "__version__", ""))
+    cuda = _without_cuda(module) if name == "onnxruntime" else ""
+    return {"version": version, "libraries": libraries, "library_version": inside, "cuda": cuda}
+
+
+def _without_cuda(ort: Any) -> str:
+    """Load ONNX Runtime's library for NVIDIA GPUs with those of CUDA, as a session would; return why it can't be, or ""."""
+    with contextlib.redirect_stdout(sys.stderr):
+        getattr(ort, "preload_dlls", int)()
+    try:
+        for part in ("shared", "cuda"):
+            library = Path(ort.__file__).parent / "capi" / f"libonnxruntime_providers_{part}.so"
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    _answer()
