@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,13 +16,10 @@ from trtopt.autotune.building import build, goal_asked
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
-from trtopt.calibration.expected import examine
-from trtopt.calibration.mixing import mixing
-from trtopt.calibration.observe import Observation, combined, observe
+from trtopt.calibration.expected import check_preprocessing
+from trtopt.calibration.observe import Observation, combined, observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare
-from trtopt.calibration.quality import PROBES, Sample, Survey
-from trtopt.calibration.report import facts, refuse
-from trtopt.calibration.torch_engine import TorchEngine, engine_identity
+from trtopt.calibration.quality import PROBES, Sample, Survey, facts, refuse
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
 from trtopt.core.progress import Reporter
@@ -109,7 +106,7 @@ def _graph(folder: Path) -> onnx.ModelProto:
 
 
 def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str) -> Shard:
-    """Count the samples from `start` to `stop`; in PyTorch where `device` isn't "cpu"."""
+    """Count the samples from `start` to `stop`; on the GPU where `device` is "cuda"."""
     began, survey = monotonic(), Survey()
     try:
         observation = observe(
@@ -118,7 +115,7 @@ def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str
             survey.watch(opened.samples.part(start, stop)),
             threads=threads,
             shard=True,
-            engine=None if device == "cpu" else partial(TorchEngine, device=device),
+            device=device,
         )
     except CalibrationError as error:
         if not start:
@@ -128,7 +125,7 @@ def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str
         raise CalibrationError(
             f"{observation.samples} of the {stop - start} samples of a shard were there: the data changed"
         )
-    made_by = versions() | ({} if device == "cpu" else engine_identity(device))
+    made_by = versions() | ({} if device == "cpu" else require_gpu_provider())
     return Shard(observation, survey.samples, monotonic() - began, made_by)
 
 
@@ -138,11 +135,11 @@ def make_tables(
     """Merge the shards of a pass, and write a table for each (model, method, output): a result or an error each.
 
     Args:
-        unusual: data that `calibrate` would refuse, such as noise, is allowed.
+        unusual: data that `calibrate` would refuse, such as copies of one sample, is allowed.
 
     Raises:
         CalibrationError: a tensor is constant over all shards.
-        DataError: most of the samples are noise, constant or the same.
+        DataError: most of the samples are of one colour, or all are the same.
     """
     prepared, data, survey = replace(opened.prepared, proto=_graph(opened.folder)), opened.samples, Survey()
     looks = [item for shard in shards for item in shard.looks]
@@ -151,8 +148,7 @@ def make_tables(
     refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
     whole = combined(prepared.proto, [shard.observation for shard in shards])
     probes = _probes(data, survey.samples)
-    examined = examine(load_model(tables[0][0], lazy=True).proto, probes.images)
-    quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
+    quality["preprocessing"] = check_preprocessing(load_model(tables[0][0], lazy=True).proto, probes.images)
     ranges = half_ranges(prepared.proto, probes.ranged, whole.histograms)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
@@ -161,7 +157,6 @@ def make_tables(
                 whole,
                 method,
                 quality,
-                lambda: examined,
                 data=opened.described,
                 preprocess=None if data.preprocess is None else data.preprocess.describe(),
                 skipped=tuple(map(asdict, data.skipped)),

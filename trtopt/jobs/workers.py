@@ -43,6 +43,9 @@ class Place(Protocol):
             resource: of the Ray node that is to run it.
         """
 
+    def close(self) -> None:
+        """End what runs, at once."""
+
 
 class Workers:
     """A process for each of `places`, which say what its environment has besides, such as the GPU that is its own.
