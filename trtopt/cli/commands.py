@@ -110,12 +110,14 @@ def export(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", read=_MODULE)
 def init(result: Any, values: Options) -> Iterator[str]:
-    """Write a recipe for a model of yours; pipeline runs it. It says what was guessed, and why."""
-    yield f"{result.recipe}: the file says over each guess what it comes from:"
-    for guess in result.guesses:
-        yield f"  - {guess}"
-    for number, command in enumerate(result.commands):
-        yield f"{'or' if number else 'next'}: {command}"
+    """Write a recipe for a model of yours; pipeline runs it. What isn't known is "?" in it."""
+    yield f"{result.recipe}: written"
+    for note in result.notes:
+        yield f"  - {note}"
+    if result.unknown:
+        yield f'  fill in the "?" of {", ".join(result.unknown)}'
+    for command in result.commands:
+        yield f"next: {command}"
 
 
 @command_of(CheckRequest, "trtopt check model.onnx --fix clean.onnx")

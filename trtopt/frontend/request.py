@@ -39,7 +39,7 @@ class InitRequest:
     factory_arg: Mapping[str, Any] | None = _factory_arg()
     inputs: InputSpec | None = option(
         None,
-        help="Shape of an input, as for export; default: found by trying.",
+        help="Shape of an input, as for export; default: as the arrays of --data.",
         metavar="NAME:batchx3x224x224",
         typed=list[str],
     )

@@ -1,0 +1,201 @@
+"""`trtopt tune` on this machine's GPU beside FP16, INT8 everywhere and ModelOpt's placement: one row a network.
+
+    python benchmarks/networks.py FOLDER NAME... [--level N] [--jobs N] [--seconds S]
+
+FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --gates), NAME.modelopt.onnx (what ModelOpt wrote; optional) and
+samples.npz, as benchmarks/networks_inputs.py writes them.
+First, --jobs networks at a time (builds of TensorRT 8.6 side by side on one GPU take longer than one after another), what needs
+no timing is built and stored; then, by itself, each network is tuned, to a limit in dB that INT8 everywhere meets (--min-snr),
+and the engines are timed in turns at batch 1 and 32, a profile of its own each.
+--seconds ends the first part, and a network whose engines aren't all there is left out of the second one. Rows are kept as
+FOLDER/NAME.tuned.json, engines beside them, and neither is made twice; the last thing printed is the table of all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import common  # noqa: F401
+import numpy as np
+
+import trtopt
+from trtopt.autotune.candidates import gpu_for
+from trtopt.autotune.layer_times import Engines
+from trtopt.autotune.selection import time_in_turns
+from trtopt.builder.asked import spec_of
+from trtopt.builder.request import BuildRequest
+from trtopt.calibration.prepared import prepare
+from trtopt.calibration.table import Table
+from trtopt.graph.io import load_model
+from trtopt.runtime.session import Session
+
+WAYS = ("fp16", "int8", "tuned", "modelopt")
+HEADERS = ("network", "INT8 everywhere, dB", "kept", "left out", "batch", "FP16, ms", "INT8", "tuned", "ModelOpt")
+
+
+class Network:
+    def __init__(self, given: argparse.Namespace, name: str) -> None:
+        self.folder, self.name, self.given = Path(given.folder), name, given
+        self.model = self.folder / f"{name}.onnx"
+        info = load_model(self.model, lazy=True).inputs[0]
+        self.input = info.name
+        self.data: dict[str, Any] = {"data": self.folder / "samples.npz", "limit": given.samples}
+        self.options: dict[str, Any] = {
+            "shapes": [f"{info.name}:{'x'.join(map(str, (batch, *info.shape[1:])))}" for batch in (1, 32)],
+            "optimization_level": given.level,
+            "store": "local",
+        }
+
+    def engine(self, way: str) -> Path:
+        return self.folder / f"{self.name}.{way}.engine"
+
+    def built(self) -> bool:
+        return all(self.engine(way).is_file() for way in ("fp16", "int8"))
+
+    def build(self) -> str:
+        """What `tune` builds before it measures, and ModelOpt's; into the store."""
+        started = time.monotonic()
+        model = load_model(self.model)
+        request = BuildRequest(model=self.model, output=self.engine("tuned"), int8=True, **self.data, **self.options)
+        table = Table.load(self.folder / f"{self.name}.calib.json")
+        table = replace(
+            prepare(model, spec_of(request).overrides, gates=True).needed(table), left_out={}
+        )  # as `tune` does
+        folder = self.folder / f"{self.name}.built"
+        folder.mkdir(exist_ok=True)
+        engines = Engines(request, gpu_for(request), folder)
+        quantized, plain = engines.both(table)
+        results = {"int8": quantized, "fp16": plain}
+        for way, result in results.items():
+            for suffix in ("", ".json"):
+                os.replace(f"{result.engine}{suffix}", f"{self.engine(way)}{suffix}")
+        said = [f"{way} {result.seconds:.0f} s" for way, result in results.items()]
+        written = self.folder / f"{self.name}.modelopt.onnx"
+        if written.is_file():
+            result = trtopt.build(written, self.engine("modelopt"), int8=True, compare=False, **self.options)
+            said.append(f"modelopt {result.seconds:.0f} s")
+        return f"{self.name}: {', '.join(said)}; {time.monotonic() - started:.0f} s in all"
+
+    def measure(self) -> dict[str, Any]:
+        result = trtopt.tune(
+            self.model,
+            self.engine("tuned"),
+            calib=self.folder / f"{self.name}.calib.json",
+            min_snr=self.given.min_snr,
+            min_agreement=0.0,  # random weights: the first two classes are next to equal
+            **self.data,
+            **self.options,
+        )
+        assert result.tuning is not None
+        comparison = result.comparison or {}
+        with np.load(self.folder / "samples.npz") as arrays:
+            samples = [{self.input: arrays[self.input]}]
+        ways = [way for way in WAYS if self.engine(way).is_file()]
+        sessions = {way: Session(self.engine(way), contexts=1) for way in ways}
+        try:
+            times, _ = time_in_turns(sessions, samples)
+        finally:
+            for session in sessions.values():
+                session.close()
+        return {
+            "network": self.name,
+            "level": self.given.level,
+            "int8_db": result.tuning.whole.snr_db,
+            "left_out": len(result.tuning.left_out),
+            "gates": len(result.tuning.table.gates),
+            "tuned_db": result.tuning.chosen.snr_db,
+            "engine_db": {item["precision"]: item["accuracy"] for item in comparison.get("candidates", ())},
+            "share": result.tuning.chosen.share,
+            "kept": comparison.get("kept"),
+            "why": comparison.get("why"),
+            "precision": result.precision_summary,
+            "ms": {way: [item.gpu_ms for item in each] for way, each in times.items()},
+        }
+
+
+def build_one(given: argparse.Namespace, name: str) -> str:
+    try:
+        network = Network(given, name)
+        return f"{name}: there" if network.built() else network.build()
+    except Exception as error:  # another network may do
+        return f"{name}: {type(error).__name__}: {error}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"| {' | '.join(HEADERS)} |", "|" + "---|" * len(HEADERS)]
+    gains: dict[str, list[float]] = {way: [] for way in WAYS[1:]}
+    for row in rows:
+        for index, batch in enumerate((1, 32)):
+            first = (
+                (row["network"], f"{row['int8_db']:.1f}", row["kept"], str(row["left_out"])) if not index else ("",) * 4
+            )
+            ms = {way: each[index] for way, each in row["ms"].items()}
+            for way in gains.keys() & ms.keys():
+                gains[way].append(ms["fp16"] / ms[way])
+            lines.append(
+                f"| {' | '.join([*first, str(batch), *(f'{ms[way]:.4f}' if way in ms else '' for way in WAYS)])} |"
+            )
+    said = [
+        f"{way} {math.exp(statistics.fmean(map(math.log, each))):.3f} (least {min(each):.3f}, {len(each)} times)"
+        for way, each in gains.items()
+        if each
+    ]
+    return "\n".join([*lines, "", f"FP16's time over that of: {'; '.join(said)}"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--level", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--min-snr", type=float, default=0.0)
+    parser.add_argument("--samples", type=int, default=32)
+    given = parser.parse_args()
+    started = time.monotonic()
+    pool = ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn"))
+    waiting = [pool.submit(build_one, given, name) for name in given.names]
+    for future in waiting:
+        future.add_done_callback(
+            lambda done: None if done.cancelled() or done.exception() else print(done.result(), flush=True)
+        )
+    concurrent.futures.wait(waiting, None if given.seconds == math.inf else given.seconds)
+    for process in list(pool._processes.values()):
+        process.kill()
+    pool.shutdown(wait=False, cancel_futures=True)
+    print(f"built in {time.monotonic() - started:.0f} s", flush=True)
+    for name in given.names:
+        network = Network(given, name)
+        row = network.folder / f"{name}.tuned.json"
+        if row.is_file():
+            continue
+        if not network.built():
+            print(f"{name}: left out, since its engines weren't done", flush=True)
+            continue
+        begun = time.monotonic()
+        try:
+            found = network.measure()
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            continue
+        row.write_text(json.dumps(found, indent=1))
+        print(f"{name}: {found['kept']}, {found['why']} ({time.monotonic() - begun:.0f} s)", flush=True)
+    print(table([json.loads(path.read_text()) for path in sorted(Path(given.folder).glob("*.tuned.json"))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
