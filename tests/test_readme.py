@@ -62,7 +62,7 @@ def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
     done = _run(folder, "python", "-c", script)
     place, names = done.stdout.splitlines()
     assert Path(place).is_relative_to(folder / ".venv")
-    assert names.split() == sorted(path.stem for path in (ROOT / "trtopt" / "recipes" / "models").glob("*.toml"))
+    assert names.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))
 
 
 def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> None:
