@@ -5,7 +5,8 @@
 The server is the one that `trtopt serve` finds; engines and INPUTS.npz such as benchmarks/embed.py leaves.
 INPUTS.npz holds samples of the engines' input as the model takes them (floats); an engine with embedded preprocessing is
 sent the pixels that they were made of. Requests are binary tensors over HTTP, as tritonclient sends them, from processes of
-their own, each with several connections that wait for an answer and send again. Every answer's best class is compared with Session's.
+their own, each with several connections that wait for an answer and send again. The best class of each answer
+is compared with Session's.
 
     throughput    the model and its identity take turns, --seconds each, in --rounds rounds after one that isn't counted, with
                   --instances of each, for each number of samples a request (--samples); medians of the rounds

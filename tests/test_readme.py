@@ -12,7 +12,10 @@ import pytest
 from wheel_environment import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "trtopt").rglob("*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(path for name in ("docs", "models", "calibration") for path in (ROOT / name).rglob("*.md")),
+]
 
 
 def _section(page: str, heading: str = "") -> str:

@@ -69,7 +69,9 @@ class PaddedText(nn.Module):
 def test_bags_of_one_length(mode: str, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"inputs": ["ids:batch,length:int64"], "sample": {"ids": IDS}}
     assert export(TextClassifier(mode), tmp_path / "m.onnx", **asked).comparisons
-    assert {"Loop", "SequenceEmpty"}.isdisjoint(node.op_type for node in load_model(tmp_path / "m.onnx").proto.graph.node)
+    assert {"Loop", "SequenceEmpty"}.isdisjoint(
+        node.op_type for node in load_model(tmp_path / "m.onnx").proto.graph.node
+    )
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

@@ -50,19 +50,6 @@ def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
     return list(map(parse_input, texts)) if texts else None
 
 
-def _dynamic_axes(texts: Sequence[str] | None) -> dict[str, dict[int, str]] | None:
-    from trtopt.core.errors import UsageError
-
-    dynamic = {}
-    for text in texts or ():
-        name, colon, axes = text.rpartition(":")
-        pairs = [pair.partition("=") for pair in axes.split(",")]
-        if not colon or not name or not all(axis.strip().isdecimal() and dim for axis, _, dim in pairs):
-            raise UsageError(f"--dynamic {text!r} can't be read; write NAME:0=batch,2=height,3=width")
-        dynamic[name] = {int(axis): dim for axis, _, dim in pairs}
-    return dynamic or None
-
-
 def _listed(flag: str, text: str | None) -> tuple[str, ...]:
     from trtopt.core.errors import UsageError
 
@@ -93,7 +80,6 @@ _MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
     "trtopt export torchvision:resnet50 -o resnet50.onnx",
     read={
         **_MODULE,
-        "dynamic": _dynamic_axes,
         "input_names": partial(_names, "--input-names"),
         "output_names": partial(_names, "--output-names"),
     },

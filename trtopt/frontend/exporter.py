@@ -93,7 +93,6 @@ def export(request: ExportRequest) -> ExportResult:
             in forward's order; optional arguments may be left out. A name in place of a size makes that dimension dynamic,
             equal names are equal sizes: {"input": ("batch", 3, "H", "W")}; as the command takes it, ["ids:batch,16:int64"].
             Default: the recipe's, or batch×3×H×W float32 for torchvision with the size its own preprocessing gives.
-        dynamic: input name → {axis: dimension name}, on top of `inputs`.
         input_names, output_names: names in the ONNX file, in the order of forward's arguments and results. Default of the
             outputs': the keys or fields of what forward returns, else "output", or "output_0", "output_1", ….
         sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
@@ -127,7 +126,7 @@ def export(request: ExportRequest) -> ExportResult:
         require("onnxscript", "torch", "export")
         if request.opset is None and request.for_generation is None and source.opset:
             target = _opset(source.opset, None, "the recipe's opset")
-        infos, keywords = stated_inputs(source, request.inputs, request.dynamic, request.input_names)
+        infos, keywords = stated_inputs(source, request.inputs, request.input_names)
         if preprocess is not None and not on_images(infos, request.sample):
             what = "the model takes none" if request.sample is None else "arrays in `sample=` are used as they are"
             raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
@@ -245,7 +244,8 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
 
-    def traced(dynamic: Any) -> ModelProto:
+    dynamic = (shapes,) if any(shapes) else None
+    try:
         with (
             as_qdq(torch, subject.module, subject.text, lambda: subject(subject.batch(size))),
             rewriting,
@@ -265,22 +265,11 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
                 verbose=False,
             )
             rename_values(program.model, {**asked, **given}, f"{INNER}.")
-            proto: ModelProto = program.model_proto
-            return proto
-
-    def goes_fixed() -> bool:
-        try:
-            traced(None)
-        except Exception:  # whatever it is: no advice, then
-            return False
-        return True
-
-    try:
-        proto = traced((shapes,) if any(shapes) else None)
+            proto = program.model_proto
     except ModelError:
         raise
     except Exception as error:
-        reason = why(error, infos, subject.sizes, operators_of(subject), goes_fixed)
+        reason = why(error, infos, subject.sizes, operators_of(subject))
         raise ModelError(f"{subject.text} can't be exported{reason} (torch: {essence(error, 1)})") from error
     try:
         model = load_model(proto)

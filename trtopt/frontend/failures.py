@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx import defs
@@ -40,18 +40,11 @@ _SIGNS = {
 }
 
 
-def why(
-    error: BaseException,
-    infos: Sequence[TensorInfo],
-    sizes: Mapping[str, int],
-    operators: Sequence[str],
-    goes_fixed: Callable[[], bool],
-) -> str:
-    """The class of the failure in our words: what, where in the user's code, what to do.
+def why(error: BaseException, infos: Sequence[TensorInfo], sizes: Mapping[str, int], operators: Sequence[str]) -> str:
+    """Return the class of the failure in our words: what, where in the user's code, what to do.
 
     Args:
-        sizes: what the inputs' named sizes were.
-        goes_fixed: tries without open sizes, and says whether that works; asked where nothing else explains the failure.
+        sizes: of the inputs' named dimensions.
     """
     told = "".join(str(item) for item in chain(error))
     fixed = [
@@ -86,14 +79,11 @@ def why(
             fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
             kind = "" if info.dtype == "float32" else f":{info.dtype}"
             tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")
-    if not tries:
-        return where
-    if not goes_fixed():
-        return (
-            f"{where}: torch's exporter itself fails, without open sizes, too: write that part with other operators, or leave "
-            "it out of the exported model"
-        )
-    return f"{where}: torch's exporter itself fails on open sizes; with fixed ones it goes: {' '.join(tries)}"
+    fixed_ones = f"try fixed sizes, {' '.join(tries)}; else " if tries else ""
+    return (
+        f"{where}: torch's exporter itself fails: {fixed_ones}write that part with other operators, or leave it out of the "
+        "exported model"
+    )
 
 
 def at(error: BaseException) -> str:

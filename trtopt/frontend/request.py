@@ -76,9 +76,6 @@ class ExportRequest:
         metavar="NAME:batchx3x224x224",
         typed=list[str],
     )
-    dynamic: Mapping[str, Mapping[int, str]] | None = option(
-        None, help="More dynamic axes; repeatable.", metavar="NAME:AXIS=DIM[,…]", typed=list[str]
-    )
     input_names: Sequence[str] | None = option(
         None, help="In forward's order; repeatable.", metavar="NAME[,NAME]", typed=list[str]
     )

@@ -13,7 +13,9 @@ def in_plain_arithmetic(torch: Any) -> Iterator[None]:
     functional = torch.nn.functional
 
     # By Gather and a sum, mean or maximum; the exporter makes it a loop over a sequence of tensors.
-    def embedding_bag(input: Any, weight: Any, offsets: Any = None, *args: Any, mode: str = "mean", **options: Any) -> Any:
+    def embedding_bag(
+        input: Any, weight: Any, offsets: Any = None, *args: Any, mode: str = "mean", **options: Any
+    ) -> Any:
         unusual = [value for value in (*args, *options.values()) if value not in (None, False, 2.0)]
         if unusual or (input.dim() == 1 and mode == "max"):
             return originals[functional, "embedding_bag"](input, weight, offsets, *args, mode=mode, **options)
