@@ -51,7 +51,7 @@ _NEWER = "give `opset={}` (TensorRT 8.6 reads 17 and older)"
 
 @dataclass(frozen=True)
 class ExportResult(Plain):
-    """What `export` made.
+    """An export's result.
 
     Attributes:
         path: the ONNX file.
@@ -188,7 +188,7 @@ def export(request: ExportRequest) -> ExportResult:
 
 
 def _ends(model: Model) -> Iterator[tuple[str, bool]]:
-    """What the model's constants, such as position embeddings, suffice for, and whether sizes that are fixed are within."""
+    """Yield the ends of the model's constants, such as position embeddings, and True where fixed sizes are within."""
     sizes = {(info.name, axis): size for info in model.inputs for axis, size in enumerate(info.shape)}
     for (name, axis), end in longest(model.proto).items():
         size = sizes[name, axis]
@@ -213,7 +213,7 @@ def _opset(opset: int | None, generation: str | None, what: str = "`opset=`") ->
 
 
 def _first_run(subject: Subject, user: Any, sampled: str) -> list[tuple[str, Any]]:
-    """What the user's forward returns, by name; its faults show here, before the exporter hides them."""
+    """Return the result of the user's forward, by name; its faults show here, before the exporter hides them."""
     batch = subject.batch(subject.batch_sizes[-1])
     results: list[Any] = []
     hook = user.register_forward_hook(lambda _, __, result: results.append(result))
@@ -302,7 +302,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
 
 
 def _lowered(proto: ModelProto, target: int) -> ModelProto:
-    """At an older opset; operators that it lacks are written out where ONNX defines them by others."""
+    """Return the model at an older opset; operators that it lacks are written out where ONNX defines them by others."""
     try:
         return at_opset(proto, target, _NEWER.format(opset_version(proto)))
     except UnsupportedOperator as error:

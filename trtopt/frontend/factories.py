@@ -123,7 +123,7 @@ def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) 
 
 
 def bare_file(text: str) -> str | None:
-    """What to type where only a Python file was named; None if `text` names none."""
+    """Return what to type where only a Python file was named; None if `text` names none."""
     path = Path(text if text.endswith(".py") else f"{text}.py")
     if not path.is_file():
         return None
@@ -205,7 +205,7 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
 
 
 def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """What makes the module, its arguments checked: a wrong name shall not look like a fault of the user's code."""
+    """Return a function that makes the module, its arguments checked: a wrong name is no fault of the user's code."""
     if not callable(factory):
         raise UsageError(
             f"{text} is {_kind(factory)}; a torch.nn.Module, or a class or function that gives one, is needed"

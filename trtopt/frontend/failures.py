@@ -1,4 +1,4 @@
-"""Why a module can't be exported, in the user's words, and what to do about it."""
+"""Explain why a module can't be exported, in the user's words, and what to do about it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def at(error: BaseException) -> str:
 
 
 def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
-    """What to do where forward itself fails.
+    """Return what to do where forward itself fails.
 
     Args:
         sampled: what it ran on, as `ExportResult.sample` says it.
@@ -118,7 +118,7 @@ def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
 
 
 def types_hint(subject: Subject) -> str:
-    """What to do about a module whose weights have a type that PyTorch or ONNX Runtime can't run everywhere."""
+    """Return what to do about a module whose weights have a type that PyTorch or ONNX Runtime can't run everywhere."""
     found = {item.dtype for item in subject.module.parameters() if item.dtype.is_floating_point}
     odd = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found - {subject.torch.float32}))
     if not odd:
@@ -130,7 +130,7 @@ def types_hint(subject: Subject) -> str:
 
 
 def autocast_hint(told: str) -> str:
-    """What to do where FP32 weights meet BF16 values, which older opsets' operators don't take."""
+    """Return what to do where FP32 weights meet BF16 values, which older opsets' operators don't take."""
     if "bfloat16" not in told:
         return ""
     return (

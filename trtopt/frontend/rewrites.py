@@ -1,4 +1,4 @@
-"""What PyTorch's exporter writes in a form that TensorRT can't take, in other words while a model is traced."""
+"""Replace functions of PyTorch, while a model is traced, whose exported form TensorRT can't take."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ def in_plain_arithmetic(torch: Any) -> Iterator[None]:
 
     # By Gather and a sum, mean or maximum; the exporter makes it a loop over a sequence of tensors.
     def embedding_bag(
-        input: Any, weight: Any, offsets: Any = None, *args: Any, mode: str = "mean", **options: Any
+        input: Any,
+        weight: Any,
+        offsets: Any = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        *others: Any,
+        **options: Any,
     ) -> Any:
-        unusual = [value for value in (*args, *options.values()) if value not in (None, False, 2.0)]
+        unusual = [value for value in (max_norm, *others, *options.values()) if value not in (None, False)]
         if unusual or (input.dim() == 1 and mode == "max"):
-            return originals[functional, "embedding_bag"](input, weight, offsets, *args, mode=mode, **options)
+            return originals[functional, "embedding_bag"](
+                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, *others, **options
+            )
         rows = functional.embedding(input, weight)
         if input.dim() == 2:
             return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
