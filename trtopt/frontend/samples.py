@@ -92,8 +92,10 @@ def _sized(infos: tuple[TensorInfo, ...], sizes: Mapping[str, int]) -> tuple[Ten
 
 
 def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
-    """Return the size of each dynamic dimension while exporting: within its range, where a recipe has one, but for the batch. All
-    differ from 1 and, where they can, from each other."""
+    """Return the size of each dynamic dimension while exporting, but for the batch within its range, where a recipe has one.
+
+    All differ from 1 and, where they can, from each other.
+    """
     sizes: dict[str, int] = {}
     for info in infos:
         for axis, name in enumerate(info.shape):
