@@ -40,7 +40,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = load_recipe("efficientnet-lite0")
     assert recipe.calibration is not None
-    export("efficientnet-lite0", folder / "model.onnx", for_generation="tensorrt8", reporter=reporter())
+    export("efficientnet-lite0", folder / "model.onnx", reporter=reporter())
     write_crops(recipe.calibration, folder / "crops")
     files = recipe.labelled_files()
     photos = _prepared(recipe, files)

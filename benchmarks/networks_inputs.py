@@ -178,9 +178,7 @@ def main() -> None:
     for name in given.names:
         model, table = (given.folder / f"{name}.{kind}" for kind in ("onnx", "calib.json"))
         if not model.is_file():
-            trtopt.export(
-                network(name, crops), model, inputs={"input": INPUT}, for_generation="tensorrt8", sample=samples
-            )
+            trtopt.export(network(name, crops), model, inputs={"input": INPUT}, sample=samples)
         if not table.is_file():
             trtopt.calibrate(model, table, data=samples, gates=True)
         other = given.folder / f"{name}.modelopt.onnx"

@@ -545,7 +545,7 @@ def test_a_list_with_an_empty_place_is_refused(
 def test_an_option_that_went_says_what_to_type(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["trtopt", "export", "torchvision:resnet18", "-o", "m.onnx", "--dynamic", "x:a"])
+    monkeypatch.setattr(sys, "argv", ["trtopt", "export", "torchvision:resnet18", "-o", "m.onnx", "--dynamic", "x:0=n"])
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2

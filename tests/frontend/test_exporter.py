@@ -116,7 +116,6 @@ def test_static_shapes_names_and_opset(tmp_path: Path) -> None:
     result = export(Net(), tmp_path / "m.onnx", inputs=static, input_names=["pixels"], opset=18)
     assert result.inputs == (TensorInfo("pixels", "float32", (2, 3, 16, 16)),) and result.opset == 18
     assert [item.batch for item in result.comparisons] == [2]
-    assert export(Net(), tmp_path / "n.onnx", inputs=static, for_generation="tensorrt8").opset == 17
 
 
 def test_a_factory_and_weights(tmp_path: Path) -> None:
@@ -380,8 +379,6 @@ OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
         (Net(), {}, "`inputs="),
         (Net(), {"inputs": {"x": (0, 3)}}, "positive"),
         (Net(), {**FIXED, "opset": 99}, "16 to 23"),
-        (Net(), {**FIXED, "for_generation": "9"}, "tensorrt8"),
-        (Net(), {**FIXED, "opset": 18, "for_generation": "tensorrt8"}, "17"),
         (Net(), {**FIXED, "input_names": ["a", "b"]}, "1 different"),
         (Net(), {**FIXED, "weights": "none.pth"}, "none.pth"),
         (Net(), {**OPEN, "sample": "none.npz"}, "none.npz"),
@@ -389,7 +386,6 @@ OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
         (Net(), {**OPEN, "sample": {"y": np.zeros((2, 3, 8, 8))}}, "'x'"),
         (Net(), {**OPEN, "sample": np.full((2, 3, 8, 8), np.nan)}, "NaN"),
         (Net(), {**FIXED, "tolerance": 0.1, "verify": False}, "`tolerance=` has no effect"),
-        (Net(), {"opset": 21, "for_generation": "tensorrt10"}, "`opset=` is 21; tensorrt10 reads 20 and older"),
         (
             Net(),
             {**FIXED, "sample": {"x": np.zeros((2, 3, 8, 8))}, "preprocess": "imagenet"},

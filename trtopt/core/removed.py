@@ -7,6 +7,7 @@ WENT = {
     "bundle": "trtopt bundle went: docs/offline.md has its lines (uv pip compile, pip download --platform, tar)",
     "sign": "trtopt sign went: docs/security.md has what signs engines instead (cosign sign-blob, minisign -S)",
     "trusted_keys": "--trusted-keys went: check the signature before (cosign verify-blob, minisign -V): docs/security.md",
+    "for_generation": "--for-generation went: every TensorRT reads the default, opset 17; 10, 11 and RTX also --opset 20",
     "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
     AT_URL: "stores at URLs went: give a folder, and copy it by rsync or a CI cache, docs/store.md has the lines",
 }

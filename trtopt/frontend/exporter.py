@@ -21,7 +21,7 @@ from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import named, taking
-from trtopt.core.values import TensorInfo, choice
+from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
 from trtopt.frontend.failures import at, autocast_hint, input_hint, operators_of, types_hint, unknown_operator, why
@@ -40,7 +40,6 @@ from trtopt.graph.passes.opset import at_opset
 from trtopt.graph.proto import opset_version
 from trtopt.graph.view import rename_values
 
-GENERATION_OPSETS = {"tensorrt8": 17, "tensorrt10": 20, "tensorrt11": 20, "rtx": 20}
 DEFAULT_OPSET = 17  # every generation's parser reads it
 NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
 THREADS = 4
@@ -85,8 +84,7 @@ def export(request: ExportRequest) -> ExportResult:
     Args:
         source: "torchvision:NAME", "package.module:FACTORY" or "FILE.py:FACTORY" (a class or function that gives the module;
             a module is looked for in the current folder, too), the name or path of a model recipe, or a module.
-        opset: of the file; default: the newest that `for_generation` reads, else 17, which all read.
-        for_generation: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx".
+        opset: of the file; default: 17, which every TensorRT reads; of TensorRT 10, 11 and RTX 20 is the newest.
         weights: a state dict (.pth, loaded with weights_only=True, or .safetensors).
         factory_arg: keyword arguments of the factory (of torchvision's, too); before a recipe's own options.
         inputs: input name → shape (or TensorInfo); names of forward's arguments, in any order, or new names for all of them,
@@ -112,7 +110,7 @@ def export(request: ExportRequest) -> ExportResult:
     preprocess, reporter = request.preprocess, request.reporter
     engines = (".engine", ".plan", ".trt")
     check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
-    target = _opset(request.opset, request.for_generation)
+    target = _opset(request.opset)
     if not request.tolerance >= 0:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
     for option, names in (("input_names", request.input_names), ("output_names", request.output_names)):
@@ -124,8 +122,8 @@ def export(request: ExportRequest) -> ExportResult:
             source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
-        if request.opset is None and request.for_generation is None and source.opset:
-            target = _opset(source.opset, None, "the recipe's opset")
+        if request.opset is None and source.opset:
+            target = _opset(source.opset, "the recipe's opset")
         infos, keywords = stated_inputs(source, request.inputs, request.input_names)
         if preprocess is not None and not on_images(infos, request.sample):
             what = "the model takes none" if request.sample is None else "arrays in `sample=` are used as they are"
@@ -200,16 +198,10 @@ def _ends(model: Model) -> Iterator[tuple[str, bool]]:
             yield f"{text}; give at most {end} in `inputs=`", False
 
 
-def _opset(opset: int | None, generation: str | None, what: str = "`opset=`") -> int:
-    if generation is not None:
-        choice(generation, GENERATION_OPSETS, "`for_generation=`")
-    if opset is None:
-        return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
-    if not 16 <= opset <= 23:
+def _opset(opset: int | None, what: str = "`opset=`") -> int:
+    if opset is not None and not 16 <= opset <= 23:
         raise UsageError(f"{what} is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
-    if generation is not None and opset > (newest := GENERATION_OPSETS[generation]):
-        raise UsageError(f"`opset=` is {opset}; {generation} reads {newest} and older: leave `opset=` out")
-    return opset
+    return opset or DEFAULT_OPSET
 
 
 def _first_run(subject: Subject, user: Any, sampled: str) -> list[tuple[str, Any]]:

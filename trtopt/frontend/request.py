@@ -65,9 +65,6 @@ class ExportRequest:
     )
     _: KW_ONLY
     opset: int | None = option(None, help="ONNX opset; default: what every generation reads.", typed=int)
-    for_generation: str | None = option(
-        None, help="tensorrt8, tensorrt10, tensorrt11 or rtx: its newest opset.", typed=str
-    )
     weights: str | os.PathLike[str] | None = option(None, help="A state dict (weights only).", typed=Path)
     factory_arg: Mapping[str, Any] | None = _factory_arg()
     inputs: InputSpec | None = option(
