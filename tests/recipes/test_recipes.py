@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from trtopt.calibration.table import Table
 from trtopt.core.errors import MissingDependency, UsageError
 from trtopt.data import open_data, samples as crops
+from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.exporter import export
 from trtopt.recipes.classnames import load_classes
 from trtopt.recipes.loader import FOLDER, known_recipes, load_recipe, package_file
@@ -195,6 +197,14 @@ def test_every_recipe_has_samples_that_fit_its_inputs(name: str, tmp_path: Path)
         low, high = recipe.ranges[info.name].min, recipe.ranges[info.name].max
         shape = batch[info.name].shape
         assert all(least <= size <= most for least, size, most in zip(low, shape, high)), shape
+
+
+def test_the_table_to_look_at_is_of_its_model_and_samples() -> None:
+    table, recipe = Table.load(crops.FOLDER / "efficientnet-lite0.calib.json"), load_recipe("efficientnet-lite0")
+    assert recipe.calibration == "imagenet-crops" and table.samples == crops.load_crops("imagenet-crops").count
+    assert table.preprocess == Preprocess.load(recipe.preprocess).describe()
+    assert {entry.amax for name, entry in table.tensors.items() if name.startswith("hardtanh")} == {6.0}
+    assert len(table.tensors) == 51 and all(entry.amax > 0 for entry in table.tensors.values())
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
