@@ -1,7 +1,7 @@
 """What an engine that takes pixels gives, beside the same one that takes floats. One table, and FOLDER/embed.json.
 
-    PYTHONPATH=. PY benchmarks/embed.py FOLDER [--precisions int8,fp16] [--threads 1,4,8] [--batch 32] [--seconds 1] [--rounds 5]
-                              [--preprocess efficientnet-lite] [--level N] [--backend auto] [--target smNN]
+    PYTHONPATH=. PY benchmarks/embed.py FOLDER [--precisions int8,fp16] [--threads 1,4,8] [--batch 32]
+        [--seconds 1] [--rounds 5] [--preprocess efficientnet-lite] [--level N] [--backend auto] [--target smNN]
 
 FOLDER holds model.onnx, calib.json, calib.npz and photos.npz (scripts/gpu_inputs writes them); the arrays are floats, of which
 the pixels are found again exactly. Every call takes ordinary arrays, several in turn, and gives arrays of its own. The ways

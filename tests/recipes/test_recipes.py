@@ -202,7 +202,8 @@ def test_every_recipe_has_samples_that_fit_its_inputs(name: str, tmp_path: Path)
 def test_the_table_to_look_at_is_of_its_model_and_samples() -> None:
     table, recipe = Table.load(crops.FOLDER / "efficientnet-lite0.calib.json"), load_recipe("efficientnet-lite0")
     assert recipe.calibration == "imagenet-crops" and table.samples == crops.load_crops("imagenet-crops").count
-    assert table.preprocess == Preprocess.load(recipe.preprocess).describe()
+    wanted = {key: value for key, value in Preprocess.load(recipe.preprocess).describe().items() if value is not None}
+    assert table.preprocess is not None and wanted.items() <= table.preprocess.items()
     assert {entry.amax for name, entry in table.tensors.items() if name.startswith("hardtanh")} == {6.0}
     assert len(table.tensors) == 51 and all(entry.amax > 0 for entry in table.tensors.values())
 
