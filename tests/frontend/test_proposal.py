@@ -93,6 +93,8 @@ def test_sizes_of_an_onnx_file(here: Path) -> None:
     assert made.unknown == ("inputs.x.range", "inputs.p.range")
     image = init(model("(float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Identity(x) }", "image.onnx"))
     assert image.unknown == ("preprocess",)
+    np.savez("s.npz", x=np.ones((4, 3, 8, 8), np.float32))
+    assert init("image.onnx", force=True, data="s.npz").unknown == ()
     assert init(model("(uint8[N,3,8,8] x) => (uint8[N,3,8,8] y) { y = Identity(x) }", "u8.onnx")).unknown == ()
 
 
