@@ -111,7 +111,7 @@ def init(request: InitRequest) -> InitResult:
         samples["data"] = _relative(data if data.is_dir() else existing_file(data, "`data=`"), folder)
     with request.reporter.phase("look at the model"):
         recipe, inputs, notes = _of_onnx(text, folder) if onnx else _of_module(request, folder)
-    if recipe.get("preprocess") == UNKNOWN and (_SCALED in notes or "data" in samples):
+    if recipe.get("preprocess") == UNKNOWN and "images" not in samples and (_SCALED in notes or samples):
         del recipe["preprocess"]  # no image is prepared
     recipe = {"description": text, **recipe, **samples, "precision": "int8", "min_agreement": MIN_AGREEMENT}
     tables = dict(_tables(inputs))
