@@ -29,7 +29,7 @@ from trtopt.core.errors import TrtoptError
 from trtopt.diagnosis.migration import OPTIONS, Migration, migrated
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "trtopt/recipes/models/README.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "models/README.md", "calibration/README.md")
 SAMPLES = {  # values for the table of trtexec's options
     **dict.fromkeys(("minShapes", "optShapes", "maxShapes", "shapes"), "x:8x3x224x224"),
     **dict.fromkeys(("inputIOFormats", "outputIOFormats"), "fp16:chw"),
@@ -71,7 +71,7 @@ def main() -> None:
 
 def build(folder: Path) -> Path:
     """The site of the folder's pages; a link or a reference that leads nowhere ends the process."""
-    modules = os.pathsep.join((str(ROOT), str(ROOT / "scripts")))
+    modules = os.pathsep.join((str(ROOT), str(ROOT / "docs" / "manual")))
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     if status := subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": modules}).returncode:
         sys.exit(status)

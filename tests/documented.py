@@ -13,9 +13,10 @@ import typer
 from trtopt import cli
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("docs", "models", "calibration", "scripts", "benchmarks")
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "trtopt").rglob("*.md"))
+    for path in (*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md")))
 )
 _ENDS = ("||", "|", ">", ">>", "2>", "&")  # of a command in a line of the shell
 _PLACEHOLDERS = {"N", "X"}  # that stand for a number

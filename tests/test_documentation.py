@@ -89,9 +89,9 @@ def test_parts_of_commands_and_redirections_are_no_faults(command: str) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith(FOREIGN)])
 def test_every_option_that_is_named_exists(page: str) -> None:
     text = re.sub(r"^\| `--[^|]*\|", "|", text_of(page).replace("\\|", " "), flags=re.M)  # of trtexec, in its table
-    scripts = [
-        path for path in (*(ROOT / "scripts").iterdir(), *(ROOT / "tests").rglob("conftest.py")) if path.is_file()
-    ]
+    folders = (ROOT / "scripts", ROOT / "benchmarks")
+    scripts = [path for folder in folders for path in folder.iterdir() if path.is_file()]
+    scripts += (ROOT / "tests").rglob("conftest.py")
     theirs = re.findall(r"--[a-z][\w-]*", "".join(path.read_text(encoding="utf-8") for path in scripts))
     known = options() | OTHERS | set(theirs)
     alone = [span for span in spans(text) if span.startswith("--")]
@@ -102,7 +102,7 @@ def test_every_option_that_is_named_exists(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_script_that_is_named_exists_and_has_its_options(page: str) -> None:
     wrong = []
-    for line in re.findall(r"scripts/[\w.]+[^`#\n]*", text_of(page).replace("\\\n", " ")):
+    for line in re.findall(r"(?:scripts|benchmarks)/[\w.]+[^`#\n]*", text_of(page).replace("\\\n", " ")):
         script, *words = line.split()
         path = ROOT / script.rstrip(".,:;)")
         if not path.exists():
@@ -112,6 +112,13 @@ def test_every_script_that_is_named_exists_and_has_its_options(page: str) -> Non
         source = "".join(item.read_text(encoding="utf-8") for item in (path, beside) if item.is_file())
         wrong += [f"{line}: {word}" for word in words if re.fullmatch(r"--[a-z][\w-]+", word) and word not in source]
     assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ["scripts", "benchmarks"])
+def test_every_script_has_a_line(folder: str) -> None:
+    told = set(re.findall(r"^\| `([\w.]+)` \|", (ROOT / folder / "README.md").read_text(encoding="utf-8"), re.M))
+    there = {path.name for path in (ROOT / folder).iterdir() if path.is_file()}
+    assert told == there - {"README.md"} and len(there) <= 25
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in SKETCHES])

@@ -12,7 +12,10 @@ import pytest
 from wheel_environment import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "trtopt").rglob("*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(path for name in ("docs", "models", "calibration") for path in (ROOT / name).rglob("*.md")),
+]
 
 
 def _section(page: str, heading: str = "") -> str:
@@ -62,7 +65,7 @@ def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
     done = _run(folder, "python", "-c", script)
     place, names = done.stdout.splitlines()
     assert Path(place).is_relative_to(folder / ".venv")
-    assert names.split() == sorted(path.stem for path in (ROOT / "trtopt" / "recipes" / "models").glob("*.toml"))
+    assert names.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))
 
 
 def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> None:

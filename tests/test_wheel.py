@@ -12,9 +12,14 @@ from zipfile import ZipFile
 
 import pytest
 from graphs import conv_relu
-from wheel_environment import ROOT, environment, install
+from wheel_environment import ROOT, copied, environment, install, install_editable
 
 from trtopt.graph.io import save_model
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Run = Callable[..., str]
 SOURCES = {".c", ".h", ".so", ".pyc"}  # of compiled parts: the wheel has what is made of them
@@ -42,11 +47,14 @@ def ran(installed: Path, tmp_path: Path) -> Run:
 
 def test_the_wheel_has_every_file_of_the_package(wheel: ZipFile) -> None:
     ours = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "trtopt").rglob("*")
+        folder + path.relative_to(ROOT).as_posix()
+        for folder, top in (("", "trtopt"), ("trtopt/recipes/", "models"), ("trtopt/recipes/", "calibration"))
+        for path in (ROOT / top).rglob("*")
         if path.is_file() and path.suffix not in SOURCES
     }
-    assert {"trtopt/py.typed", "trtopt/recipes/models/resnet50.toml", "trtopt/data/crops/imagenet-crops.toml"} <= ours
+    recipes = "trtopt/recipes"
+    some = {"trtopt/py.typed", f"{recipes}/models/resnet50.toml", f"{recipes}/calibration/imagenet-crops.toml"}
+    assert some <= ours
     there = {name for name in wheel.namelist() if name.startswith("trtopt/") and Path(name).suffix not in SOURCES}
     assert there == ours
 
@@ -88,10 +96,33 @@ def test_commands_work_outside_the_checkout(ran: Run, installed: Path, tmp_path:
     assert "1 of 1 convolutions FP16" in ran("trtopt", "inspect", "small.engine")
 
 
-@pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "trtopt/data/crops").glob("*.toml")))
-def test_data_sets_are_found_by_name(ran: Run, preset: str) -> None:
-    script = "import sys; from trtopt.data.samples import load_crops; print(load_crops(sys.argv[1]).count)"
-    assert int(ran("python", "-c", script, preset)) >= 1
+LISTED = """
+from trtopt.data.samples import FOLDER
+from trtopt.recipes.loader import known_recipes, load_recipe
+print(*known_recipes(), load_recipe("minilm").data.is_file(), *sorted(path.stem for path in FOLDER.glob("*.toml")))
+"""
+
+
+def listed() -> str:
+    models, sets = (sorted(path.stem for path in (ROOT / name).glob("*.toml")) for name in ("models", "calibration"))
+    return " ".join([*models, "True", *sets])
+
+
+def test_recipes_and_sample_sets_are_in_the_wheel(ran: Run) -> None:
+    assert ran("python", "-c", LISTED).strip() == listed()
+
+
+def test_recipes_and_sample_sets_are_found_from_an_editable_install(tmp_path: Path) -> None:
+    install_editable(copied(tmp_path), tmp_path / "venv")
+    command = [tmp_path / "venv" / "bin" / "python", "-c", LISTED]
+    place = {"cwd": tmp_path / "venv", "env": environment(tmp_path / "venv", tmp_path)}
+    assert subprocess.run(command, **place, capture_output=True, text=True, check=True).stdout.strip() == listed()
+
+
+def test_setuptools_is_told_of_every_folder() -> None:
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "trtopt").rglob("*.py")}
+    assert set(told["packages"]) == {".".join(folder.parts) for folder in folders} | set(told["package-dir"])
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""scripts/compare_native.py on caches whose ratios are known."""
+"""benchmarks/compare_native.py on caches whose ratios are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table, choose_all
 from trtopt.calibration.text_cache import read_cache, write_cache
 
-SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "compare_native.py"
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "compare_native.py"
 
 
 @pytest.fixture(scope="module")

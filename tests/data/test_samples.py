@@ -120,7 +120,7 @@ def test_wrong_recipes_are_refused(text: str, error: type[Exception], message: s
 
 
 def test_an_unknown_recipe_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"no calibration recipe 'imagenet'; known: .*imagenet-crops"):
+    with pytest.raises(UsageError, match=r"no sample set 'imagenet'; known: .*imagenet-crops"):
         load_crops("imagenet")
 
 

@@ -20,7 +20,6 @@ import trtopt.frontend.comparison
 from trtopt.core.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.frontend.exporter import ExportResult, export
-from trtopt.frontend.failures import why
 from trtopt.frontend.inputs import parse_input
 from trtopt.frontend.modules import open_source
 from trtopt.graph.io import load_model
@@ -93,14 +92,6 @@ def test_a_module_with_dynamic_height_and_width(tmp_path: Path, photos: Any) -> 
     json.dumps(result.to_json())
 
 
-def test_several_inputs_and_outputs_share_a_dimension(tmp_path: Path) -> None:
-    inputs = {"first": ("batch", "n"), "second": ("batch", "n")}
-    result = export(Two(), tmp_path / "m.onnx", inputs=inputs, output_names=["sum", "double"])
-    assert [info.shape for info in result.inputs] == [("batch", "n")] * 2
-    assert [info.name for info in result.outputs] == ["sum", "double"]
-    assert result.sample.startswith("synthetic") and any("synthetic" in note for note in result.notes)
-
-
 @pytest.mark.parametrize(
     ("module", "shape"),
     [
@@ -125,8 +116,6 @@ def test_static_shapes_names_and_opset(tmp_path: Path) -> None:
     result = export(Net(), tmp_path / "m.onnx", inputs=static, input_names=["pixels"], opset=18)
     assert result.inputs == (TensorInfo("pixels", "float32", (2, 3, 16, 16)),) and result.opset == 18
     assert [item.batch for item in result.comparisons] == [2]
-    again = export(Net(), tmp_path / "n.onnx", inputs=static, dynamic={"x": {0: "batch"}}, for_generation="tensorrt8")
-    assert again.inputs[0].shape == ("batch", 3, 16, 16) and again.opset == 17
 
 
 def test_a_factory_and_weights(tmp_path: Path) -> None:
@@ -167,18 +156,6 @@ def test_lite0_from_its_recipe_classifies_a_photo(tmp_path: Path) -> None:
         282,
         285,
     )  # tabby, tiger, Egyptian cat
-
-
-def test_minilm_has_dynamic_batch_and_sequence(tmp_path: Path) -> None:
-    result = export("minilm", tmp_path / "m.onnx")
-    assert [(info.name, info.dtype, info.shape) for info in result.inputs] == [
-        (name, "int64", ("batch", "sequence")) for name in ("input_ids", "attention_mask", "token_type_ids")
-    ]
-    assert [info.name for info in result.outputs] == ["last_hidden_state", "pooler_output"]
-    assert result.opset == 17 and max(item.relative for item in result.comparisons) < 1e-4
-    words = np.array([[101, 7592, 2088, 102, 0, 0, 0]], np.int64)
-    inputs = {"input_ids": words, "attention_mask": (words > 0).astype(np.int64), "token_type_ids": words * 0}
-    assert OnnxSession(tmp_path / "m.onnx")(inputs)["last_hidden_state"].shape == (1, 7, 384)
 
 
 def test_a_mismatch_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,75 +359,57 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
     assert list(tmp_path.iterdir()) == []
 
 
+FIXED: dict[str, Any] = {"inputs": {"x": (1, 3, 8, 8)}}
+OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
+
+
 @pytest.mark.parametrize(
-    ("source", "options", "error", "word"),
+    ("source", "options", "word"),
     [
-        ("torchvision:resnet5", {}, UsageError, "resnet50"),
-        ("no.such.module:make", {}, UsageError, "isn't installed"),
-        (f"{__name__}:nothing", {}, UsageError, "has no 'nothing'"),
-        (f"{__name__}:IMAGE", {}, UsageError, "is a dict"),
-        ("model.onnx", {}, UsageError, "ONNX model already"),
-        ("weights.pth", {}, UsageError, "--weights"),
-        ("program.pt2", {}, UsageError, "program of torch.export"),
-        ("model.h5", {}, UsageError, "python -m tf2onnx.convert"),
-        ("bert-base-uncased", {}, UsageError, "from_pretrained of a local folder"),
-        ("rapidocr-det", {}, UsageError, "ONNX model already"),
-        (Net(), {}, UsageError, "`inputs="),
-        (Net(), {"inputs": {"x": (0, 3)}}, UsageError, "positive"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "opset": 99}, UsageError, "16 to 23"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "for_generation": "9"}, UsageError, "tensorrt8"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "opset": 18, "for_generation": "tensorrt8"}, UsageError, "17"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "dynamic": {"z": {0: "b"}}}, UsageError, "'z'"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "dynamic": {"x": {7: "b"}}}, UsageError, "axis 7"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "input_names": ["a", "b"]}, UsageError, "1 different"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "weights": "none.pth"}, UsageError, "none.pth"),
-        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": "none.npz"}, UsageError, "none.npz"),
+        ("torchvision:resnet5", {}, "resnet50"),
+        ("no.such.module:make", {}, "isn't installed"),
+        (f"{__name__}:nothing", {}, "has no 'nothing'"),
+        (f"{__name__}:IMAGE", {}, "is a dict"),
+        ("model.onnx", {}, "ONNX model already"),
+        ("weights.pth", {}, "--weights"),
+        ("program.pt2", {}, "program of torch.export"),
+        ("model.h5", {}, "python -m tf2onnx.convert"),
+        ("bert-base-uncased", {}, "from_pretrained of a local folder"),
+        ("rapidocr-det", {}, "ONNX model already"),
+        (Net(), {}, "`inputs="),
+        (Net(), {"inputs": {"x": (0, 3)}}, "positive"),
+        (Net(), {**FIXED, "opset": 99}, "16 to 23"),
+        (Net(), {**FIXED, "input_names": ["a", "b"]}, "1 different"),
+        (Net(), {**FIXED, "weights": "none.pth"}, "none.pth"),
+        (Net(), {**OPEN, "sample": "none.npz"}, "none.npz"),
+        (Net(), {**OPEN, "sample": np.zeros((2, 3, 8, 9))}, "dimension 3 must be 8"),
+        (Net(), {**OPEN, "sample": {"y": np.zeros((2, 3, 8, 8))}}, "'x'"),
+        (Net(), {**OPEN, "sample": np.full((2, 3, 8, 8), np.nan)}, "NaN"),
+        (Net(), {**FIXED, "tolerance": 0.1, "verify": False}, "`tolerance=` has no effect"),
         (
             Net(),
-            {"inputs": {"x": ("b", 3, 8, 8)}, "sample": np.zeros((2, 3, 8, 9))},
-            UsageError,
-            "dimension 3 must be 8",
-        ),
-        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": {"y": np.zeros((2, 3, 8, 8))}}, DataError, "'x'"),
-        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": np.full((2, 3, 8, 8), np.nan)}, DataError, "NaN"),
-        (
-            Net(),
-            {"inputs": {"x": (1, 3, 8, 8)}, "tolerance": 0.1, "verify": False},
-            UsageError,
-            "`tolerance=` has no effect",
-        ),
-        (
-            Net(),
-            {"opset": 21, "for_generation": "tensorrt10"},
-            UsageError,
-            "`opset=` is 21; tensorrt10 reads 20 and older",
-        ),
-        (
-            Net(),
-            {"inputs": {"x": (1, 3, 8, 8)}, "sample": {"x": np.zeros((2, 3, 8, 8))}, "preprocess": "imagenet"},
-            UsageError,
+            {**FIXED, "sample": {"x": np.zeros((2, 3, 8, 8))}, "preprocess": "imagenet"},
             "arrays in `sample=` are used as they are: drop it",
         ),
-        (Two(), {"inputs": {"a": (1, 3), "b": (1, 3)}, "preprocess": "imagenet"}, UsageError, "the model takes none"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "tolerance": float("nan")}, UsageError, "`tolerance=` is nan"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "input_names": ["a", "b"]}, UsageError, "1 different ones are needed"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "input_names": [""]}, UsageError, "`input_names=` is ['']: give names"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "output_names": []}, UsageError, "`output_names=` is []: give names"),
-        (Net(), {"inputs": ["x:²x3x8x8"]}, UsageError, "has '²'"),
-        (3, {}, UsageError, "torch.nn.Module"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "factory_arg": {"a": 1}}, UsageError, "ready module"),
-        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "output_names": ["a", "b"]}, UsageError, "gives 1 output (output)"),
-        (Two(), {"inputs": {"a": (1, 3)}}, UsageError, "`inputs='b:"),
-        (Two(), {}, UsageError, "forward takes: a, b"),
-        (Detector(), {"inputs": {"images": (1, 3, 64, 64)}}, UsageError, "NMS"),
-        ("torchvision:fasterrcnn_resnet50_fpn", {}, UsageError, "backbone"),
-        ("torchvision:quantized_resnet18", {}, UsageError, "torchvision:resnet18"),
-        ("torchvision:resnet18", {"factory_arg": {"classes": 3}}, UsageError, "'classes'"),
-        ("torchvision:raft_small", {}, UsageError, "image1, image2"),
+        (Two(), {"inputs": {"a": (1, 3), "b": (1, 3)}, "preprocess": "imagenet"}, "the model takes none"),
+        (Net(), {**FIXED, "tolerance": float("nan")}, "`tolerance=` is nan"),
+        (Net(), {**FIXED, "input_names": [""]}, "`input_names=` is ['']: give names"),
+        (Net(), {**FIXED, "output_names": []}, "`output_names=` is []: give names"),
+        (Net(), {"inputs": ["x:²x3x8x8"]}, "has '²'"),
+        (3, {}, "torch.nn.Module"),
+        (Net(), {**FIXED, "factory_arg": {"a": 1}}, "ready module"),
+        (Net(), {**FIXED, "output_names": ["a", "b"]}, "gives 1 output (output)"),
+        (Two(), {"inputs": {"a": (1, 3)}}, "`inputs='b:"),
+        (Two(), {}, "forward takes: a, b"),
+        (Detector(), {"inputs": {"images": (1, 3, 64, 64)}}, "NMS"),
+        ("torchvision:fasterrcnn_resnet50_fpn", {}, "backbone"),
+        ("torchvision:quantized_resnet18", {}, "torchvision:resnet18"),
+        ("torchvision:resnet18", {"factory_arg": {"classes": 3}}, "'classes'"),
+        ("torchvision:raft_small", {}, "image1, image2"),
     ],
 )
-def test_wrong_requests(tmp_path: Path, source: Any, options: dict[str, Any], error: type, word: str) -> None:
-    with pytest.raises(error) as caught:
+def test_wrong_requests(tmp_path: Path, source: Any, options: dict[str, Any], word: str) -> None:
+    with pytest.raises((UsageError, DataError)) as caught:
         export(source, tmp_path / "m.onnx", **options)
     assert word in str(caught.value), caught.value
     assert list(tmp_path.iterdir()) == []
@@ -513,22 +472,13 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
 def test_inputs_as_text() -> None:
     assert parse_input("input:batchx3x224x224") == TensorInfo("input", "float32", ("batch", 3, 224, 224))
-    assert parse_input("ids:batch,max:int64") == TensorInfo("ids", "int64", ("batch", "max"))
+    assert parse_input("ids:batch,max:long") == TensorInfo("ids", "int64", ("batch", "max"))
+    assert parse_input("x:[batch, 3, 32, 32]:half") == TensorInfo("x", "float16", ("batch", 3, 32, 32))
+    with pytest.raises(UsageError, match=r"has -1 for a size: .* such as x:batchx3x32x32"):
+        parse_input("x:-1x3x32x32")
     for wrong in ("input", "input:", ":1x3", "input:0x3", "input:1x3:floot", "a:b:c:d"):
         with pytest.raises(UsageError):
             parse_input(wrong)
-
-
-def test_a_shape_as_python_writes_it_is_read_and_minus_one_answered_by_a_name() -> None:
-    assert parse_input("x:[batch, 3, 32, 32]").shape == ("batch", 3, 32, 32)
-    assert parse_input("x:(1,3):int64") == TensorInfo("x", "int64", (1, 3))
-    with pytest.raises(UsageError, match=r"has -1 for a size: .* such as x:batchx3x32x32"):
-        parse_input("x:-1x3x32x32")
-
-
-def test_types_by_the_names_that_pytorch_has() -> None:
-    for typed, dtype in (("float", "float32"), ("fp16", "float16"), ("half", "float16"), ("long", "int64")):
-        assert parse_input(f"x:2x3:{typed}").dtype == dtype
 
 
 def test_a_torchvision_detector_is_exported_up_to_nms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -762,24 +712,6 @@ def test_what_real_inputs_make_of_forward_is_not_put_down_to_made_up_ones(tmp_pa
     assert export(Attending(), tmp_path / "m.onnx", inputs=inputs, sample=real).verified
 
 
-def test_a_batch_behind_a_fixed_number_of_steps_is_what_counts_samples(tmp_path: Path) -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.steps = nn.LSTM(6, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.steps(x)[0][-1]  # type: ignore[no-any-return]
-
-    result = export(Head(), tmp_path / "m.onnx", inputs=["x:5,batch,6"])
-    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [(1, {}), (2, {})]
-    assert load_model(tmp_path / "m.onnx").inputs[0].batch_axis == 1
-
-
-def test_an_operator_of_a_newer_opset_is_exported_with_it(tmp_path: Path) -> None:
-    assert export(Deformed(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, opset=20).opset == 20
-
-
 def test_a_sample_of_inputs_that_share_no_first_axis(tmp_path: Path) -> None:
     boxes = np.array([[0, 0, 0, 4, 4], [0, 1, 1, 7, 7]], np.float32)
     np.savez(tmp_path / "s.npz", image=np.ones((1, 3, 8, 8), np.float32), boxes=boxes)
@@ -798,13 +730,13 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "inputs",
+    ("inputs", "sample"),
     [
-        ["level:scalar", "x:batchx16", "shift:scalar:int64"],
-        {"level": (), "x": ("batch", 16), "shift": TensorInfo("shift", "int64", ())},
+        (["level:scalar", "x:batchx16", "shift:scalar:int64"], ""),
+        (["level:scalar", "x:batchx16", "shift:scalar:int64"], "one.npz"),
+        ({"level": (), "x": ("batch", 16), "shift": TensorInfo("shift", "int64", ())}, "each.npz"),
     ],
 )
-@pytest.mark.parametrize("sample", ["", "one.npz", "each.npz"])
 def test_inputs_that_are_single_numbers(tmp_path: Path, inputs: Any, sample: str) -> None:
     x = np.ones((5, 16), np.float32)
     np.savez(tmp_path / "one.npz", x=x, level=np.float32(0.5), shift=np.int64(3))
@@ -836,33 +768,6 @@ def test_samples_of_a_transformer_are_found_without_names(tmp_path: Path, batch_
     export(nn.TransformerEncoder(layer, 2), tmp_path / "m.onnx", inputs="src:a,b,32")
     model = load_model(tmp_path / "m.onnx")
     assert [info.batch_axis for info in (*model.inputs, *model.outputs)] == [0 if batch_first else 1] * 2
-
-
-def test_samples_of_an_encoder_and_decoder_are_found(tmp_path: Path) -> None:
-    export(nn.Transformer(32, 4, 1, 1, 64), tmp_path / "m.onnx", inputs=["src:s,n,32", "tgt:t,n,32"])
-    assert [info.batch_axis for info in load_model(tmp_path / "m.onnx").inputs] == [1, 1]
-
-
-class Chosen(nn.Module):
-    """Control flow by values, as PyTorch has it for export."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda t: self.left(t).relu(), lambda t: self.right(t).sigmoid(), (x,))
-
-
-def test_both_branches_of_torch_cond_are_exported(tmp_path: Path) -> None:
-    net, path = Chosen().eval(), tmp_path / "m.onnx"
-    export(net, path, inputs={"x": ("batch", 8)})
-    session = OnnxSession(path)
-    for sign in (1, -1):
-        x = np.full((2, 8), sign, np.float32)
-        with torch.no_grad():
-            expected = net(torch.from_numpy(x)).numpy()
-        assert np.allclose(session({"x": x})["output"], expected, atol=1e-5)
 
 
 class Messages(nn.Module):
@@ -913,14 +818,11 @@ class Together(nn.Module):
         return nn.functional.conv2d(left.reshape(1, -1, 8, 8), kernels, groups=kernels.shape[0])
 
 
-def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path: Path) -> None:
+def test_where_the_exporter_fails_on_open_sizes_fixed_ones_are_named(tmp_path: Path) -> None:
     inputs = dict.fromkeys(("left", "right"), ("batch", 3, 8, 8))
-    with pytest.raises(ModelError, match=r"with fixed ones it goes: `inputs='left:1x3x8x8'`"):
+    with pytest.raises(ModelError, match=r"itself fails: try fixed sizes, `inputs='left:1x3x8x8'`"):
         export(Together(), tmp_path / "m.onnx", inputs=inputs)
     assert export(Together(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
-    infos = [TensorInfo(name, "float32", shape) for name, shape in inputs.items()]
-    reason = why(RuntimeError("odd"), infos, {}, (), lambda: False)
-    assert "without open sizes, too" in reason and "left:1x3x8x8" not in reason
 
 
 class Carrying(nn.Module):
@@ -963,25 +865,6 @@ def test_an_attribute_of_a_newer_opset_is_named_with_what_to_type(tmp_path: Path
     with pytest.raises(ModelError, match=r"antialias came with opset 18(?s:.)*give `opset=18`"):
         export(Smoothed(), tmp_path / "m.onnx", inputs=inputs)
     assert export(Smoothed(), tmp_path / "m.onnx", inputs=inputs, opset=18, verify=False).opset == 18
-
-
-class Graph(nn.Module):
-    """Nodes are counted on the first axis of one input, and not by the other's two rows, which name them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 4)
-
-    def forward(self, x: Any, edges: Any) -> Any:
-        rows = self.linear(x)
-        return torch.zeros_like(rows).index_add(0, edges[1], rows[edges[0]])
-
-
-def test_an_input_of_fixed_first_size_does_not_count_samples(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sample = {"x": rng.standard_normal((30, 8)).astype(np.float32), "edges": rng.integers(0, 30, (2, 50))}
-    result = export(Graph(), tmp_path / "m.onnx", inputs=["x:nodes,8", "edges:2,links:int64"], sample=sample)
-    assert 30 in [item.batch for item in result.comparisons] and any("batch 1" in note for note in result.notes)
 
 
 class Optionals(nn.Module):

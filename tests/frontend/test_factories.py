@@ -31,10 +31,6 @@ def pair():
     return Net(), 3
 def fails():
     return Net(width="wide")
-def published(encoder_weights="imagenet", pretrained=True, weights=None):
-    return downloads()
-
-
 def downloads():
     return torch.hub.load_state_dict_from_url("https://example.org/weights-12345678.pth")
 def opens():
@@ -128,8 +124,6 @@ def test_a_folder_named_like_a_file_is_called_one_and_never_proposed(folder: Pat
             ["trtopt_model.py, line 6: self.block, self.deep = Block(2, width)", "TypeError"],
         ),
         ("trtopt_model:downloads", {}, ModelError, ["downloads nothing", "example.org", "`weights=FILE`"]),
-        ("trtopt_model:published", {}, ModelError, ["`factory_arg={'encoder_weights': None, 'pretrained': False}`"]),
-        ("trtopt_model:published", {"pretrained": False}, ModelError, ["`factory_arg={'encoder_weights': None}`"]),
         ("trtopt_model:opens", {}, ModelError, ["downloads nothing", "`weights=FILE`"]),
         (":Net", {}, UsageError, ["FILE.py:FACTORY"]),
         ("..a:Net", {}, TrtoptError, ["FILE.py:FACTORY"]),

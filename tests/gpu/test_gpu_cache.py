@@ -23,7 +23,7 @@ from trtopt.trt import weak
 from trtopt.trt.generation import Generation
 
 OURS, THEIRS = Builds.FROM_CACHES
-SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "compare_native.py"
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "compare_native.py"
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,7 @@ def test_without_the_library_no_build_is_begun(small: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "int8 Q/DQ"])
 def test_results_are_the_full_runtimes(builds: Builds, inputs: Inputs, gpu: Device, tmp_path: Path, name: str) -> None:
-    """Of the same plan; scripts/bench_lean measures them beside each other."""
+    """Of the same plan; benchmarks/lean.py measures them beside each other."""
     photos, engine = inputs.photos["input"], builds[name].engine
     batches = {str(batch): np.concatenate([photos] * -(-batch // len(photos)))[:batch] for batch in (1, 8, 32)}
     np.savez(tmp_path / "given.npz", **batches)  # type: ignore[arg-type]

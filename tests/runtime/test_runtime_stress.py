@@ -15,7 +15,7 @@ import pytest
 
 from trtopt.core.errors import DeviceError, UsageError
 
-_PATH = Path(__file__).parents[2] / "scripts" / "runtime_stress.py"
+_PATH = Path(__file__).parents[2] / "benchmarks" / "runtime_stress.py"
 _spec = importlib.util.spec_from_file_location("runtime_stress", _PATH)
 assert _spec and _spec.loader
 stress = importlib.util.module_from_spec(_spec)

@@ -50,19 +50,6 @@ def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
     return list(map(parse_input, texts)) if texts else None
 
 
-def _dynamic_axes(texts: Sequence[str] | None) -> dict[str, dict[int, str]] | None:
-    from trtopt.core.errors import UsageError
-
-    dynamic = {}
-    for text in texts or ():
-        name, colon, axes = text.rpartition(":")
-        pairs = [pair.partition("=") for pair in axes.split(",")]
-        if not colon or not name or not all(axis.strip().isdecimal() and dim for axis, _, dim in pairs):
-            raise UsageError(f"--dynamic {text!r} can't be read; write NAME:0=batch,2=height,3=width")
-        dynamic[name] = {int(axis): dim for axis, _, dim in pairs}
-    return dynamic or None
-
-
 def _listed(flag: str, text: str | None) -> tuple[str, ...]:
     from trtopt.core.errors import UsageError
 
@@ -93,7 +80,6 @@ _MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
     "trtopt export torchvision:resnet50 -o resnet50.onnx",
     read={
         **_MODULE,
-        "dynamic": _dynamic_axes,
         "input_names": partial(_names, "--input-names"),
         "output_names": partial(_names, "--output-names"),
     },
@@ -110,12 +96,14 @@ def export(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", read=_MODULE)
 def init(result: Any, values: Options) -> Iterator[str]:
-    """Write a recipe for a model of yours; pipeline runs it. It says what was guessed, and why."""
-    yield f"{result.recipe}: the file says over each guess what it comes from:"
-    for guess in result.guesses:
-        yield f"  - {guess}"
-    for number, command in enumerate(result.commands):
-        yield f"{'or' if number else 'next'}: {command}"
+    """Write a recipe for a model of yours; pipeline runs it. What isn't known is "?" in it."""
+    yield f"{result.recipe}: written"
+    for note in result.notes:
+        yield f"  - {note}"
+    if result.unknown:
+        yield f'  fill in the "?" of {", ".join(result.unknown)}'
+    for command in result.commands:
+        yield f"next: {command}"
 
 
 @command_of(CheckRequest, "trtopt check model.onnx --fix clean.onnx")

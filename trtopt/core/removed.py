@@ -14,6 +14,8 @@ WENT = {
     "csv": "profile --csv went: trtopt profile M.engine --json has the same layers and figures",
     "json_twin": "report --json-twin went: trtopt report --json has the verdict, trtopt inspect --json the layers, "
     "M.engine.results.json what was measured",
+    "for_generation": "--for-generation went: every TensorRT reads the default, opset 17; 10, 11 and RTX also --opset 20",
+    "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
     AT_URL: "stores at URLs went: give a folder, and copy it by rsync or a CI cache, docs/store.md has the lines",
 }
 

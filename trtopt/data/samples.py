@@ -1,4 +1,4 @@
-"""Calibration images from a data-set recipe, `crops/*.toml`: real crops of photos that installed packages carry, or lines of
+"""Calibration images of a sample set, `calibration/*.toml`: real crops of photos that installed packages carry, or lines of
 text that are drawn here."""
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trtopt.core.files import sha256_file, sha256_json, whole
 from trtopt.core.temporary import folder_in
 from trtopt.core.words import first_of
 from trtopt.data.decoding import decode
-from trtopt.recipes.loader import check_keys, package_file
+from trtopt.recipes.loader import check_keys, package_file, shipped
 
-FOLDER = Path(__file__).resolve().parent / "crops"
+FOLDER = shipped("calibration")
 _MARK = "recipe.sha256"  # in a finished folder: what it was made from
 
 
@@ -48,7 +48,7 @@ class CropRecipe:
 
 
 def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
-    """Read a recipe by its name under `crops/`, or by its path.
+    """Read a sample set by its name under `calibration/`, or by its path.
 
     Raises:
         UsageError: no such recipe, an unknown key, or a value that can't be right.
@@ -60,7 +60,7 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
     if not path.is_file():
         recipes = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
         raise UsageError(
-            f"there is no calibration recipe {os.fspath(name)[:200]!r}; known: {recipes}, or the path of a .toml file"
+            f"there is no sample set {os.fspath(name)[:200]!r}; known: {recipes}, or the path of a .toml file"
         )
     try:
         content = read_toml(path)

@@ -1,4 +1,4 @@
-"""What a file of weights holds and what to type for it, read without unpickling anything."""
+"""Tell what a file of weights holds and what to type for it, without unpickling anything."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _classes(path: Path) -> list[str]:
 
 
 def script_weights(path: Path) -> str:
-    """How TorchScript's weights are given."""
+    """Return how TorchScript's weights are given."""
     state = f"{path.stem}.state.pth"
     return (
         f"save them alone, in Python: torch.save(torch.jit.load({str(path)!r}).state_dict(), {state!r}); then: "
@@ -76,7 +76,7 @@ def script_weights(path: Path) -> str:
 
 
 def is_script(path: Path) -> bool:
-    """Whether torch.jit wrote it."""
+    """Return True if torch.jit wrote it."""
     with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
         return any(name.endswith("constants.pkl") for name in archive.namelist())
     return False

@@ -21,7 +21,7 @@ from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import named, taking
-from trtopt.core.values import TensorInfo, choice
+from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
 from trtopt.frontend.failures import at, autocast_hint, input_hint, operators_of, types_hint, unknown_operator, why
@@ -40,7 +40,6 @@ from trtopt.graph.passes.opset import at_opset
 from trtopt.graph.proto import opset_version
 from trtopt.graph.view import rename_values
 
-GENERATION_OPSETS = {"tensorrt8": 17, "tensorrt10": 20, "tensorrt11": 20, "rtx": 20}
 DEFAULT_OPSET = 17  # every generation's parser reads it
 NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
 THREADS = 4
@@ -51,7 +50,7 @@ _NEWER = "give `opset={}` (TensorRT 8.6 reads 17 and older)"
 
 @dataclass(frozen=True)
 class ExportResult(Plain):
-    """What `export` made.
+    """An export's result.
 
     Attributes:
         path: the ONNX file.
@@ -85,15 +84,13 @@ def export(request: ExportRequest) -> ExportResult:
     Args:
         source: "torchvision:NAME", "package.module:FACTORY" or "FILE.py:FACTORY" (a class or function that gives the module;
             a module is looked for in the current folder, too), the name or path of a model recipe, or a module.
-        opset: of the file; default: the newest that `for_generation` reads, else 17, which all read.
-        for_generation: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx".
+        opset: of the file; default: 17, which every TensorRT reads; of TensorRT 10, 11 and RTX 20 is the newest.
         weights: a state dict (.pth, loaded with weights_only=True, or .safetensors).
         factory_arg: keyword arguments of the factory (of torchvision's, too); before a recipe's own options.
         inputs: input name → shape (or TensorInfo); names of forward's arguments, in any order, or new names for all of them,
             in forward's order; optional arguments may be left out. A name in place of a size makes that dimension dynamic,
             equal names are equal sizes: {"input": ("batch", 3, "H", "W")}; as the command takes it, ["ids:batch,16:int64"].
             Default: the recipe's, or batch×3×H×W float32 for torchvision with the size its own preprocessing gives.
-        dynamic: input name → {axis: dimension name}, on top of `inputs`.
         input_names, output_names: names in the ONNX file, in the order of forward's arguments and results. Default of the
             outputs': the keys or fields of what forward returns, else "output", or "output_0", "output_1", ….
         sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
@@ -113,7 +110,7 @@ def export(request: ExportRequest) -> ExportResult:
     preprocess, reporter = request.preprocess, request.reporter
     engines = (".engine", ".plan", ".trt")
     check_ending(request.output, engines, "an ONNX model", "an engine", ".onnx", "; trtopt build makes the engine")
-    target = _opset(request.opset, request.for_generation)
+    target = _opset(request.opset)
     if not request.tolerance >= 0:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
     for option, names in (("input_names", request.input_names), ("output_names", request.output_names)):
@@ -125,9 +122,9 @@ def export(request: ExportRequest) -> ExportResult:
             source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
-        if request.opset is None and request.for_generation is None and source.opset:
-            target = _opset(source.opset, None, "the recipe's opset")
-        infos, keywords = stated_inputs(source, request.inputs, request.dynamic, request.input_names)
+        if request.opset is None and source.opset:
+            target = _opset(source.opset, "the recipe's opset")
+        infos, keywords = stated_inputs(source, request.inputs, request.input_names)
         if preprocess is not None and not on_images(infos, request.sample):
             what = "the model takes none" if request.sample is None else "arrays in `sample=` are used as they are"
             raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
@@ -189,7 +186,7 @@ def export(request: ExportRequest) -> ExportResult:
 
 
 def _ends(model: Model) -> Iterator[tuple[str, bool]]:
-    """What the model's constants, such as position embeddings, suffice for, and whether sizes that are fixed are within."""
+    """Yield the ends of the model's constants, such as position embeddings, and True where fixed sizes are within."""
     sizes = {(info.name, axis): size for info in model.inputs for axis, size in enumerate(info.shape)}
     for (name, axis), end in max_input_lengths(model.proto).items():
         size = sizes[name, axis]
@@ -201,20 +198,14 @@ def _ends(model: Model) -> Iterator[tuple[str, bool]]:
             yield f"{text}; give at most {end} in `inputs=`", False
 
 
-def _opset(opset: int | None, generation: str | None, what: str = "`opset=`") -> int:
-    if generation is not None:
-        choice(generation, GENERATION_OPSETS, "`for_generation=`")
-    if opset is None:
-        return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
-    if not 16 <= opset <= 23:
+def _opset(opset: int | None, what: str = "`opset=`") -> int:
+    if opset is not None and not 16 <= opset <= 23:
         raise UsageError(f"{what} is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
-    if generation is not None and opset > (newest := GENERATION_OPSETS[generation]):
-        raise UsageError(f"`opset=` is {opset}; {generation} reads {newest} and older: leave `opset=` out")
-    return opset
+    return opset or DEFAULT_OPSET
 
 
 def _first_run(subject: Subject, user: Any, sampled: str) -> list[tuple[str, Any]]:
-    """What the user's forward returns, by name; its faults show here, before the exporter hides them."""
+    """Return the result of the user's forward, by name; its faults show here, before the exporter hides them."""
     batch = subject.batch(subject.batch_sizes[-1])
     results: list[Any] = []
     hook = user.register_forward_hook(lambda _, __, result: results.append(result))
@@ -245,7 +236,8 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
 
-    def traced(dynamic: Any) -> ModelProto:
+    dynamic = (shapes,) if any(shapes) else None
+    try:
         with (
             as_qdq(torch, subject.module, subject.text, lambda: subject(subject.batch(size))),
             rewriting,
@@ -265,22 +257,11 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
                 verbose=False,
             )
             rename_values(program.model, {**asked, **given}, f"{INNER}.")
-            proto: ModelProto = program.model_proto
-            return proto
-
-    def goes_fixed() -> bool:
-        try:
-            traced(None)
-        except Exception:  # whatever it is: no advice, then
-            return False
-        return True
-
-    try:
-        proto = traced((shapes,) if any(shapes) else None)
+            proto = program.model_proto
     except ModelError:
         raise
     except Exception as error:
-        reason = why(error, infos, subject.sizes, operators_of(subject), goes_fixed)
+        reason = why(error, infos, subject.sizes, operators_of(subject))
         raise ModelError(f"{subject.text} can't be exported{reason} (torch: {essence(error, 1)})") from error
     try:
         model = load_model(proto)
@@ -313,7 +294,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
 
 
 def _lowered(proto: ModelProto, target: int) -> ModelProto:
-    """At an older opset; operators that it lacks are written out where ONNX defines them by others."""
+    """Return the model at an older opset; operators that it lacks are written out where ONNX defines them by others."""
     try:
         return at_opset(proto, target, _NEWER.format(opset_version(proto)))
     except UnsupportedOperator as error:

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,8 +84,7 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     torch = require("torch", "torch", "export")
     if not module_name or not attribute:
         raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
-    blank: dict[str, Any] = {}
-    with making(torch, text, lambda error: _told(text, module_name, error), blank):
+    with making(torch, text, lambda error: _told(text, module_name, error)):
         with quiet():
             module = (
                 module_of_file(Path(folder or "", module_name)) if module_name.endswith(".py") else _module(module_name)
@@ -94,7 +92,6 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
         model = _attribute(module, attribute, text)
         if not isinstance(model, torch.nn.Module):
             call = _callable(model, text, arguments, options)
-            blank.update(_published(model, options))
             with quiet():
                 model = call()
         elif arguments or options:
@@ -107,14 +104,8 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
 
 
 @contextlib.contextmanager
-def making(
-    torch: Any, text: str, told: Callable[[BaseException], TrtoptError], blank: Mapping[str, Any] | None = None
-) -> Iterator[None]:
-    """Run others' code that makes a module: seeded, without the network; `told` puts its errors in our words.
-
-    Args:
-        blank: the arguments that make it without published weights, where they are known; read when it fails.
-    """
+def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) -> Iterator[None]:
+    """Run others' code that makes a module: seeded, without the network; `told` puts its errors in our words."""
     with torch.random.fork_rng(devices=[]), offline() as hosts:
         torch.manual_seed(SEED)
         try:
@@ -124,29 +115,15 @@ def making(
         except (Exception, SystemExit) as error:
             if not hosts:
                 raise told(error) from error
-            how = "`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it"
-            if blank:
-                how = f"`factory_arg={dict(blank)}`"
             raise ModelError(
                 f"{text} tried to download from {hosts[0]}, and trtopt downloads nothing: make the model without its "
-                f"published weights ({how}) and give them as a file: `weights=FILE`"
+                "published weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give "
+                "them as a file: `weights=FILE`"
             ) from error
 
 
-def _published(factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by which the factory is asked for published weights, and what they are without."""
-    with contextlib.suppress(TypeError, ValueError):  # built-in: it has no signature
-        return {
-            name: False if "pretrained" in name else None
-            for name, parameter in inspect.signature(factory).parameters.items()
-            if re.search("weights|pretrained", name)
-            and options.get(name, parameter.default) not in (None, False, parameter.empty)
-        }
-    return {}
-
-
 def bare_file(text: str) -> str | None:
-    """What to type where only a Python file was named; None if `text` names none."""
+    """Return what to type where only a Python file was named; None if `text` names none."""
     path = Path(text if text.endswith(".py") else f"{text}.py")
     if not path.is_file():
         return None
@@ -228,7 +205,7 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
 
 
 def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """What makes the module, its arguments checked: a wrong name shall not look like a fault of the user's code."""
+    """Return a function that makes the module, its arguments checked: a wrong name is no fault of the user's code."""
     if not callable(factory):
         raise UsageError(
             f"{text} is {_kind(factory)}; a torch.nn.Module, or a class or function that gives one, is needed"

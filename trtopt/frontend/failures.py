@@ -1,10 +1,10 @@
-"""Why a module can't be exported, in the user's words, and what to do about it."""
+"""Explain why a module can't be exported, in the user's words, and what to do about it."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx import defs
@@ -40,18 +40,11 @@ _SIGNS = {
 }
 
 
-def why(
-    error: BaseException,
-    infos: Sequence[TensorInfo],
-    sizes: Mapping[str, int],
-    operators: Sequence[str],
-    goes_fixed: Callable[[], bool],
-) -> str:
-    """The class of the failure in our words: what, where in the user's code, what to do.
+def why(error: BaseException, infos: Sequence[TensorInfo], sizes: Mapping[str, int], operators: Sequence[str]) -> str:
+    """Return the class of the failure in our words: what, where in the user's code, what to do.
 
     Args:
-        sizes: what the inputs' named sizes were.
-        goes_fixed: tries without open sizes, and says whether that works; asked where nothing else explains the failure.
+        sizes: of the inputs' named dimensions.
     """
     told = "".join(str(item) for item in chain(error))
     fixed = [
@@ -86,14 +79,11 @@ def why(
             fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
             kind = "" if info.dtype == "float32" else f":{info.dtype}"
             tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")
-    if not tries:
-        return where
-    if not goes_fixed():
-        return (
-            f"{where}: torch's exporter itself fails, without open sizes, too: write that part with other operators, or leave "
-            "it out of the exported model"
-        )
-    return f"{where}: torch's exporter itself fails on open sizes; with fixed ones it goes: {' '.join(tries)}"
+    fixed_ones = f"try fixed sizes, {' '.join(tries)}; else " if tries else ""
+    return (
+        f"{where}: torch's exporter itself fails: {fixed_ones}write that part with other operators, or leave it out of the "
+        "exported model"
+    )
 
 
 def at(error: BaseException) -> str:
@@ -102,7 +92,7 @@ def at(error: BaseException) -> str:
 
 
 def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
-    """What to do where forward itself fails.
+    """Return what to do where forward itself fails.
 
     Args:
         sampled: what it ran on, as `ExportResult.sample` says it.
@@ -128,7 +118,7 @@ def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
 
 
 def types_hint(subject: Subject) -> str:
-    """What to do about a module whose weights have a type that PyTorch or ONNX Runtime can't run everywhere."""
+    """Return what to do about a module whose weights have a type that PyTorch or ONNX Runtime can't run everywhere."""
     found = {item.dtype for item in subject.module.parameters() if item.dtype.is_floating_point}
     odd = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found - {subject.torch.float32}))
     if not odd:
@@ -140,7 +130,7 @@ def types_hint(subject: Subject) -> str:
 
 
 def autocast_hint(told: str) -> str:
-    """What to do where FP32 weights meet BF16 values, which older opsets' operators don't take."""
+    """Return what to do where FP32 weights meet BF16 values, which older opsets' operators don't take."""
     if "bfloat16" not in told:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""How a module's forward is called and what it returns: inputs by argument name or in order, outputs flat and named."""
+"""Call a module's forward and name what it returns: inputs by argument name or in order, outputs flat and named."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def called(torch: Any, module: Any, keywords: tuple[str, ...]) -> Any:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What a result holds, depth first, with names made of its keys, fields and places."""
+    """Yield the values in a result, depth first, with names made of its keys, fields and places."""
     if isinstance(value, Mapping):
         parts = [(str(key), item) for key, item in value.items()]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

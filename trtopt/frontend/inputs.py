@@ -53,7 +53,6 @@ def parse_input(text: str) -> TensorInfo:
 def stated_inputs(
     source: Source,
     inputs: InputSpec | None,
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
     names: Sequence[str] | None = None,
 ) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
     """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
@@ -72,23 +71,13 @@ def stated_inputs(
             f"{source.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
         )
     infos, keywords = takes.order(infos, source.text)
-    former = [info.name for info in infos]
     if names is not None:
         if len(names) != len(infos) or len(set(names)) < len(names):
             raise UsageError(
-                f"input names {', '.join(names)}: {len(infos)} different ones are needed, for {', '.join(former)}"
+                f"input names {', '.join(names)}: {len(infos)} different ones are needed, for "
+                f"{', '.join(info.name for info in infos)}"
             )
         infos = [replace(info, name=name) for info, name in zip(infos, names)]
-    for name, axes in (dynamic or {}).items():
-        index = next((index for index, info in enumerate(infos) if name in (info.name, former[index])), None)
-        if index is None:
-            raise UsageError(f"dynamic names the input {name!r}; there are: {', '.join(info.name for info in infos)}")
-        shape = list(infos[index].shape)
-        for axis, dimension in axes.items():
-            if not -len(shape) <= axis < len(shape):
-                raise UsageError(f"dynamic: the input {name!r} has {len(shape)} dimensions, no axis {axis}")
-            shape[axis] = dimension
-        infos[index] = replace(infos[index], shape=tuple(shape))
     return tuple(map(_info, infos)), keywords
 
 

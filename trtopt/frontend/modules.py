@@ -303,6 +303,6 @@ def _unwrapped(name: str) -> str:
 
 
 def _beginning(names: Iterable[str]) -> str:
-    """What all names begin with, up to a dot."""
+    """Return the common beginning of all names, up to a dot."""
     parts = os.path.commonprefix([name.split(".")[:-1] for name in names])  # noqa: RUF071  of lists: by whole parts
     return "".join(f"{part}." for part in parts)

@@ -1,4 +1,4 @@
-"""What an export is asked for."""
+"""Requests of `export` and `init`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InitRequest:
     factory_arg: Mapping[str, Any] | None = _factory_arg()
     inputs: InputSpec | None = option(
         None,
-        help="Shape of an input, as for export; default: found by trying.",
+        help="Shape of an input, as for export; default: as the arrays of --data.",
         metavar="NAME:batchx3x224x224",
         typed=list[str],
     )
@@ -65,9 +65,6 @@ class ExportRequest:
     )
     _: KW_ONLY
     opset: int | None = option(None, help="ONNX opset; default: what every generation reads.", typed=int)
-    for_generation: str | None = option(
-        None, help="tensorrt8, tensorrt10, tensorrt11 or rtx: its newest opset.", typed=str
-    )
     weights: str | os.PathLike[str] | None = option(None, help="A state dict (weights only).", typed=Path)
     factory_arg: Mapping[str, Any] | None = _factory_arg()
     inputs: InputSpec | None = option(
@@ -75,9 +72,6 @@ class ExportRequest:
         help="Shape of an input, names where dynamic, :int64 after it if so; repeatable.",
         metavar="NAME:batchx3x224x224",
         typed=list[str],
-    )
-    dynamic: Mapping[str, Mapping[int, str]] | None = option(
-        None, help="More dynamic axes; repeatable.", metavar="NAME:AXIS=DIM[,…]", typed=list[str]
     )
     input_names: Sequence[str] | None = option(
         None, help="In forward's order; repeatable.", metavar="NAME[,NAME]", typed=list[str]

@@ -1,4 +1,4 @@
-"""What a module is traced and compared on: photos, the user's arrays, or made-up ones."""
+"""Samples that a module is traced and compared on: photos, the user's arrays, or made-up ones."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def samples_for(
 
 
 def on_images(infos: Sequence[TensorInfo], sample: Sample | None) -> bool:
-    """Whether it is compared on images: where there is no sample, on photos if the model takes an image."""
+    """Return True if it is compared on images: where there is no sample, on photos if the model takes an image."""
     if sample is None:
         return len(infos) == 1 and len(infos[0].shape) == 4
     return not isinstance(sample, (Mapping, np.ndarray)) and Path(sample).suffix not in (".npz", ".npy")
@@ -85,15 +85,17 @@ def _photos(infos: tuple[TensorInfo, ...], preprocess: Any, sizes: Mapping[str, 
 
 
 def _sized(infos: tuple[TensorInfo, ...], sizes: Mapping[str, int]) -> tuple[TensorInfo, ...]:
-    """With the sizes that dynamic dimensions have while exporting, the batch apart: images are resized to them."""
+    """Return the inputs with the sizes that dynamic dimensions have while exporting, the batch apart."""
     return tuple(
         replace(info, shape=(info.shape[0], *(sizes.get(str(size), size) for size in info.shape[1:]))) for info in infos
     )
 
 
 def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
-    """What each dynamic dimension is while exporting, but for the batch within its range, where a recipe has one. All differ
-    from 1 and, where they can, from each other."""
+    """Return the size of each dynamic dimension while exporting, but for the batch within its range, where a recipe has one.
+
+    All differ from 1 and, where they can, from each other.
+    """
     sizes: dict[str, int] = {}
     for info in infos:
         for axis, name in enumerate(info.shape):
@@ -123,7 +125,7 @@ class Subject:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What each named size is in the samples."""
+        """Return each named size as it is in the samples."""
         return {
             name: self.arrays[info.name].shape[axis]
             for info in self.infos
@@ -133,7 +135,7 @@ class Subject:
 
     @property
     def samples(self) -> int:
-        """How many samples the inputs have that count them: an edge list of 2 × edges beside nodes doesn't."""
+        """Return the number of samples in the inputs that count them: an edge list of 2 × edges beside nodes doesn't."""
         return min(
             (
                 self.arrays[info.name].shape[axis]

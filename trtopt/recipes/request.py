@@ -1,4 +1,4 @@
-"""What a recipe's run through every stage is asked for."""
+"""The request of `pipeline`: a recipe's run through every stage."""
 
 from __future__ import annotations
 

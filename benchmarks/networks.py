@@ -1,9 +1,9 @@
 """`trtopt tune` on this machine's GPU beside FP16, INT8 everywhere and ModelOpt's placement: one row a network.
 
-    python scripts/bench_networks.py FOLDER NAME... [--level N] [--jobs N] [--seconds S]
+    python benchmarks/networks.py FOLDER NAME... [--level N] [--jobs N] [--seconds S]
 
 FOLDER holds NAME.onnx, NAME.calib.json (trtopt calibrate --gates), NAME.modelopt.onnx (what ModelOpt wrote; optional) and
-samples.npz, as scripts/networks_inputs.py writes them.
+samples.npz, as benchmarks/networks_inputs.py writes them.
 First, --jobs networks at a time (builds of TensorRT 8.6 side by side on one GPU take longer than one after another), what needs
 no timing is built and stored; then, by itself, each network is tuned, to a limit in dB that INT8 everywhere meets (--min-snr),
 and the engines are timed in turns at batch 1 and 32, a profile of its own each.
@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+import common  # noqa: F401
 import numpy as np
 
 import trtopt

@@ -1,6 +1,6 @@
 """INT8 builds of models on this machine's GPU, two profiles (batch 1; 32), beside FP16: one table row a model.
 
-    python scripts/zoo_gpu.py FOLDER NAME... [--level N] [--no-compare]
+    python benchmarks/zoo_gpu.py FOLDER NAME... [--level N] [--no-compare]
 
 FOLDER holds NAME.onnx and NAME.calib.json for each (trtopt export, trtopt calibrate). Each row is kept as FOLDER/NAME.row.json
 when it is done; the last thing printed is the table of all rows there. After --no-compare a second run only adds the times:
@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+import common  # noqa: F401
+
 import trtopt
 from trtopt.core.progress import Reporter
 from trtopt.graph.io import load_model

@@ -1,6 +1,6 @@
 """Our thresholds against those of TensorRT's own calibrator on the same inputs, tensor by tensor, as Markdown.
 
-    python scripts/compare_native.py NATIVE.cache T.calib.json [--method entropy] [-o TABLE.md]
+    python benchmarks/compare_native.py NATIVE.cache T.calib.json [--method entropy] [-o TABLE.md]
 
 NATIVE.cache is what `trtopt build --int8 --calibrator native --data F --save-cache NATIVE.cache` kept; T.calib.json is
 `trtopt calibrate MODEL --data F -o T.calib.json`'s, whose histograms give any method. Ratio: our amax over TensorRT's.

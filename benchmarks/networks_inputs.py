@@ -1,6 +1,6 @@
-"""What scripts/bench_networks.py measures, as files: convolution networks and a transformer, with random weights.
+"""What benchmarks/networks.py measures, as files: convolution networks and a transformer, with random weights.
 
-    python scripts/networks_inputs.py FOLDER [NAME...] [--modelopt PYTHON]
+    python benchmarks/networks_inputs.py FOLDER [NAME...] [--modelopt PYTHON]
 
 writes samples.npz (32 crops of photos) and for each network NAME.onnx, NAME.calib.json (its table, squeeze-and-excite measured,
 too) and, with the Python of an environment that has ModelOpt (scripts/modelopt.sh), NAME.modelopt.onnx. BatchNormalization's
@@ -178,9 +178,7 @@ def main() -> None:
     for name in given.names:
         model, table = (given.folder / f"{name}.{kind}" for kind in ("onnx", "calib.json"))
         if not model.is_file():
-            trtopt.export(
-                network(name, crops), model, inputs={"input": INPUT}, for_generation="tensorrt8", sample=samples
-            )
+            trtopt.export(network(name, crops), model, inputs={"input": INPUT}, sample=samples)
         if not table.is_file():
             trtopt.calibrate(model, table, data=samples, gates=True)
         other = given.folder / f"{name}.modelopt.onnx"

@@ -1,6 +1,6 @@
 """Write the `minilm` recipe's samples: passages of this repository's documents, as the model's own tokenizer reads them.
 
-python scripts/recipe_tokens.py trtopt/recipes/models/minilm.npz
+python benchmarks/recipe_tokens.py models/minilm.npz
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What single-image callers get through trtopt.Batcher, beside large batches and beside calls of their own. One table.
 
-    PYTHONPATH=. PY scripts/bench_batcher.py ENGINE [--callers 64] [--batch 32] [--max-delay 2ms] [--slots N] [--contexts 16]
+    PYTHONPATH=. PY benchmarks/batcher.py ENGINE [--callers 64] [--batch 32] [--max-delay 2ms] [--slots N] [--contexts 16]
                                              [--seconds 2] [--rounds 5] [--backend auto]
 
 ENGINE is a plan that takes batches of 1 to --batch (or, with --backend onnxruntime, what was kept beside it, or an ONNX file).

@@ -1,13 +1,17 @@
 """Accuracy of INT8 scales on EfficientNet-Lite0: trtopt's methods beside its peers, same run, same data.
 
+    OMP_NUM_THREADS=2 .venv-test/bin/python benchmarks/accuracy.py FILE.md [--native-cache CACHE]...
+
+CACHE is what TensorRT's own calibrator wrote for model.onnx and calib.npz of scripts/gpu_inputs.
+MODELOPT_PYTHON names a Python with nvidia-modelopt[onnx], in an environment of its own, for its dependencies conflict with
+trtopt's; without it ModelOpt's rows say so.
+
 Calibrated on 64 crops of seven photos. Every Q/DQ model is run by the same code, in ONNX Runtime with graph optimizations
 off, on 240 crops of 20 other photos and on those photos whole. ModelOpt and ONNX Runtime quantize with their own placement;
 TensorRT's scales (a text cache of its own calibrator, run on the same 64 crops) go where trtopt puts Q/DQ.
 
 Crops of one photo are alike, so the noise of a difference is estimated from the 20 photos' means: its standard error is
 their standard deviation / √20.
-
-See scripts/bench_accuracy for how to start it.
 """
 
 from __future__ import annotations
@@ -98,7 +102,7 @@ def cache_qdq(model: Path, cache: Path, output: Path) -> Made:
 def modelopt_qdq(model: Path, calib: Path, method: str, output: Path) -> Made:
     python = os.environ.get("MODELOPT_PYTHON")
     if not python:
-        raise RuntimeError(os.environ.get("MODELOPT_REASON") or "MODELOPT_PYTHON names no Python with nvidia-modelopt")
+        raise RuntimeError("MODELOPT_PYTHON names no Python with nvidia-modelopt")
     worker = Path(__file__).with_name("modelopt_quantize.py")
     command = [python, str(worker), str(model), str(calib), method, str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -236,7 +240,7 @@ def table(reference: Row, rows: list[Row], labels: list[int]) -> str:
         "the difference from auto ± its standard error over the 20 photos. Seconds are one calibration and quantization,",
         "without imports.",
         "",
-        f"{today}, Python {python}, {versions}, {THREADS} threads; `scripts/bench_accuracy FILE`",
+        f"{today}, Python {python}, {versions}, {THREADS} threads; `benchmarks/accuracy.py FILE`",
         "",
         "| tool | scales | 240 crops, dB | against auto | same class as FP32 | 20 photos, dB | top-1 | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -246,7 +250,7 @@ def table(reference: Row, rows: list[Row], labels: list[int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench_accuracy", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks/accuracy.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", metavar="FILE.md", type=Path)
     parser.add_argument(
         "--native-cache",

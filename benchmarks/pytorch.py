@@ -1,6 +1,6 @@
-"""PyTorch's and ONNX Runtime's times for ResNet-50, as a file that scripts/bench_runtime compares with.
+"""PyTorch's and ONNX Runtime's times for ResNet-50, as a file that benchmarks/runtime.py compares with.
 
-    python scripts/bench_torch.py torch.json [resnet50.onnx]
+    python benchmarks/pytorch.py torch.json [resnet50.onnx]
 
 ResNet-50 of torchvision with random weights, FP16 channels-last, batch 1 and 32: replayed from a CUDA graph, and the same
 of what torch.compile makes; milliseconds on the GPU between events, medians. Needs torch and torchvision with CUDA;
@@ -97,7 +97,7 @@ def onnxruntime_time(model: Path, batch: int, torch: Any) -> dict[str, Any]:
 
 def main() -> None:
     if len(sys.argv) not in (2, 3):
-        raise SystemExit("usage: bench_torch.py torch.json [resnet50.onnx]")
+        raise SystemExit("usage: benchmarks/pytorch.py torch.json [resnet50.onnx]")
     torch = importlib.import_module("torch")
     models = importlib.import_module("torchvision.models")
     if not torch.cuda.is_available():

@@ -1,10 +1,12 @@
 """trtopt tune on EfficientNet-Lite0, beside other quantizers and a search that takes one node at a time.
 
-Everything is chosen on 64 crops of seven photos, and judged on 240 crops of 20 other photos, by the code of
-scripts/bench_accuracy.py. The search to compare with ranks nodes as tools without a ledger do: for each one a calibration and a
-run of the whole graph with that node alone in INT8; then the worst are left out, as many as `tune` left out.
+    OMP_NUM_THREADS=2 .venv-test/bin/python benchmarks/tune.py FILE.md [--native-cache CACHE]
 
-See scripts/bench_tune for how to start it.
+2 cores, about 15 minutes; nothing else should run. CACHE and MODELOPT_PYTHON: see benchmarks/accuracy.py.
+
+Everything is chosen on 64 crops of seven photos, and judged on 240 crops of 20 other photos, by the code of
+benchmarks/accuracy.py. The search to compare with ranks nodes as tools without a ledger do: for each one a calibration and a
+run of the whole graph with that node alone in INT8; then the worst are left out, as many as `tune` left out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_accuracy import (
+from accuracy import (
     RUNS,
     Logits,
     agreement,
@@ -128,7 +130,7 @@ def measure(folder: Path, cache: Path | None) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench_tune", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks/tune.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", metavar="FILE.md", type=Path)
     parser.add_argument("--native-cache", metavar="CACHE", type=Path)
     given = parser.parse_args()
@@ -139,7 +141,7 @@ def main() -> None:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     today, python = datetime.date.today().isoformat(), platform.python_version()
     lines = [
-        f"{today}, Python {python}, {versions}, {THREADS} threads; `scripts/bench_tune FILE`.",
+        f"{today}, Python {python}, {versions}, {THREADS} threads; `benchmarks/tune.py FILE`.",
         "The second and third tuning find the repairs that the first one kept.",
         "",
         f"| {' | '.join(HEADERS)} |",

@@ -1,6 +1,6 @@
-"""EfficientNet-Lite0 and real inputs for it, as files: what scripts/gpu_inputs and scripts/bench_accuracy start from.
+"""EfficientNet-Lite0 and real inputs for it, as files: what scripts/gpu_inputs and benchmarks/accuracy.py start from.
 
-    python scripts/lite0_inputs.py FOLDER
+    python benchmarks/lite0_inputs.py FOLDER
 
 writes model.onnx, calib.npz (64 crops of photos), calib.json and lite0.cache (their table, and the same as a TensorRT cache),
 photos.npz (20 labelled photos) and reference.npz (the FP32 outputs for them in ONNX Runtime). All from installed packages;
@@ -40,7 +40,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = load_recipe("efficientnet-lite0")
     assert recipe.calibration is not None
-    export("efficientnet-lite0", folder / "model.onnx", for_generation="tensorrt8", reporter=reporter())
+    export("efficientnet-lite0", folder / "model.onnx", reporter=reporter())
     write_crops(recipe.calibration, folder / "crops")
     files = recipe.labelled_files()
     photos = _prepared(recipe, files)

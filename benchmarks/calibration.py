@@ -1,7 +1,15 @@
 """What calibration costs: trtopt beside plain inference and its peers, same run, same model, same prepared samples.
 
 Every measurement is a process of its own, whose peak memory the system tells; they take turns, and the best of the
-rounds counts. See scripts/bench_calibration for how to start it.
+rounds counts.
+
+    taskset -c 0,1 env OMP_NUM_THREADS=2 .venv-test/bin/python benchmarks/calibration.py FILE.md [ROUNDS]
+    … benchmarks/calibration.py --processes FILE.md [PAIRS]
+
+2 cores, 17 GB free, about 25 minutes; nothing else should run. --processes: `trtopt calibrate` beside a process that only
+infers, 4 minutes.
+MODELOPT_PYTHON names a Python with nvidia-modelopt[onnx], in an environment of its own, for its dependencies conflict with
+trtopt's; without it ModelOpt's rows say so.
 """
 
 from __future__ import annotations
@@ -47,7 +55,7 @@ photos = ["package:skimage/data/astronaut.png", "package:skimage/data/chelsea.pn
 INTRODUCTION = """\
 # What calibration costs
 
-{today}, {machine}; `scripts/bench_calibration FILE`.
+{today}, {machine}; `benchmarks/calibration.py FILE`.
 Each figure is the best of {rounds} runs (peers: of two), which take turns, each in a process of its own; imports don't count.
 Right before each but the peers', which take long, another process uses and frees {at_hand} GB of memory: a virtual machine's
 host takes back what lies idle for seconds, and gives it again slowly. Whole processes run last, in pairs, imports and all.
@@ -197,7 +205,7 @@ def modelopt_own(folder: Path, model: str) -> dict[str, Any]:
     """ModelOpt's entropy quantization, without its import; it offers no calibration by itself."""
     python = os.environ.get("MODELOPT_PYTHON")
     if not python:
-        raise RuntimeError(os.environ.get("MODELOPT_REASON") or "MODELOPT_PYTHON names no Python with nvidia-modelopt")
+        raise RuntimeError("MODELOPT_PYTHON names no Python with nvidia-modelopt")
     with tempfile.TemporaryDirectory() as scratch:
         worker = Path(__file__).with_name("modelopt_quantize.py")
         arguments = [folder / f"{model}.onnx", folder / "samples.npz", "entropy", Path(scratch) / "quantized.onnx"]
@@ -407,7 +415,7 @@ def main() -> None:
     alone = sys.argv[1:2] == ["--processes"]
     given = sys.argv[2:] if alone else sys.argv[1:]
     if not 1 <= len(given) <= 2:
-        raise SystemExit("usage: scripts/bench_calibration [--processes] FILE.md [ROUNDS]")
+        raise SystemExit("usage: benchmarks/calibration.py [--processes] FILE.md [ROUNDS]")
     rounds = int(given[1]) if len(given) == 2 else PAIRS if alone else 5
     with tempfile.TemporaryDirectory(prefix="trtopt-bench-") as scratch:
         folder = Path(scratch)

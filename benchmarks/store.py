@@ -1,6 +1,6 @@
 """What the kept timing cache saves a second build, and what the engine store costs a session. One table.
 
-    PY scripts/bench_store.py [options] FIRST.onnx [SECOND.onnx…]
+    PY benchmarks/store.py [options] FIRST.onnx [SECOND.onnx…]
 
 FP16 engines, each built once, one after the other in this process, for batches from 1 to --batch; without a SECOND, for the
 store only:
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures import tell
+from common import tell
 
 from trtopt.builder.construction import build
 from trtopt.core.progress import reporter
@@ -54,7 +54,7 @@ def shapes(model: Path, batch: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench_store", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks/store.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("first", type=Path, metavar="FIRST.onnx")
     parser.add_argument("second", type=Path, nargs="*", metavar="SECOND.onnx")
     parser.add_argument("--batch", type=int, default=32)

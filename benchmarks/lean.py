@@ -1,8 +1,9 @@
 """The lean runtimes beside the full one, on the same plans. One table.
 
-    PY scripts/bench_lean.py [options] ENGINE… INPUTS.npz
+    PY benchmarks/lean.py [options] ENGINE… INPUTS.npz
 
-The plans are version-compatible ones of TensorRT 8.6 (`TRTOPT_GPU_LEAN="8 10" scripts/gpu_check` makes and keeps some);
+The plans are opened with trust, for they carry a library:
+version-compatible ones of TensorRT 8.6 (`TRTOPT_GPU_LEAN="8 10" scripts/gpu_check` makes and keeps some);
 INPUTS.npz holds samples of their input. Each runtime has a process of its own in which no other one can be imported; they take
 turns, in --rounds rounds after one that isn't counted, each with --calls calls:
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import tell
+from common import tell
 
 LATER = 1.03  # wanted: a lean runtime's latency over the full one's
 MODULES = {"full": "tensorrt", "lean8": "tensorrt_lean", "lean10": "tensorrt_lean_bindings"}
@@ -65,12 +66,12 @@ def measured(session: Any, inputs: dict[str, Any], calls: int, on_gpu: bool) -> 
 def answer(pipe: Connection, name: str) -> Any:
     told = pipe.recv()
     if isinstance(told, Exception):
-        raise SystemExit(f"bench_lean: {name}: {type(told).__name__}: {told}")
+        raise SystemExit(f"lean: {name}: {type(told).__name__}: {told}")
     return told
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench_lean", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks/lean.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("engines", nargs="+", metavar="ENGINE")
     parser.add_argument("inputs", metavar="INPUTS.npz")
     parser.add_argument(

@@ -1,9 +1,10 @@
 """What the runtime session costs, beside bare loops, Polygraphy and PyTorch; and whether it stands stress. One table.
 
-    PY scripts/bench_runtime.py FOLDER [--parts latency,lite0,resnet,stress,scaling,leak] [--calls N] [--level N]
+    PY benchmarks/runtime.py FOLDER [--parts latency,lite0,resnet,stress,scaling,leak] [--calls N] [--level N]
 
 FOLDER holds model.onnx, calib.json and photos.npz (scripts/gpu_inputs writes them), and, for ResNet-50, resnet50.onnx,
-resnet50.calib.json and torch.json (scripts/bench_torch.py). Engines and the timing cache are kept in FOLDER/engines, so parts
+resnet50.calib.json and torch.json (benchmarks/pytorch.py, by a Python that has PyTorch
+for CUDA). Engines and the timing cache are kept in FOLDER/engines, so parts
 can be run one after another. Needs TensorRT, cuda-bindings and NumPy; CuPy and Polygraphy for their rows.
 """
 
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import common  # noqa: F401  trtopt of this checkout
 import numpy as np
 from numpy.typing import NDArray
 from runtime_loops import Bare, in_rounds, pipelined

@@ -1,7 +1,7 @@
 """What an engine that takes pixels gives, beside the same one that takes floats. One table, and FOLDER/embed.json.
 
-    PY scripts/bench_embed.py FOLDER [--precisions int8,fp16] [--threads 1,4,8] [--batch 32] [--seconds 1] [--rounds 5]
-                              [--preprocess efficientnet-lite] [--level N] [--backend auto] [--target smNN]
+    PYTHONPATH=. PY benchmarks/embed.py FOLDER [--precisions int8,fp16] [--threads 1,4,8] [--batch 32]
+        [--seconds 1] [--rounds 5] [--preprocess efficientnet-lite] [--level N] [--backend auto] [--target smNN]
 
 FOLDER holds model.onnx, calib.json, calib.npz and photos.npz (scripts/gpu_inputs writes them); the arrays are floats, of which
 the pixels are found again exactly. Every call takes ordinary arrays, several in turn, and gives arrays of its own. The ways
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_batcher import Way
-from figures import tell
+from batcher import Way
+from common import tell
 from numpy.typing import NDArray
 
 from trtopt.builder.construction import build
@@ -166,7 +166,7 @@ class Bench:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench_embed", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks/embed.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder")
     parser.add_argument("--precisions", default="int8,fp16", type=lambda text: text.split(","))
     parser.add_argument("--threads", default=[1, 4, 8], type=lambda text: [int(item) for item in text.split(",")])
