@@ -18,7 +18,7 @@ import numpy as np
 
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table
-from trtopt.core.documents import Damaged, converted, plain
+from trtopt.core.documents import Damaged, checked, plain
 from trtopt.core.values import x
 from trtopt.core.version import __version__
 from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
@@ -391,7 +391,7 @@ def _compares(subject: Subject) -> Compares | None:
     """How the precisions compared, as the manifest says; one that can't be read, as of another version, counts as none."""
     comparison = None if subject.manifest is None else subject.manifest.comparison
     try:
-        return None if comparison is None else converted(dict(comparison), Compares)
+        return None if comparison is None else checked(dict(comparison), Compares)
     except Damaged:
         return None
 
@@ -421,7 +421,8 @@ def _compared(comparison: Compared) -> list[str]:
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
         channels = output.get("channels")
-        if channels and (lowest := channels["lowest"]) is not None:  # None: none of them carries signal
+        lowest = channels["lowest"] if channels else None  # None: none of them carries signal
+        if channels and lowest in range(len(channels["snr_db"])) and channels["snr_db"][lowest] is not None:
             figures[-1] += f" ({decibels(channels['snr_db'][lowest])} in channel {lowest}, the lowest)"
         sentences.append(f"{name} ({output['kind']}): {', '.join(figures)} on {comparison['samples']} samples")
     old, new = comparison["reference_accuracy"], comparison["candidate_accuracy"]

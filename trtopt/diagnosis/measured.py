@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from trtopt.core.documents import Damaged, Name, Rule, converted, one_of, read_json
+from trtopt.core.documents import Damaged, Name, checked, one_of, read_json
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.progress import Duration, Reporter
@@ -25,8 +25,10 @@ from trtopt.runtime import timing
 from trtopt.runtime.session import MemoryReport
 
 Figure = float | Literal["inf", "-inf", "nan"]
-Spread = Annotated[Mapping[str, float], timing.Spread]
-Stage = Annotated[Mapping[str, Any], Duration]
+if TYPE_CHECKING:  # as plain mappings
+    Spread = Stage = Held = Mapping[str, Any]
+else:
+    Spread, Stage, Held = timing.Spread, Duration, MemoryReport
 
 
 class TimedLayer(TypedDict):
@@ -85,7 +87,7 @@ class Benched(TypedDict):
     gpu: str
     inputs: str
     rows: Sequence[BenchedRow]
-    memory: Annotated[Mapping[str, Any], MemoryReport]
+    memory: Held
     notes: Sequence[str]
 
 
@@ -127,13 +129,8 @@ class Channels(TypedDict):
     lowest: int | None
 
 
-def _is_there(channels: Channels) -> bool:
-    lowest, values = channels["lowest"], channels["snr_db"]
-    return lowest is None or (0 <= lowest < len(values) and values[lowest] is not None)
-
-
 class _Parted(TypedDict, total=False):
-    channels: Annotated[Channels, Rule("a lowest that is one of the channels", _is_there)] | None
+    channels: Channels | None
     integers: bool
 
 
@@ -324,7 +321,7 @@ def _made_of(model: str | os.PathLike[str]) -> Iterator[Path]:
 def _kept(engine: str | os.PathLike[str]) -> _Kept:
     """What lies beside the engine; nothing of no plan, where that isn't trtopt's."""
     try:
-        return converted(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
+        return checked(read_json(f"{os.fspath(engine)}{BESIDE}"), _Kept)
     except Damaged:
         return {"format": "", "engine": "", "sha256": "", "results": {}}
 
@@ -335,7 +332,7 @@ def _each(result: Any) -> list[tuple[str, Mapping[str, Any]]]:
     if content.get("format") != _FORMAT:
         return [(what, content)]
     try:
-        whose = {"engine": converted(content, _Kept, what)["engine"], DIGEST: content["sha256"]}
+        whose = {"engine": checked(content, _Kept, what)["engine"], DIGEST: content["sha256"]}
         return [(what, {**item["result"], **whose}) for item in content["results"].values()]
     except Damaged as error:
         raise UsageError(f"{what} is damaged: {error}; remove it") from None
@@ -372,7 +369,8 @@ def _recognised(what: str, content: Mapping[str, Any], commands: Iterable[str], 
     if command is None:
         raise UsageError(f"{what} isn't the JSON of {alternatives}")
     try:
-        return command, converted(content, _PROOFS[command][1], what)
+        checked(content, _PROOFS[command][1], what)
+        return command, content
     except Damaged as error:
         raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
 

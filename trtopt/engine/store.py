@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Count, Damaged, Digest, Rule, converted, one_of, read_json
+from trtopt.core.documents import Count, Damaged, Digest, checked, one_of, read_json, spelled
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import (
     cache_folder,
@@ -75,10 +75,8 @@ class _Key(TypedDict):
     """`key.json` of an entry."""
 
     format: Annotated[str, one_of([FORMAT])]
-    parts: Annotated[Mapping[str, Any], _Parts]
-    files: Mapping[
-        Annotated[str, Rule("a file's name", lambda name: "\0" not in name and Path(name).name == name)], _File
-    ]
+    parts: _Parts
+    files: dict[Annotated[str, spelled("a file's name", r"(?!\.\.?\Z)[^/\0]+")], _File]
 
 
 class Entry:
@@ -451,7 +449,7 @@ def _key_in(folder: Path) -> _Key:
     Raises:
         Damaged: it isn't that of an entry of this name.
     """
-    key = converted(read_json(folder / KEY), _Key, KEY)
+    key = checked(read_json(folder / KEY), _Key, KEY)
     if digest_of(key["parts"]) != folder.name.partition(".")[0]:
         raise Damaged(f"{KEY} is another engine's")
     if PLAN not in key["files"]:

@@ -33,7 +33,7 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.quality import THUMB_BYTES, Sample
 from trtopt.calibration.table import packed, unpacked
-from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.documents import Damaged, checked, converted, read_json
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import opened_regular, write_json
 from trtopt.core.temporary import folder_in
@@ -256,7 +256,7 @@ def _record(path: Path) -> dict[str, Any]:
     content = _read(path, _JOB_FORMAT)
     try:
         JobResult.recorded(content)
-        converted(content, _Besides)
+        checked(content, _Besides)
     except Damaged:
         return {}
     return content
