@@ -1,4 +1,4 @@
-"""What is asked for: small frozen values that pass between the stages, checked when they are made."""
+"""Values of requests: small frozen values that pass between the stages, checked when they are made."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ShapeRange:
         return self.min == self.max
 
     def holds(self, shape: Sequence[int]) -> bool:
-        """Whether a shape lies between `min` and `max`."""
+        """Tell if a shape lies between `min` and `max`."""
         return len(shape) == len(self.min) and all(
             low <= size <= high for low, size, high in zip(self.min, shape, self.max)
         )
@@ -297,7 +297,7 @@ class BuildSpec:
         return self.remainder if self.precision.quantized else self.precision
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values, for the manifest and for cache keys."""
+        """Return plain JSON values, for the manifest and for cache keys."""
         described = plain(self)
         del described["device"]
         return {
@@ -382,7 +382,7 @@ class TensorInfo:
 
     @property
     def numeric(self) -> bool:
-        """Whether it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
+        """Tell if it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
         return self.floating or self.dtype.startswith(("int", "uint", "bool"))
 
     @property
@@ -401,11 +401,11 @@ class TensorInfo:
 
     @property
     def channels_last(self) -> bool:
-        """Whether an image's channels lie behind its sides."""
+        """Tell if an image's channels lie behind its sides."""
         return len(self.shape) == 4 and self.shape[3] in (1, 3, 4) and self.shape[1] not in (1, 3, 4)
 
     def dimension(self, axis: int) -> tuple[str, int] | str:
-        """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
+        """Return what has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
         size = self.shape[axis]
         return size if isinstance(size, str) and size not in ("", "?") else (self.name, axis)
 
@@ -419,7 +419,7 @@ class TensorInfo:
 
 
 def named_size(size: int | str) -> bool:
-    """Whether a size is open and has a name that says something; tf2onnx numbers those that have none: unk__12."""
+    """Tell if a size is open and has a name that says something; tf2onnx numbers those that have none: unk__12."""
     return isinstance(size, str) and size.isidentifier() and not size.startswith("unk__")
 
 
