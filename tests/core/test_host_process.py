@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-import itertools
 import locale
 import logging
 import os
 import random
-import resource
 import signal
 import socket
 import subprocess
@@ -48,24 +45,9 @@ from trtopt.diagnosis.charts import drawn as draw
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
-from trtopt.serving.server import _deep_stacks
 
 pytestmark = pytest.mark.usefixtures("rtx")
 THREADS = 8
-JOBS = """
-[data.d]
-data = "d.npz"
-allow_unusual_data = true
-[[job]]
-model = "model.onnx"
-data = "d"
-[[job]]
-kind = "build"
-model = "model.onnx"
-precision = "fp16"
-backend = "rtx"
-target = "sm89"
-"""
 FACTORY = """
 import logging, sys, warnings
 import torch
@@ -275,18 +257,8 @@ def test_what_measures_and_serves_changes_nothing_either(
     stages = Stages(tmp_path)
     model, engine, kept, data = stages.model, tmp_path / "m.engine", tmp_path / "k.onnx", {"x": stages.data}
     options: dict[str, Any] = {"target": "sm89", "backend": "rtx"}
-    numbers = itertools.count()
     trtopt.build(model, engine, fp16=True, save_onnx=kept, store=tmp_path / "store", **options)
-    (tmp_path / "net.toml").write_text('description = "a net"\nsource = "model.onnx"\n')
-    (tmp_path / "jobs.toml").write_text(JOBS)
-    np.savez(tmp_path / "d.npz", x=stages.data)
     calls: list[Callable[[Reporter], object]] = [
-        lambda reporter: trtopt.pipeline(
-            tmp_path / "net.toml", tmp_path / "chain", precision="fp16", reporter=reporter, **options
-        ),
-        lambda reporter: trtopt.run_jobs(
-            tmp_path / "jobs.toml", state=tmp_path / f"state{next(numbers)}", workers=2, reporter=reporter
-        ),
         lambda reporter: trtopt.verify(model, kept, data=data, reporter=reporter),
         lambda reporter: trtopt.sensitivity(model, data=data, reporter=reporter),
         lambda reporter: trtopt.tune(
@@ -310,19 +282,6 @@ def test_what_measures_and_serves_changes_nothing_either(
             before = host()
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
-
-
-def test_a_server_changes_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "serving")
-    tritons = importlib.import_module("tritons")
-    if why := tritons.why_not():
-        pytest.skip(why)
-    onnx.save(net(), tmp_path / "m.onnx")
-    for turn in range(2):
-        before = host()
-        with trtopt.serve(tmp_path / "m.onnx", **tritons.ON_CPU, **tritons.ports()):
-            pass
-        assert not turn or changes(before, host()) == {}
 
 
 def test_a_probe_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,20 +364,6 @@ def test_two_metrics_that_are_imported_at_once_leave_the_path(tmp_path: Path, mo
 
     overlapping(imports("small_first"), imports("small_second"))
     assert sys.path == path
-
-
-def test_two_servers_that_start_at_once_both_have_deep_stacks() -> None:
-    before, seen = resource.getrlimit(resource.RLIMIT_STACK), list[tuple[int, int]]()
-
-    def start(middle: Callable[[], None]) -> None:
-        with _deep_stacks:
-            seen.append(resource.getrlimit(resource.RLIMIT_STACK))
-            middle()
-            seen.append(resource.getrlimit(resource.RLIMIT_STACK))  # of the second, when the first has started
-
-    overlapping(start, start)
-    assert len(set(seen)) == 1
-    assert resource.getrlimit(resource.RLIMIT_STACK) == before
 
 
 def test_a_chart_is_drawn_while_libraries_are_muted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What looking for a precision is asked for."""
+"""Requests of tuning and sensitivity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a build is asked for."""
+"""Request of a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration is asked for."""
+"""Request of a calibration."""
 
 from __future__ import annotations
 

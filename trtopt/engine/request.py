@@ -1,4 +1,4 @@
-"""What looking at engines, and looking after an engine store, are asked for."""
+"""Requests of inspect and the store."""
 
 from __future__ import annotations
 

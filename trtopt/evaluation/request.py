@@ -1,4 +1,4 @@
-"""What comparing models and measuring engines are asked for."""
+"""Requests of verify and bench."""
 
 from __future__ import annotations
 

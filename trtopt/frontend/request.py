@@ -1,4 +1,4 @@
-"""What an export is asked for."""
+"""Requests of export and init."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe's run through every stage is asked for."""
+"""Request of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of an engine is asked for."""
+"""Request of a run."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ class RunRequest:
 
 
 def opening_options(request: Any) -> dict[str, Any]:
-    """What of a request `Session` opens the engine with."""
+    """Return the options of a request that `Session` opens the engine with."""
     names = ("device", "backend", "trust", "trust_host_code")
     return {name: getattr(request, name) for name in names}
