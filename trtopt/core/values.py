@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import AnyText, Name, plain
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 
@@ -298,6 +297,8 @@ class BuildSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values, for the manifest and for cache keys."""
+        from trtopt.core.documents import plain  # with msgspec, which only documents need
+
         described = plain(self)
         del described["device"]
         return {
@@ -312,10 +313,10 @@ class BuildSpec:
 class Kept:
     """A node that doesn't run in the precision asked for, and why."""
 
-    node: Name
-    op: AnyText
+    node: str
+    op: str
     precision: Precision
-    reason: Name
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,14 @@ class _Asked(_Computing, total=False):
     fp8_layers: bool
 
 
+class _Kept(_Computing):
+    """`Kept`."""
+
+    node: Name
+    op: AnyText
+    reason: Name
+
+
 class _Kernel(TypedDict, total=False):
     reads: Sequence[AnyText]
     writes: Sequence[AnyText]
@@ -243,7 +251,7 @@ _PARTS = {  # of a manifest, which stay plain mappings
     "generation": _Maker,
     "spec": _Asked,
     "layers": list[_Layer],
-    "kept": list[Kept],
+    "kept": list[_Kept],
     "inputs": list[_Tensor],
     "outputs": list[_Tensor],
     "source": _Source,
