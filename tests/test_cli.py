@@ -279,7 +279,7 @@ def test_ctrl_c_says_so_and_exits_with_130(monkeypatch: pytest.MonkeyPatch, caps
 
 @pytest.mark.parametrize("arguments", [["-c", "import trtopt; trtopt.__all__"], ["-m", "trtopt", "--help"]])
 def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
-    heavy = ["torch", "onnxruntime", "tensorrt", "tensorrt_rtx", "cv2", "onnx", "numpy", "rich.table"]
+    heavy = ["torch", "onnxruntime", "tensorrt", "tensorrt_rtx", "cv2", "onnx", "numpy", "msgspec", "rich.table"]
     code = (
         "import runpy, sys, atexit\n"
         f"atexit.register(lambda: print([name for name in {heavy} if name in sys.modules], file=sys.stderr))\n"

@@ -261,9 +261,6 @@ def test_what_measures_and_serves_changes_nothing_either(
     calls: list[Callable[[Reporter], object]] = [
         lambda reporter: trtopt.verify(model, kept, data=data, reporter=reporter),
         lambda reporter: trtopt.sensitivity(model, data=data, reporter=reporter),
-        lambda reporter: trtopt.tune(
-            model, tmp_path / "t.engine", data=data, min_snr=20.0, reporter=reporter, **options
-        ),
         lambda reporter: trtopt.report(engine, tmp_path / "r.html", results=[]),
         lambda reporter: trtopt.bench(engine, reporter=reporter),  # there is no GPU: it ends in an error
         lambda reporter: trtopt.run(engine, input=data, backend="onnxruntime", reporter=reporter),
