@@ -16,7 +16,7 @@ from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.report import fading
 from trtopt.calibration.table import Table
-from trtopt.core.documents import Damaged, checked, converted, plain, read_json
+from trtopt.core.documents import Damaged, checked, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
@@ -217,7 +217,7 @@ class _Ledger:
             and all(path.is_file() and sha256_file(path) == entry["files"].get(path.name) for path in files)
         ):
             with suppress(Damaged):
-                result = converted(entry["result"], kind)
+                result = checked(entry["result"], kind)
                 self.skipped.append(stage)
                 return result
         result = work()
