@@ -26,7 +26,9 @@ from trtopt.runtime.session import MemoryReport
 
 Figure = float | Literal["inf", "-inf", "nan"]
 if TYPE_CHECKING:  # as plain mappings
-    Spread = Stage = Held = Mapping[str, Any]
+    Spread = Mapping[str, float]
+    Stage = Mapping[str, Any]
+    Held = Mapping[str, Any]
 else:
     Spread, Stage, Held = timing.Spread, Duration, MemoryReport
 

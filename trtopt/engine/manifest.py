@@ -247,7 +247,7 @@ class _Compared(TypedDict):
     gpu: Name
 
 
-_PARTS = {  # of a manifest, which stay plain mappings
+_PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
     "generation": _Maker,
     "spec": _Asked,
     "layers": list[_Layer],
