@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hostile_values import DEEP, TERMINAL, changed, impossible, mutants, toml_file
+from hostile_values import DEEP, TERMINAL, changed, mutants, toml_file
 from onnx import TensorProto
 from world import Outcome, World, samples
 
@@ -26,7 +26,7 @@ from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.quality import refuse, warnings
-from trtopt.calibration.table import Table, _Tensor
+from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import read_cache
 from trtopt.core.errors import BuildFailed, CalibrationError, EngineError, TrtoptError, UsageError
 from trtopt.core.options import options
@@ -38,11 +38,10 @@ from trtopt.evaluation.timing import Times
 from trtopt.graph.io import load_model
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.joblist import load_jobs
-from trtopt.jobs.results import JobResult
 from trtopt.jobs.runner import show_jobs
 from trtopt.jobs.state import read_state
 from trtopt.recipes.classnames import load_classes
-from trtopt.recipes.loader import Recipe, load_recipe
+from trtopt.recipes.loader import load_recipe
 from trtopt.runtime.session import Session
 
 
@@ -205,19 +204,19 @@ def test_tables_of_anything(world: World) -> None:
     use(whole)
     survived(100, whole, use)
     tensor = next(iter(whole["tensors"]))
-    more = {"left_out": {"conv1": "noise"}, "gates": ["gate"], "ranges": {"a": 1e4}}
-    plain = {"count": 9, "some": ["a"], "seen": "b"}
-    quality = whole["quality"] | {"preprocessing": {"warning": "w"}, "plain": plain}
-    whole |= {"quality": quality, "groups": [[tensor]], **more}
-    path.write_text(json.dumps(whole))
-    assert Table.load(path).gates == ("gate",)
-    header = impossible(whole, Table, but=("tensors", "repairs", "smoothed", "version"))
-    for place, value in (*header, *impossible(whole["tensors"], dict[str, _Tensor], ("tensors",))):
+    for place, value in (
+        (("samples",), -1),
+        (("method",), " "),
+        (("model", "fingerprint"), 7),
+        (("preprocess", "resize"), "bent"),
+        (("skipped", 0, "reason"), ""),
+        (("quality", "plain", "some"), [7]),
+        (("ranges",), {"a": 0}),
+        (("left_out",), {"conv1": ""}),
+    ):
         path.write_text(json.dumps(changed(whole, place, value)))
-        with pytest.raises(CalibrationError) as caught:
+        with pytest.raises(CalibrationError, match=rf"t\.calib\.json.*{'FP8' if place[0] == 'in_fp8' else place[-1]}"):
             Table.load(path)
-        named = [str(key) for key in place if isinstance(key, str) and key != "tensors"]
-        assert all(key in str(caught.value) for key in ("t.calib.json", *named)), f"{place} = {value!r}: {caught.value}"
     changes: tuple[dict[str, Any], ...] = ({"amax": 10**400}, {"low": 1e300}, {"high": 10**400}, {"amax": 1e300})
     histogram = whole["tensors"][tensor]["histogram"]
     changes += ({"histogram": histogram | {"exponent": 5000}}, {"histogram": histogram | {"bins": 10**9}})
@@ -295,11 +294,18 @@ def test_recipes_of_anything(world: World) -> None:
 
     use(RECIPE)
     survived(150, RECIPE, use)
-    for place, value in impossible(RECIPE, Recipe, but=("name", "path", "onnx", "ranges")):
-        with pytest.raises(UsageError) as caught:
+    for place, value in (
+        (("source",), " "),
+        (("weights",), 7),
+        (("opset",), 0),
+        (("precision",), "int7"),
+        (("min_agreement",), 1.5),
+        (("inputs", "x", "shape"), [0]),
+        (("inputs", "x", "dtype"), "real"),
+        (("inputs", "x", "range"), "1x3,2"),
+    ):
+        with pytest.raises(UsageError, match=rf"r\.toml .*{place[-1]}"):
             use(changed(RECIPE, place, value))
-        named = [str(key) for key in place if isinstance(key, str)]
-        assert all(key in str(caught.value) for key in ("r.toml", *named)), f"{place} = {value!r}: {caught.value}"
     for content in BEYOND:
         path.write_bytes(content)
         tame(found := world.run("pipeline", path, "-o", world.output / "p"))
@@ -341,12 +347,6 @@ def test_preprocessing_of_anything(world: World) -> None:
 
     use(whole)
     survived(120, whole, use)
-    for content in BEYOND:
-        path.write_bytes(content)
-        command = ("calibrate", world.model, "--images", world.photos, "--preprocess", path)
-        tame(found := world.run(*command, "-o", world.output / "o.json"))
-        assert found.status == 2
-    assert world.contents() == {}
 
 
 def test_job_lists_of_anything(world: World) -> None:
@@ -410,11 +410,6 @@ def test_job_lists_of_anything(world: World) -> None:
 
     use(whole)
     survived(150, whole, use)
-    for content in BEYOND:
-        path.write_bytes(content)
-        tame(found := world.run("jobs", "run", path, "--state", world.output / "s"))
-        assert found.status == 2
-    assert world.contents() == {}
 
 
 def test_class_names_of_anything(world: World) -> None:
@@ -468,7 +463,7 @@ def test_states_of_anything(world: World) -> None:
         assert all(map(str, found.jobs))
 
     assert sum(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17)) < 60  # no state file at all
-    for place, value in impossible(record, JobResult, but=("name", "output", "cached", "error")):
+    for place, value in ((("name",), " "), (("samples",), -1), (("state",), "well"), (("notes", 0), 7)):
         path.write_text(json.dumps({**whole, "jobs": {"model.d.auto": changed(record, place, value)}}))
         assert read_state(path) == {}, f"{place} = {value!r}"  # and so it is done again
 

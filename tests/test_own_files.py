@@ -137,7 +137,7 @@ def test_external_weights_and_class_names_are_inputs(world: World, mine: Path) -
     [
         ('[inputs.zz]\nshape = ["n", 3]', "inputs.zz is float32; .* has x"),
         ('[inputs.x]\nshape = ["n", 3, 32, 32]\ndtype = "string"', "inputs.x is string; .* has x"),
-        (f"[inputs.x]\nshape = {[1] * 1000}", "at most 32 sizes"),
+        (f"[inputs.x]\nshape = {[1] * 1000}", "a list of at most 32 is needed"),
         ("preprocess = { evil = 1 }", "unknown key evil"),
         ('preprocess = "../../evil"', "neither a preset"),
         ('weights = "fifo"', "fifo can't be read: it is no regular file"),

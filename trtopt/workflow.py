@@ -16,7 +16,7 @@ from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.quality import fp16_underflow_warning
 from trtopt.calibration.table import Table
-from trtopt.core.documents import Damaged, converted, plain, read_json
+from trtopt.core.documents import Damaged, checked, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
@@ -47,7 +47,7 @@ CALIBRATION = "calibration"  # folder for a recipe's images, in the output folde
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """What the stages made.
+    """Result of the stages.
 
     Attributes:
         files: what → path.
@@ -79,7 +79,7 @@ class PipelineResult:
 
     @property
     def missed(self) -> list[str]:
-        """What of the agreement is outside the limits."""
+        """List what of the agreement is outside the limits."""
         return [] if self.agreement is None else (self.limits or Limits()).missed(self.agreement)
 
     @functools.cached_property  # reads the table
@@ -199,7 +199,7 @@ class _Ledger:
         self.skipped: list[str] = []
         self.entries: dict[str, _Entry] = {}
         with suppress(Damaged):  # absent or damaged: everything is done again
-            self.entries = converted(read_json(self.path), dict[str, _Entry])
+            self.entries = checked(read_json(self.path), dict[str, _Entry])
 
     def run(
         self, stage: str, key: Mapping[str, Any], files: Sequence[Path], work: Callable[[], Any], kind: Any = Any
@@ -217,7 +217,7 @@ class _Ledger:
             and all(path.is_file() and sha256_file(path) == entry["files"].get(path.name) for path in files)
         ):
             with suppress(Damaged):
-                result = converted(entry["result"], kind)
+                result = checked(entry["result"], kind)
                 self.skipped.append(stage)
                 return result
         result = work()
@@ -285,7 +285,7 @@ class _Subject:
         return "quantized model" if self.has_scales else "FP32 model"
 
     def compared_on(self, photos: Sequence[Path]) -> str:
-        """What the engine's graph is compared on, in words; empty: it isn't compared."""
+        """Tell what the engine's graph is compared on, in words; empty: it isn't compared."""
         if photos:
             return "labelled photos"
         if self.limits is None:
@@ -294,7 +294,7 @@ class _Subject:
 
 
 def _subject(request: PipelineRequest) -> _Subject:
-    """What a request names, refused before any stage runs where it can't be right."""
+    """Resolve what a request names; what can't be right is refused before any stage runs."""
     precisions = [str(item) for item in Precision]
     if request.precision is not None:
         choice(request.precision, precisions, "`precision=`")
@@ -432,7 +432,7 @@ def _checked(original: Path, clean: Path, backend: str, reporter: Reporter) -> A
 
 
 def _samples(recipe: Recipe, request: PipelineRequest, folder: Path) -> dict[str, Any]:
-    """What to calibrate on, as options of `build`; empty: nothing is known."""
+    """Return what to calibrate on, as options of `build`; empty: nothing is known."""
     data = request.data or (recipe.data if request.images is None else None)
     if data is not None:
         return {"data": Path(data)}
@@ -452,7 +452,7 @@ def _agreement(
     ledger: _Ledger,
     reporter: Reporter,
 ) -> Mapping[str, Any]:
-    """How the graph that the engine was built of agrees with the model as it came."""
+    """Measure how the graph that the engine was built of agrees with the model as it came."""
     graph, manifest = files["graph"], load_manifest(files["engine"])
     kinds = (manifest.output_kinds if manifest else None) or {}
 
@@ -474,7 +474,7 @@ def _agreement(
 
 
 def _digest(samples: Mapping[str, Any]) -> dict[str, Any]:
-    """What the samples are, by the files' contents."""
+    """Identify the samples by the files' contents."""
     place = samples.get("data") or samples["images"]
     files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
     return {"files": [sha256_file(path) for path in files], "preprocess": plain(samples.get("preprocess"))}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import locale
 import logging
 import os
@@ -48,20 +47,6 @@ from trtopt.linting.checker import check
 
 pytestmark = pytest.mark.usefixtures("rtx")
 THREADS = 8
-JOBS = """
-[data.d]
-data = "d.npz"
-allow_unusual_data = true
-[[job]]
-model = "model.onnx"
-data = "d"
-[[job]]
-kind = "build"
-model = "model.onnx"
-precision = "fp16"
-backend = "rtx"
-target = "sm89"
-"""
 FACTORY = """
 import logging, sys, warnings
 import torch
@@ -271,23 +256,10 @@ def test_what_measures_and_serves_changes_nothing_either(
     stages = Stages(tmp_path)
     model, engine, kept, data = stages.model, tmp_path / "m.engine", tmp_path / "k.onnx", {"x": stages.data}
     options: dict[str, Any] = {"target": "sm89", "backend": "rtx"}
-    numbers = itertools.count()
     trtopt.build(model, engine, fp16=True, save_onnx=kept, store=tmp_path / "store", **options)
-    (tmp_path / "net.toml").write_text('description = "a net"\nsource = "model.onnx"\n')
-    (tmp_path / "jobs.toml").write_text(JOBS)
-    np.savez(tmp_path / "d.npz", x=stages.data)
     calls: list[Callable[[Reporter], object]] = [
-        lambda reporter: trtopt.pipeline(
-            tmp_path / "net.toml", tmp_path / "chain", precision="fp16", reporter=reporter, **options
-        ),
-        lambda reporter: trtopt.run_jobs(
-            tmp_path / "jobs.toml", state=tmp_path / f"state{next(numbers)}", workers=2, reporter=reporter
-        ),
         lambda reporter: trtopt.verify(model, kept, data=data, reporter=reporter),
         lambda reporter: trtopt.sensitivity(model, data=data, reporter=reporter),
-        lambda reporter: trtopt.tune(
-            model, tmp_path / "t.engine", data=data, min_snr=20.0, reporter=reporter, **options
-        ),
         lambda reporter: trtopt.report(engine, tmp_path / "r.html", results=[]),
         lambda reporter: trtopt.bench(engine, reporter=reporter),  # there is no GPU: it ends in an error
         lambda reporter: trtopt.run(engine, input=data, backend="onnxruntime", reporter=reporter),

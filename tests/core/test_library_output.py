@@ -116,13 +116,6 @@ def test_a_muted_stream_that_somebody_put_back_is_never_dead_and_goes(capsys: py
     assert (capsys.readouterr().out, theirs.getvalue()) == ("heard\n", "")
 
 
-def test_nothing_is_left_when_the_work_fails() -> None:
-    filters, streams = list(warnings.filters), (sys.stdout, sys.stderr)
-    with pytest.raises(ValueError), quiet():
-        raise ValueError
-    assert (list(warnings.filters), (sys.stdout, sys.stderr)) == (filters, streams)
-
-
 def test_a_stream_that_somebody_else_took_over_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = io.StringIO()
     with quiet():

@@ -18,7 +18,7 @@ import pytest
 import torch  # noqa: TID251
 
 from trtopt.core.errors import UsageError
-from trtopt.core.options import about, idle, keyed, named, option, options, spoken, taking, typed, without
+from trtopt.core.options import about, idle, keyed, option, options, spoken, taking, typed, without
 from trtopt.core.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -71,28 +71,12 @@ def test_what_is_no_option_is_refused(arguments: tuple[str, ...], keywords: dict
         work(*arguments, **keywords)  # type: ignore[arg-type]
 
 
-def test_what_the_function_itself_raises_is_left_alone() -> None:
-    @taking(Wanted)
-    def broken(request: Wanted) -> None:
-        raise TypeError("its own")
-
-    with pytest.raises(TypeError, match=r"^its own$"):
-        broken("m")
-
-
 def test_variants() -> None:
     given = Wanted("m", batch=3, label="x")
     assert without(given, "batch") == Wanted("m", label="x")
     assert replace(given, batch=4) == Wanted("m", batch=4, label="x")
     with pytest.raises(AssertionError):
         without(given, "model")  # has no default
-
-
-def test_fields_are_described() -> None:
-    found = options(Wanted)
-    assert list(found) == ["model", "batch", "label"]
-    assert (found["batch"][1].help, found["batch"][1].unit) == ("Samples at a time.", "samples")
-    assert not found["label"][1].help
 
 
 FLAGS = {
@@ -130,13 +114,6 @@ FLAGS = {
 )
 def test_options_are_told_as_flags(text: str, said: str) -> None:
     assert spoken(text, FLAGS) == said
-
-
-def test_names_that_are_variables() -> None:
-    assert named("min_snr") == "`min_snr=`"
-    assert spoken(named("min_snr"), FLAGS) == "--min-snr"
-    assert spoken(named("target", "sm89"), FLAGS) == "--target sm89"
-    assert spoken(named("compare", False), FLAGS) == "--no-compare"
 
 
 def test_options_as_keys_of_a_file() -> None:

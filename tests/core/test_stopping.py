@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are sent to other processes")
 COMMAND = """
 import sys, time
 import trtopt

@@ -7,11 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 from trtopt.core.temporary import SUFFIX, folder_in, remove_held, remove_leftovers
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders can't be locked")
 HOLD = """
 import sys, time
 from pathlib import Path

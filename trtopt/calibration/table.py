@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
@@ -24,10 +25,9 @@ from trtopt.core.documents import (
     Duration,
     Name,
     Positive,
-    Rule,
+    checked,
     converted,
-    one_of,
-    read_by,
+    parsed,
     read_json,
 )
 from trtopt.core.errors import CalibrationError
@@ -81,15 +81,15 @@ class Table:
 
     tensors: Mapping[str, TableEntry]
     groups: tuple[tuple[Name, ...], ...]
-    model: Annotated[Mapping[str, str], _Model]
+    model: Mapping[str, Any]
     data: Mapping[str, Any]
     method: Name
     samples: Count
     seconds: Duration = 0.0
-    preprocess: Annotated[Mapping[str, Any], read_by(Preprocess.load)] | None = None
-    skipped: Annotated[tuple[Mapping[str, str], ...], tuple[Skipped, ...]] = ()
+    preprocess: Mapping[str, Any] | None = None
+    skipped: tuple[Mapping[str, str], ...] = ()
     version: Name = __version__
-    quality: Annotated[Mapping[str, Any], _Quality] | None = None
+    quality: Mapping[str, Any] | None = None
     repairs: Mapping[str, Repair] = field(default_factory=dict)
     smoothed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     left_out: Mapping[Name, Name] = field(default_factory=dict)
@@ -242,6 +242,12 @@ def _table(content: dict[str, Any]) -> Table:
         raise Damaged("the table has no tensors")
     bare = {name: value for name, value in content.items() if name not in ("repairs", "smoothed")}
     table = converted({**bare, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
+    checked(table.model, _Model, "the table.model")
+    checked(table.skipped, tuple[Skipped, ...], "the table.skipped")
+    if table.quality is not None:
+        checked(table.quality, _Quality, "the table.quality")
+    if table.preprocess is not None:
+        parsed(table.preprocess, Preprocess.load, "the table.preprocess")
     if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
     entries: dict[str, TableEntry] = {}
@@ -344,13 +350,13 @@ def unpacked(value: Any, where: str) -> Histogram:
 
 # What is needed of the plain JSON in a table ---------------------------------------------------------------------------
 
-_Magnitude = Annotated[float, Rule("a positive number, finite in FP32", lambda value: 0 < value <= _LARGEST)]
-_Finite = Annotated[float, Rule("a number, finite in FP32", lambda value: abs(value) <= _LARGEST)]
+_Magnitude = Annotated[float, Meta(gt=0, le=_LARGEST)]  # finite in FP32
+_Finite = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
 
 
 class _Bins(TypedDict):
-    bins: Annotated[int, one_of([BINS])]
-    exponent: Annotated[int, Rule("an exponent of FP32", lambda value: -149 <= value <= 128)] | None
+    bins: Annotated[int, Meta(ge=BINS, le=BINS)]
+    exponent: Annotated[int, Meta(ge=-149, le=128)] | None  # of FP32
     counts: AnyText  # as is decoded, with the rest of a histogram, in `unpacked`
 
 
@@ -377,7 +383,7 @@ class _Repair(TypedDict):
 
 
 class _Factors(TypedDict):
-    size: Annotated[int, Rule(f"1 to {_MOST_WEIGHTS}", lambda value: 1 <= value <= _MOST_WEIGHTS)]
+    size: Annotated[int, Meta(ge=1, le=_MOST_WEIGHTS)]
     factors: AnyText
 
 

@@ -40,6 +40,16 @@ _ELSEWHERE = {
     ("trtopt build", "-m"): "the model is given without one: trtopt build MODEL.onnx",
 }
 
+# What doesn't take several words, as people type them.
+_ONE_VALUE = {
+    "--images": "one folder, no list such as a shell makes of *",
+    "--data": "one file or folder, no list such as a shell makes of *",
+    **dict.fromkeys(
+        ("--shapes", "--min-shapes", "--opt-shapes", "--max-shapes"),
+        "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
+    ),
+}
+
 # What other tools call a command.
 _COMMANDS = {
     "quantize": "trtopt build MODEL.onnx --int8 --images DIR --preprocess PRESET -o MODEL.engine quantizes",
@@ -81,7 +91,7 @@ def main() -> NoReturn:
 
 
 def _tell_of_native_lines(failed: bool) -> None:
-    """What native libraries printed: their internals, which may still explain a failure."""
+    """Tell what native libraries printed: their internals, which may still explain a failure."""
     native = lines() if failed or wanted() else []
     if wanted():
         for line in native:
@@ -94,7 +104,7 @@ def _tell_of_native_lines(failed: bool) -> None:
 
 
 def _instead(command: str, option: str, message: str) -> str:
-    """What to type for an option or a command that isn't there; empty: nothing is known."""
+    """Return what to type for an option or a command that isn't there; empty: nothing is known."""
     if option:
         if known := went(option) or _ELSEWHERE.get((command, option)):
             return known
@@ -135,9 +145,8 @@ def _failure(error: Exception) -> int:
         message = error.format_message().rstrip(".?")
         problem = f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
-            if "unexpected extra argument" in problem and flag in ("--images", "--data") and not behind.startswith("-"):
-                what = "folder" if flag == "--images" else "file or folder"
-                problem = f"{flag} takes one {what}, no list such as a shell makes of *"
+            if "unexpected extra argument" in problem and flag in _ONE_VALUE and not behind.startswith("-"):
+                problem = f"{flag} takes {_ONE_VALUE[flag]}"
         texts = [f"{problem}; try '{command} -h'"]
     elif isinstance(error, MemoryError):
         kind, status = "MemoryError", 1

@@ -7,7 +7,6 @@ import functools
 import gc
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass
@@ -20,16 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trtopt.core.options import About, flag_of, option, options, spoken
+from trtopt.core.options import About, flag_of, option, options
 from trtopt.core.terminal import visible
+from trtopt.core.words import spoken
 
 if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
 
 _EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
-_SHAPES = re.compile(r"(--(?:min-|opt-|max-)?shapes)(=.*)?")
-_SHAPE = re.compile(r"[^-].*:\[?\d+(?:[x,]\d+)*\]?(?:[,;].*)?")
-
 
 # Commands by what they are for, in the order of a pipeline.
 GROUPS = {
@@ -57,7 +54,7 @@ class Command(TyperCommand):
 
 
 class _Anywhere(TyperGroup):
-    """`-v` and `-q` may stand after the command, too, and several inputs' shapes after one option, where people type them."""
+    """`-v` and `-q` may stand after the command, too, where people type them."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for group, names in GROUPS.items():
@@ -71,20 +68,7 @@ class _Anywhere(TyperGroup):
         end = args.index("--") if "--" in args else len(args)
         flags = [text for text in args[:end] if text in _EVERYWHERE]
         words = [text for text in args[:end] if text not in flags]
-        return super().parse_args(ctx, [*dict.fromkeys(flags), *_shapes_apart(words), *args[end:]])
-
-
-def _shapes_apart(args: list[str]) -> Iterator[str]:
-    """`--opt-shapes a:1x3 b:1x4`, as Polygraphy takes it, as `--opt-shapes a:1x3 --opt-shapes b:1x4`."""
-    option_, has_value = "", False
-    for word in args:
-        if match := _SHAPES.fullmatch(word):
-            option_, has_value = match[1], bool(match[2])
-        elif option_ and has_value and _SHAPE.fullmatch(word):
-            yield option_
-        else:
-            option_, has_value = option_ * (not has_value), True
-        yield word
+        return super().parse_args(ctx, [*dict.fromkeys(flags), *words, *args[end:]])
 
 
 EXIT_STATUSES = {
@@ -232,7 +216,7 @@ def _is_argument(item: Field[Any], about: About) -> bool:
 
 
 def _spelled(item: Field[Any], about: About) -> str:
-    """What messages call it: its flags, or what stands for an argument."""
+    """Return what messages call an option: its flags, or what stands for an argument."""
     if _is_argument(item, about):
         return about.metavar or item.name.upper()
     return "/".join(_flags(item, about))
@@ -243,7 +227,7 @@ def _flags(item: Field[Any], about: About) -> list[str]:
 
 
 def _parameter(item: Field[Any], about: About, *, grouped: bool) -> Parameter:
-    """What typer makes a command's option or argument of."""
+    """Return what typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
     kind: Any = list[str] if _repeats(item, about) else about.typed or type(item.default)
     absent = item.default is None or item.default == ()  # None, for typer

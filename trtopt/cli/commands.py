@@ -244,7 +244,7 @@ def _built(result: Any, values: Options) -> Iterator[str]:
 
 
 def _within(choice: Any, least: float | None) -> str:
-    """Whether a choice is within the limits; why not, where its dB alone would be."""
+    """Tell if a choice is within the limits; why not, where its dB alone would be."""
     if not choice.missed:
         return "yes"
     return choice.missed[0] if least is not None and choice.snr_db >= least else "no"

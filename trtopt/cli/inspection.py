@@ -1,4 +1,4 @@
-"""What `trtopt inspect` says of an engine, of a model, and of how two engines differ."""
+"""Lines of `trtopt inspect` on an engine, of a model, and of how two engines differ."""
 
 from __future__ import annotations
 

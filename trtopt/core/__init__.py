@@ -1,1 +1,1 @@
-"""What every stage stands on: errors, files, progress, the values that pass between stages."""
+"""Shared ground of every stage: errors, files, progress, the values that pass between stages."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import errno
-import functools
 import json
 import math
 import os
 import re
 import sys
-import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+from msgspec import Meta
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,60 +32,60 @@ from trtopt.core.files import WHOLE, whole
 DEPTH = 64
 VALUES = 4_000_000  # of a JSON document; each takes at most some 250 bytes
 JSON_LIMIT, TOML_LIMIT = WHOLE, 1 << 20  # bytes of a file
-_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
 # So many dotted parts of a key; tomllib takes the square of their number in time.
 _LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEPTH}}}""")
 
 Kind = TypeVar("Kind")
+Given = TypeVar("Given")
 
 
 class Damaged(Exception):
-    """What is wrong with a document, and where in it."""
+    """The fault of a document, and where in it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """Which values of a type a field may have: `Annotated[float, Rule("0 or more", lambda value: value >= 0)]`.
-
-    Attributes:
-        needed: the allowed values, for messages.
-        holds: whether a value, of the right type already, is one of them; a UsageError that it raises says why not.
-    """
-
-    needed: str
-    holds: Callable[[Any], object] = lambda _: True
-
-
-def least(number: int) -> Rule:
-    return Rule(f"{number} or more", lambda value: value >= number)
-
-
-def one_of(names: Collection[Any]) -> Rule:
-    return Rule(" or ".join(map(str, names)), lambda value: value in names)
-
-
-def read_by(parse: Callable[[Any], object]) -> Rule:
-    """What `parse` takes; the rest is refused in the words of its UsageError."""
-    return Rule("", lambda value: parse(value) is not None)
+# msgspec's words → those of messages
+_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+}
+_SIGNS = {
+    " of length <=": " <=",
+    " of length >=": " >=",
+    " of length": " of",
+    "<=": "of at most",
+    ">=": "of at least",
+    ">": "above",
+}
+_NEEDED = dict[str, str]()  # what it says of a text that doesn't match a pattern → what is needed
 
 
-def spelled(needed: str, pattern: str) -> Rule:
-    return Rule(needed, lambda value: re.fullmatch(pattern, value))
+def spelled(needed: str, pattern: str) -> Meta:
+    """Allow texts that match a pattern, from the beginning to the end: `Annotated[str, spelled("…", r"…")]`."""
+    anchored = rf"\A(?:{pattern})\Z"
+    _NEEDED[f"`str` matching regex {anchored!r}"] = needed
+    return Meta(pattern=anchored)
 
 
-AnyText = Annotated[str, Rule("a text")]  # may be empty, too
-AnyNumber = Annotated[float, Rule("a number")]
-Name = Annotated[str, Rule("a text that isn't blank", lambda value: value.strip())]
+def one_of(names: Collection[str]) -> Meta:
+    return spelled(" or ".join(names), "|".join(map(re.escape, names)))
+
+
+AnyText = str  # may be empty, too
+Name = Annotated[str, spelled("a text that isn't blank", r"[\s\S]*\S[\s\S]*")]
 TypeName = Annotated[str, spelled("a type such as float32", r"(bool|string|u?int\d+|b?float\d+)(_\w+)?")]
 Digest = Annotated[str, spelled("64 hexadecimal digits", "[0-9a-f]{64}")]
-Count = Annotated[int, least(0)]
-Positive = Annotated[int, least(1)]
-Duration = Annotated[float, least(0)]  # in seconds
-Share = Annotated[float, Rule("0 to 1", lambda value: 0 <= value <= 1)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Duration = Annotated[float, Meta(ge=0)]  # in seconds
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file.
 
     Raises:
         Damaged: it can't be read, isn't JSON, or is beyond the limits.
@@ -102,7 +103,7 @@ def read_document(path: str | os.PathLike[str]) -> bytes:
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """As `read_json`, of JSON that has been read."""
+    """Parse JSON that has been read, within `read_json`'s limits."""
     marks = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
     if sum(map(text.count, marks)) > VALUES:  # type: ignore[arg-type]
         raise Damaged(f"more than {VALUES} values")
@@ -116,7 +117,7 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file holds.
+    """Read a TOML file.
 
     Raises:
         Damaged: it can't be read, isn't TOML, or is beyond the limits.
@@ -141,7 +142,7 @@ def _content(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def _bounded(content: Any) -> Any:
-    """The same, once all of it is seen to be within the limits; by levels, not by recursion."""
+    """Return a document once all of it is seen to be within the limits; by levels, not by recursion."""
     level = [("", content)]
     for _ in range(DEPTH + 1):
         for where, value in level:
@@ -186,10 +187,10 @@ class Plain:
 
 
 class Described:
-    """The same of what is a part of results."""
+    """A part of a result, that JSON has all fields of."""
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return dict(plain(self))
 
 
@@ -214,104 +215,62 @@ def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
     """A value out of a document as what it is meant to be.
 
     Args:
-        kind: a dataclass or TypedDict, of such and of plain JSON's types, sequences, mappings, literals, enumerations and
-            `X | Y`. What a dataclass doesn't have, as from a newer trtopt, is left out; what it lacks takes its default. An
-            `Annotated[type, Shape]` is checked as `Shape` and stays as it is; `Annotated[type, Rule(…)]` says which values
-            of the type are allowed.
+        kind: a dataclass or another type that msgspec knows. What a dataclass doesn't have, as from a newer trtopt, is left
+            out; what it lacks takes its default. `Annotated[type, Meta(…)]` says which values of the type are allowed.
         where: what messages call it.
 
     Raises:
-        Damaged: a value of another type, or that its rule doesn't allow; its place, the value and what is needed are named.
+        Damaged: a value of another type, or that isn't allowed; its place, the value and what is needed are named.
     """
-    return cast(Kind, _converted(value, kind, where))
+    try:
+        return msgspec.convert(value, kind, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise _damaged(str(error), value, where) from None
+    except UnicodeEncodeError:  # of a name, or where names are allowed
+        raise Damaged(f"{where or 'it'} has a text that can't be encoded") from None
 
 
-def _converted(value: Any, kind: Any, where: str) -> Any:
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin is Annotated:
-        return _annotated(value, inner, where)
-    if origin in (Union, types.UnionType):
-        return _one_of(value, inner, where)
-    if origin is Literal or (isinstance(kind, type) and issubclass(kind, enum.Enum)):
-        allowed = inner if origin is Literal else tuple(item.value for item in kind)
-        if not isinstance(value, str) or value not in allowed:
-            raise _other(value, " or ".join(map(str, allowed)), where)
-        return value if origin is Literal else kind(value)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        fixed = origin is tuple and inner[-1] is not Ellipsis
-        if not isinstance(value, (list, tuple)) or (fixed and len(value) != len(inner)):
-            raise _other(value, f"a list of {len(inner)}" if fixed else "a list", where)
-        kinds = inner if fixed else (inner[0],) * len(value)
-        items = [_converted(item, part, f"{where}[{number}]") for number, (item, part) in enumerate(zip(value, kinds))]
-        return tuple(items) if origin is tuple else items
-    if origin is not None or dataclasses.is_dataclass(kind) or is_typeddict(kind):
-        if not isinstance(value, dict):
-            raise _other(value, "a mapping", where)
-        if origin is not None:
-            if inner[0] is not str:
-                for name in value:
-                    _converted(name, inner[0], f"a name in {where or 'it'}")
-            return {name: _converted(item, inner[1], f"{where}.{name}".strip(".")) for name, item in value.items()}
-        return _record(value, kind, where)
-    accepted = (int, float) if kind is float else kind
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise _other(value, _WORDS[kind], where)
-    return float(value) if kind is float else value
+def checked(value: Any, kind: type[Kind], where: str = "") -> Kind:
+    """The value as it is, with what `kind` (a TypedDict) doesn't name, once it is seen to be `converted`'s."""
+    converted(value, kind, where)
+    return cast(Kind, value)
 
 
-def _annotated(value: Any, inner: Sequence[Any], where: str) -> Any:
-    """`inner`: the type and, in any order, rules for its values and what a value that stays as it is is checked as."""
-    rules = [item for item in inner[1:] if isinstance(item, Rule)]
-    shapes = [item for item in inner[1:] if not isinstance(item, Rule)]
-    found = _converted(value, shapes[0] if shapes else inner[0], where)
-    for rule in rules:
-        try:
-            if rule.holds(found):
-                continue
-        except UsageError as error:
-            raise Damaged(f"{where or 'it'}: {error}") from None
-        raise _other(value, rule.needed, where)
-    return value if shapes else found
+def parsed(value: Given, parse: Callable[[Given], Kind], where: str) -> Kind:
+    """`parse` of a value out of a document; Damaged in place of its UsageError, and with the place."""
+    try:
+        return parse(value)
+    except (UsageError, Damaged) as error:
+        raise Damaged(f"{where}: {error}") from None
 
 
-def _one_of(value: Any, kinds: Sequence[Any], where: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    problem = Damaged()
-    for kind in kinds:
-        if kind is not type(None):
-            try:
-                return _converted(value, kind, where)
-            except Damaged as error:
-                problem = error
-    raise problem
+def _path(kind: type[Any], value: Any) -> Any:
+    if kind is Path and isinstance(value, str) and value.strip():
+        return Path(value)
+    raise ValueError("Expected a path" if kind is Path else f"Expected {kind}")
 
 
-def _record(value: Mapping[str, Any], kind: Any, where: str) -> Any:
-    hints = _hints(kind)
-    found = {
-        name: _converted(value[name], hint, f"{where}.{name}".strip("."))
-        for name, hint in hints.items()
-        if name in value
-    }
-    if is_typeddict(kind):
-        needed = kind.__required_keys__
-    else:
-        fields = dataclasses.fields(kind)
-        none = dataclasses.MISSING
-        needed = {item.name for item in fields if item.default is none and item.default_factory is none}
-    if lacking := sorted(needed - set(found)):
-        raise Damaged(f"{where or 'it'} lacks {lacking[0]!r}")
-    return {**value, **found} if is_typeddict(kind) else kind(**found)
+def _damaged(said: str, value: Any, where: str) -> Damaged:
+    """msgspec's error in words for people: its text is all that it gives of what is wrong, and where."""
+    problem, _, place = said.replace("[...]", "[…]").partition(" - at ")
+    in_keys = place.startswith("`key` in ")
+    path = place.removeprefix("`key` in ").strip("`$")
+    name = "a name in " * in_keys + ((where + path).removeprefix(".") or "it")
+    if lacking := re.search("required field `(.*)`", problem):
+        return Damaged(f"{name} lacks {lacking[1]!r}")
+    problem, _, _ = problem.removeprefix("Expected ").partition(", got ")
+    kinds = re.sub("`([a-z |]+)`", lambda found: _in_words(found[1]), problem)
+    for sign, words in _SIGNS.items():
+        kinds = kinds.replace(sign, words)
+    needed = f"{_NEEDED.get(problem, kinds)} is needed" if "Invalid" not in problem else "another value is needed"
+    try:
+        for key, index in re.findall(r"\.([^.[]+)|\[(.+?)\]", path):
+            value = value[int(index) if index else key]
+    except (LookupError, TypeError, ValueError):  # within a mapping, whose key isn't told
+        return Damaged(f"{name}: {needed}")
+    shown = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    return Damaged(f"{name}: {needed}" if in_keys else f"{name} is {shown[:60]}; {needed}")
 
 
-@functools.lru_cache(maxsize=64)
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
-def _other(value: Any, needed: str, where: str) -> Damaged:
-    said = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
-    return Damaged(f"{where or 'it'} is {said[:60]}; {needed} is needed")
+def _in_words(kinds: str) -> str:
+    return " or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | ") if kind != "null")

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from trtopt.core.library_output import loader_path, unreported
-from trtopt.core.options import spoken
 from trtopt.core.version import to_install
+from trtopt.core.words import spoken
 
 
 class TrtoptError(Exception):
@@ -95,11 +95,11 @@ class UnsupportedOperator(_Listing, ModelError):
         super().__init__(problem, shown, advice)
 
     def advised(self, advice: str) -> UnsupportedOperator:
-        """The same, with an advice where there is none yet."""
+        """Return the error with an advice, where it has none yet."""
         return UnsupportedOperator(self.problem, self.issues, self.advice or advice, self.words)
 
     def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
-        """The same, its issues in the words that `word` gives them."""
+        """Return the error with its issues in the words that `word` gives them."""
         return UnsupportedOperator(self.problem, self.issues, self.advice, list(map(word, self.issues)))
 
 
@@ -208,7 +208,7 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
 
 
 def without_graphs(error: Exception, command: str = "") -> MissingDependency | None:
-    """What to say where code that works on ONNX graphs was imported without the extra `onnx`; None: it is another error.
+    """Return what to say where code that works on ONNX graphs was imported without the extra `onnx`; None: it is another error.
 
     Args:
         command: what was typed, for all that it needs.

@@ -142,7 +142,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 class Unreadable(UsageError, OSError):
-    """What can't be opened or read here: an error of the system's for who expects one, else the user's."""
+    """A file that can't be opened or read: an error of the system's for who expects one, else the user's."""
 
     def __init__(self, number: int, why: str, path: str | os.PathLike[str]) -> None:
         OSError.__init__(self, number, why, os.fspath(path))
@@ -153,9 +153,8 @@ class Unreadable(UsageError, OSError):
 
 def opened_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """A file opened for reading; Unreadable for what would be waited for or read without end, such as a FIFO or a device."""
-    wait_not = getattr(os, "O_NONBLOCK", 0)
     try:
-        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115  (the caller closes it)
     except IsADirectoryError as error:
         raise Unreadable(errno.EISDIR, "it is a folder", path) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

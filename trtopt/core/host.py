@@ -1,8 +1,9 @@
-"""What this process may use of the machine: cores and memory, containers' limits included; and what its children import."""
+"""Resources that this process may use: cores and memory, containers' limits included; and what its children import."""
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -57,12 +58,7 @@ def peak_memory() -> int:
     for line in _lines("/proc/self/status"):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _lines(path: str) -> list[str]:

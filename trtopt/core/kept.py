@@ -20,7 +20,8 @@ from typing import Any
 from trtopt.core.documents import Damaged, read_json, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import CALLS, check_writable, opened_regular
-from trtopt.core.options import ENGINE, named, options
+from trtopt.core.options import ENGINE, options
+from trtopt.core.words import named
 
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 ARRAYS = frozenset([".npy", ".npz"])
@@ -30,7 +31,7 @@ _LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x1f])
 
 
 class Call:
-    """What one call reads and writes.
+    """Files that one call reads and writes.
 
     Args:
         reads: option → what was given for it, of any kind.
@@ -53,24 +54,25 @@ class Call:
         return cls(reads, targets)
 
     def check(self) -> None:
-        """Raise UsageError where a target is an input, or is written twice."""
+        """Look at each target before the work; in a folder that the call makes it is seen then whether it can be written.
+
+        Raises:
+            UsageError: it is an input, or is written twice.
+            OutputError: it can't be written.
+        """
         written: dict[str, str] = {}
+        folders = [Path(given) for _, given, ending in self.targets if ending == os.sep]
         for option, given, ending in self.targets:
             target = given + ending
             self.refuse(Path(target), option, given)
             if other := written.get(real := os.path.realpath(target)):
                 raise _lost(option, given, Path(target), f"{named(other)} writes, too")
             written[real] = option
-
-    def check_writable(self) -> None:
-        """Raise OutputError where a file can't be written; in a folder that the call makes it is seen then."""
-        folders = [Path(given) for _, given, ending in self.targets if ending == os.sep]
-        for target in (given + ending for _, given, ending in self.targets if ending != os.sep):
-            if not any(folder in Path(target).parents for folder in folders):
+            if ending != os.sep and not any(folder in Path(target).parents for folder in folders):
                 check_writable(target)
 
     def given(self, path: Path) -> bool:
-        """Whether the path is what the user named to be written, and no name that follows from it."""
+        """Tell if the path is what the user named to be written, and no name that follows from it."""
         return any(path == Path(given) for _, given, _ in self.targets)
 
     def refuse(self, target: Path, option: str = "", given: str = "") -> None:
@@ -125,18 +127,17 @@ class Call:
 @contextlib.contextmanager
 def keeping(call: Call) -> Iterator[None]:
     """Refuse what a call would lose, now and whenever something is written within, and what can't be written."""
-    call.check()
     before = CALLS.set((*CALLS.get(), call))
     try:
-        call.check_writable()
+        call.check()
         yield
     finally:
         CALLS.reset(before)
 
 
 def named_in(path: Path) -> Mapping[str, Any]:
-    """What a file says of others, by keys: a recipe's content, an engine's manifest and what that was made from, external
-    weights. A job list's jobs say it themselves."""
+    """Return the files that a file names, by keys: a recipe's content, an engine's manifest and what that was made from,
+    external weights. A job list's jobs say it themselves."""
     found: dict[str, Any] = {"beside": [path.name + ending for ending in ENGINE[1:]]}
     with contextlib.suppress(Damaged, OSError, AttributeError, KeyError, TypeError):
         if path.suffix == ".toml":
@@ -150,7 +151,7 @@ def named_in(path: Path) -> Mapping[str, Any]:
 
 
 def _paths(value: str | os.PathLike[str], folder: Path) -> Iterator[Path]:
-    """What a text may name: a file, NAME=FILE, or FILE.py:NAME and module:NAME."""
+    """Yield what a text may name: a file, NAME=FILE, or FILE.py:NAME and module:NAME."""
     text = os.fspath(value)
     module = text.rpartition(":")[0]
     for name in (text, text.partition("=")[2], module, module and f"{module.replace('.', os.sep)}.py"):

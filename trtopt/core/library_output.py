@@ -1,4 +1,4 @@
-"""What foreign libraries print, log and warn about their internals while they are at work, and what they'd report home.
+"""Mute what foreign libraries print, log and warn about their internals while they are at work, and what they'd report home.
 
 The streams, filters, loggers and environment are the whole process's: each is changed under one lock by the first thread that
 asks for it and put back by the last, and what is written meanwhile is dropped by the thread that it comes from.
@@ -23,7 +23,7 @@ _LIBRARIES = ("onnxscript", "onnx_ir", *_AFTERWARDS)
 
 
 def wanted() -> bool:
-    """Whether the user asked for the libraries' own messages: `trtopt -v`, or TRTOPT_DEBUG in the environment."""
+    """Tell if the user asked for the libraries' own messages: `trtopt -v`, or TRTOPT_DEBUG in the environment."""
     return bool(os.environ.get("TRTOPT_DEBUG"))
 
 
@@ -128,7 +128,7 @@ def unwarned() -> Iterator[None]:
 
 
 def _dropped() -> bool:
-    """Whether what this thread says is dropped."""
+    """Tell if what this thread says is dropped."""
     return threading.get_ident() in _quiet_threads and not wanted()
 
 
@@ -166,7 +166,7 @@ class _Passing(logging.Handler):
 
 
 class _FromQuietThreads:
-    """What a filter of `warnings` matches a text with: any text, in the threads whose warnings are dropped."""
+    """A pattern for a filter of `warnings`, which matches any text in the threads whose warnings are dropped."""
 
     @staticmethod
     def match(_: str) -> bool:

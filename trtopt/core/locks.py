@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,7 @@ from pathlib import Path
 from trtopt.core.documents import Damaged, read_json
 from trtopt.core.errors import OutputError
 from trtopt.core.progress import SILENT, Reporter
-
-if sys.platform != "win32":
-    import fcntl
+from trtopt.core.temporary import locked
 
 POLL = 0.05  # seconds between tries: a wait of the system's couldn't be ended by Ctrl-C in every thread
 
@@ -62,7 +59,7 @@ def lock_folder(folder: Path, *, shared: bool) -> Lock | None:
     while True:
         try:
             descriptor = os.open(folder, os.O_RDONLY)
-            held = _held(descriptor, folder, shared)
+            held = locked(descriptor, folder, shared=shared)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -98,10 +95,10 @@ def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting", adv
 
 
 def alone_now(path: Path) -> Lock | None:
-    """As `alone`, without waiting: the lock, or None where another holds it.
+    """Take the lock of `alone` without waiting: the lock, or None where another holds it.
 
     Raises:
-        OutputError: as `alone`.
+        OutputError: the file can't be made, or its file system has no locks.
     """
     try:
         return _taken(path)
@@ -110,12 +107,12 @@ def alone_now(path: Path) -> Lock | None:
 
 
 def _taken(path: Path) -> Lock | None:
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file")
-    if not _held(descriptor, path, shared=False):
+    if not locked(descriptor, path):
         return None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode())
@@ -128,23 +125,3 @@ def _holder(path: Path) -> str:
         return f"process {int(holder['process'])} on {holder['host']} has it"
     except (OSError, Damaged, KeyError, TypeError, ValueError):
         return "another process has it"  # and hasn't written yet, or just let go
-
-
-def _held(descriptor: int, path: Path, shared: bool) -> bool:
-    """Lock what is open, if `path` is still it; else close it.
-
-    Raises:
-        OSError: its file system has no locks.
-    """
-    try:
-        if sys.platform != "win32":
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return True
-    except (BlockingIOError, FileNotFoundError, NotADirectoryError):
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return False

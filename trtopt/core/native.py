@@ -30,7 +30,7 @@ _saying, _lock = list[bytes](), threading.Lock()
 
 @contextlib.contextmanager
 def last_words(text: str) -> Iterator[None]:
-    """What standard error gets if native code ends the process meanwhile, which no exception tells of; of several threads'
+    """Text that standard error gets if native code ends the process meanwhile, which no exception tells of; of several threads'
     texts the latest. Nothing where the extension isn't built, standard error is no file, or the process handles such signals
     itself (faulthandler)."""
     try:

@@ -1,4 +1,4 @@
-"""What native libraries write past Python: TensorRT, Myelin, libpng and ONNX Runtime print on the process's own streams.
+"""Divert what native libraries write past Python: TensorRT, Myelin, libpng and ONNX Runtime print on the process's own streams.
 
 Only the command line uses this, whose process is its own: a library must leave its host's streams alone.
 """
@@ -95,7 +95,7 @@ def keep_apart() -> None:
 
 
 def _copy(stream: Any, kind: type[io.TextIOWrapper]) -> io.TextIOWrapper:
-    """The same stream under a descriptor of its own."""
+    """Copy a stream under a descriptor of its own."""
     complete = codecs.lookup(stream.encoding).name == "utf-8" and stream.errors != "strict"
     return kind(
         open(os.dup(stream.fileno()), "wb"),
@@ -106,7 +106,7 @@ def _copy(stream: Any, kind: type[io.TextIOWrapper]) -> io.TextIOWrapper:
 
 
 def lines() -> list[str]:
-    """What was kept so far, line by line, control characters made visible."""
+    """Return what was kept so far, line by line, control characters made visible."""
     if _kept is None:
         return []
     with contextlib.suppress(OSError, AttributeError):

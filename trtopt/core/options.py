@@ -24,15 +24,15 @@ import functools
 import numbers
 import operator
 import os
-import re
-import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
+from trtopt.core.errors import UsageError
 from trtopt.core.removed import went
+from trtopt.core.words import NAMED, keyed as keyed, named as named, spoken as spoken
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,7 @@ FILE, ENGINE, FOLDER = ("",), ("", ".json", ".results.json"), (os.sep,)  # what 
 
 @dataclass(frozen=True)
 class About:
-    """What a command says of an option, and how it reads it.
+    """Description of an option on the command line, and how its text is read.
 
     Attributes:
         help: a line; empty: the option isn't on the command line.
@@ -92,7 +92,7 @@ def options(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
 
 
 def flag_of(item: Field[Any]) -> str:
-    """What an option is on the command line; one that is on by default has a second form."""
+    """Return an option's flag; one that is on by default has a second form."""
     flag = "--" + item.name.replace("_", "-")
     return f"{flag}/--no-{flag[2:]}" if item.default is True else flag
 
@@ -141,7 +141,7 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
 
             made_request = fitting(request(*arguments, **keywords))
             for problem in idle(made_request).values():
-                raise _wrong(problem)
+                raise UsageError(problem)
             with keeping(Call.of(made_request)) if writes else contextlib.nullcontext():
                 return work(made_request)
 
@@ -202,7 +202,7 @@ def fitting(request: R) -> R:
             _refuse_other(name, value, kind)
         for number in () if said.least is None else value if isinstance(value, Sequence) else (value,):
             if number is not None and number < said.least:
-                raise _wrong(f"{named(name)} is {number}; at least {said.least} is needed")
+                raise UsageError(f"{named(name)} is {number}; at least {said.least} is needed")
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
 
 
@@ -217,7 +217,7 @@ def idle(request: Any) -> dict[str, str]:
             and value is not item.default
             and not (isinstance(value, (int, str, float)) and value == item.default)
         ):
-            others = [(getattr(request, found[1]), found[2]) for found in _NAMED.finditer(said.beside)]
+            others = [(getattr(request, found[1]), found[2]) for found in NAMED.finditer(said.beside)]
             if not any(_is_on(other, wanted) for other, wanted in others):
                 this = named(name, value if isinstance(value, bool) else None)
                 add = f"add {'one of them' if len(others) > 1 else 'that'}"
@@ -226,7 +226,7 @@ def idle(request: Any) -> dict[str, str]:
 
 
 def _is_on(value: Any, wanted: str) -> bool:
-    """Whether an option is given, and not as False; a list with what is wanted of it."""
+    """Tell if an option is given, and not as False; a list with what is wanted of it."""
     if value is None or value is False or (isinstance(value, (list, tuple)) and not value):
         return False
     return not wanted.startswith("[") or set(ast.literal_eval(wanted)) <= set(value)
@@ -236,7 +236,7 @@ def _refuse_other(name: str, value: Any, kind: ast.expr) -> None:
     """Raise UsageError for a value of another type, where it is one that can be told."""
     if _known(kind) and not _is_of(value, kind):
         shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
-        raise _wrong(f"{named(name)} is {shown}; {_words(kind)} is needed")
+        raise UsageError(f"{named(name)} is {shown}; {_words(kind)} is needed")
 
 
 def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bool) -> None:
@@ -259,7 +259,7 @@ def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bo
     else:
         return
     said = os.fspath(value)
-    raise _wrong(f"{named(name)} is {said[:40]!a}{'…' * (len(said) > 40)}: {why}")
+    raise UsageError(f"{named(name)} is {said[:40]!a}{'…' * (len(said) > 40)}: {why}")
 
 
 def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
@@ -276,13 +276,7 @@ def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
     if "Module" in known:
         hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
     given = None if value is None else type(value).__name__
-    raise _wrong(f"{named(name)} is {given}; {' or '.join(['a path', *takes])} is needed{hint}")
-
-
-def _wrong(text: str) -> Exception:
-    from trtopt.core.errors import UsageError  # which speaks by this module
-
-    return UsageError(text)
+    raise UsageError(f"{named(name)} is {given}; {' or '.join(['a path', *takes])} is needed{hint}")
 
 
 # Types of fields, as they are written ---------------------------------------------------------------------------------------
@@ -330,7 +324,7 @@ def _parts(kind: ast.expr) -> Sequence[ast.expr]:
 
 
 def _held(kind: ast.expr) -> tuple[str, list[ast.expr]]:
-    """What a list or mapping is called, and its items' kind, or its keys' and values'; nothing, of what is neither."""
+    """Return the name of a list or mapping, and its items' kind, or its keys' and values'; "" for any other kind."""
     name = ast.unparse(kind.value) if isinstance(kind, ast.Subscript) else ""
     if not isinstance(kind, ast.Subscript) or name not in (*_LISTS, "Mapping"):
         return "", []
@@ -374,58 +368,3 @@ def _words(kind: ast.expr) -> str:
             ["a list of these"] if words and set(listed) <= set(words) else [f"a list, each {each}," for each in listed]
         )
     return " or ".join(words)
-
-
-# In messages -------------------------------------------------------------------------------------------------------------
-
-_NAMED = re.compile(r"`([a-z][a-z0-9_]*)=([^`]*)`")
-
-
-def named(name: str, value: Any = None) -> str:
-    """An option as messages name it, where the name is a variable: `batch=`, or with its value `int8=True`."""
-    return f"`{name}={'' if value is None else repr(value)}`"
-
-
-def spoken(text: str, flags: Mapping[str, str]) -> str:
-    """The text with flags for options.
-
-    Args:
-        flags: of each option that there is, such as "-o/--output" or "--compare/--no-compare", or what stands for an argument
-            ("MODEL.onnx"). What else stands between backticks is somebody else's.
-    """
-
-    def flag(found: re.Match[str]) -> str:
-        name, value = found[1], found[2]
-        if name not in flags:
-            return found[0]
-        forms = flags[name].split("/")
-        yes = next((form for form in forms if form.startswith("--")), "")
-        if not yes:
-            return " ".join(_typed(value)) if value else flags[name]
-        if value in ("", "True"):
-            return yes if value or forms[0] == yes else flags[name]
-        return forms[-1] if value == "False" else " ".join(f"{yes} {word}" for word in _typed(value))
-
-    return _NAMED.sub(flag, text)
-
-
-def keyed(text: str, others: Collection[str]) -> str:
-    """The text with keys of a TOML file for options, but for `others`, which stay as they are."""
-
-    def key(found: re.Match[str]) -> str:
-        value = found[2].lower() if found[2] in ("True", "False") else found[2]
-        return found[0] if found[1] in others else found[1] + (f" = {value}" if value else "")
-
-    return _NAMED.sub(key, text)
-
-
-def _typed(value: str) -> list[str]:
-    """A value, or those of a list or mapping, as a shell takes them; what isn't Python stands for a value (DIR)."""
-    try:
-        read = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return [value]
-    if isinstance(read, dict):
-        read = [f"{name}={item}" for name, item in read.items()]
-    words = [read] if isinstance(read, str) else read if isinstance(read, (list, tuple)) else [value]
-    return [shlex.quote(str(word)) for word in words]

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import check_writable, opened_regular
+from trtopt.core.files import opened_regular
 from trtopt.core.library_output import wanted
-from trtopt.core.options import spoken
 from trtopt.core.terminal import styled, visible
 from trtopt.core.version import __version__
+from trtopt.core.words import spoken
 
 _FIRST = re.compile(rb"[\d:.]{12} trtopt ")  # of a log
 HEARTBEAT = 10.0  # seconds between signs of life in a log
@@ -76,7 +76,7 @@ SILENT = Reporter()
 
 @dataclass(frozen=True)
 class Duration:
-    """How long a phase took."""
+    """Time that a phase took."""
 
     what: str
     seconds: float
@@ -141,7 +141,6 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[_R
     if log is None:
         yield _Recorder(heard, None)
         return
-    check_writable(log)
     try:
         if Path(log).exists():
             with opened_regular(log) as there:

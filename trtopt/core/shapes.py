@@ -9,8 +9,8 @@ from itertools import combinations_with_replacement
 from typing import Any, NamedTuple, Protocol
 
 from trtopt.core.errors import UsageError
-from trtopt.core.options import named
 from trtopt.core.values import EXAMPLE, SHAPE, GivenProfile, Profile, ShapeRange, TensorInfo, named_size, x
+from trtopt.core.words import named
 
 Key = tuple[str, int] | str  # a dimension, as `TensorInfo.dimension` names it
 Sizes = tuple[int, int, int]  # min, opt, max
@@ -191,7 +191,7 @@ NOTHING = Suggestion("")
 
 
 def batch_alone(inputs: Iterable[TensorInfo]) -> bool:
-    """Whether the first dimension is all that is open: a build then takes `DEFAULT_BATCH`."""
+    """Tell if the first dimension is all that is open: a build then takes `DEFAULT_BATCH`."""
     return all(info.open_axes in ((), (0,)) for info in inputs)
 
 

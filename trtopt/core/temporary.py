@@ -7,17 +7,14 @@ holds is what a killed run left behind.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from trtopt.core.errors import OutputError
-
-if sys.platform != "win32":
-    import fcntl
 
 SUFFIX = ".trtopt-partial"
 ADVICE = "set TMPDIR to a folder with room"
@@ -66,7 +63,7 @@ def scratch() -> Iterator[Path]:
 
 
 def is_scratch(path: Path) -> bool:
-    """Whether a path lies in a folder of `scratch`."""
+    """Tell if a path lies in a folder of `scratch`."""
     return not _scratch.isdisjoint(path.parents)
 
 
@@ -78,47 +75,52 @@ def remove_held() -> None:
 
 def remove_leftovers(parent: str | os.PathLike[str]) -> None:
     """Remove what runs that were killed left in `parent`; what can't be removed stays."""
-    if sys.platform == "win32":  # no locks on folders there
-        return
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # held by another process, or gone meanwhile
-                if entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                    lock = _lock(entry.path)
-                    try:
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                    finally:
-                        os.close(lock)
+            with contextlib.suppress(OSError):  # gone meanwhile
+                ours = entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+                if ours and (lock := _lock(Path(entry.path))) is not None:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                    os.close(lock)
 
 
 def _made(parent: Path, prefix: str) -> tuple[Path, int | None]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=SUFFIX, dir=parent))
-        if sys.platform == "win32":
-            return folder, None
         try:
-            return folder, _lock(folder)
-        except (BlockingIOError, FileNotFoundError):  # a run that removes leftovers was faster
-            continue
+            if (lock := _lock(folder)) is not None:  # else a run that removes leftovers was faster
+                return folder, lock
         except OSError:  # a file system without locks: nobody else gets one either, so the folder is safe
             return folder, None
 
 
-if sys.platform != "win32":
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock; None: it is gone, or another process holds it.
 
-    def _lock(folder: str | os.PathLike[str]) -> int:
-        """A descriptor that holds the folder's lock, if it is a folder.
-
-        Raises:
-            BlockingIOError: another process holds it.
-            OSError: it is gone, or can't be locked.
-        """
+    Raises:
+        OSError: it is no folder, or can't be locked.
+    """
+    try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
-                raise FileNotFoundError(folder)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+    except FileNotFoundError:
+        return None
+    return descriptor if locked(descriptor, folder) else None
+
+
+def locked(descriptor: int, path: Path, *, shared: bool = False) -> bool:
+    """Lock what is open, if it is still what lies at `path` and nobody else has it; else close it.
+
+    Raises:
+        OSError: its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return True
+    except (BlockingIOError, FileNotFoundError, NotADirectoryError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return False

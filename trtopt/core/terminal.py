@@ -1,4 +1,4 @@
-"""What the command line prints: names out of files must not steer the terminal, or look like lines of their own."""
+"""Text on terminals: names out of files must not steer the terminal, or look like lines of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for: small frozen values that pass between the stages, checked when they are made."""
+"""Values of requests: small frozen values that pass between the stages, checked when they are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtopt.core.documents import AnyText, Name, plain
 from trtopt.core.errors import UsageError
 from trtopt.core.options import typed
 
@@ -107,7 +106,7 @@ class ShapeRange:
         return self.min == self.max
 
     def holds(self, shape: Sequence[int]) -> bool:
-        """Whether a shape lies between `min` and `max`."""
+        """Tell if a shape lies between `min` and `max`."""
         return len(shape) == len(self.min) and all(
             low <= size <= high for low, size, high in zip(self.min, shape, self.max)
         )
@@ -293,7 +292,9 @@ class BuildSpec:
         return self.remainder if self.precision.quantized else self.precision
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values, for the manifest and for cache keys."""
+        """Return plain JSON values, for the manifest and for cache keys."""
+        from trtopt.core.documents import plain  # with msgspec, which only documents need
+
         described = plain(self)
         del described["device"]
         return {
@@ -308,10 +309,10 @@ class BuildSpec:
 class Kept:
     """A node that doesn't run in the precision asked for, and why."""
 
-    node: Name
-    op: AnyText
+    node: str
+    op: str
     precision: Precision
-    reason: Name
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -378,7 +379,7 @@ class TensorInfo:
 
     @property
     def numeric(self) -> bool:
-        """Whether it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
+        """Tell if it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
         return self.floating or self.dtype.startswith(("int", "uint", "bool"))
 
     @property
@@ -397,11 +398,11 @@ class TensorInfo:
 
     @property
     def channels_last(self) -> bool:
-        """Whether an image's channels lie behind its sides."""
+        """Tell if an image's channels lie behind its sides."""
         return len(self.shape) == 4 and self.shape[3] in (1, 3, 4) and self.shape[1] not in (1, 3, 4)
 
     def dimension(self, axis: int) -> tuple[str, int] | str:
-        """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
+        """Return what has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
         size = self.shape[axis]
         return size if isinstance(size, str) and size not in ("", "?") else (self.name, axis)
 
@@ -415,7 +416,7 @@ class TensorInfo:
 
 
 def named_size(size: int | str) -> bool:
-    """Whether a size is open and has a name that says something; tf2onnx numbers those that have none: unk__12."""
+    """Tell if a size is open and has a name that says something; tf2onnx numbers those that have none: unk__12."""
     return isinstance(size, str) and size.isidentifier() and not size.startswith("unk__")
 
 

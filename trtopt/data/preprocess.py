@@ -388,6 +388,10 @@ def _image(inputs: Sequence[TensorInfo]) -> TensorInfo | None:
 def _spelled_out(name: str, value: Any) -> Any:
     """A value with what may be left out: lists around single numbers, and fractions worked out; Damaged for no fraction."""
     many = isinstance(value, Sequence) and not isinstance(value, str)
+    if many:  # NumPy's doubles are floats, and none to msgspec
+        value = [float(item) if isinstance(item, float) else item for item in value]
+    elif isinstance(value, float):
+        value = float(value)
     if name in ("mean", "std", "size") and value is not None and not many:
         return [value] * (2 if name == "size" else 1)
     if name in CHOICES and isinstance(value, str):

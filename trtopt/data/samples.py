@@ -7,7 +7,7 @@ import os
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class CropRecipe:
     count: int
     seed: int
     size: int
-    photos: Annotated[tuple[Path, ...], list[str]] = ()
+    photos: tuple[Path, ...] = ()
     scale: tuple[float, float] = (1.0, 1.0)
     words: tuple[str, ...] = ()
     width: int = 0

@@ -1,4 +1,4 @@
-"""What a diagnosis is asked for."""
+"""Requests of doctor, profile and report."""
 
 from __future__ import annotations
 

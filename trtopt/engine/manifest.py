@@ -11,8 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
+
+from msgspec import Meta
 
 from trtopt.core.documents import (
     AnyText,
@@ -22,17 +25,17 @@ from trtopt.core.documents import (
     Duration,
     Name,
     Positive,
-    Rule,
     Share,
     TypeName,
+    checked,
     converted,
     one_of,
+    parsed,
     path_in,
-    read_by,
     read_json,
     spelled,
 )
-from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
+from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import (
     BACKENDS,
@@ -67,7 +70,7 @@ def manifest_path(engine: str | os.PathLike[str]) -> Path:
 def precision_summary(
     layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = ""
 ) -> tuple[dict[str, int], str]:
-    """What an engine computes in: how many layers in which precision, and a line that says it.
+    """Summarize what an engine computes in: how many layers in which precision, and a line that says it.
 
     Layers are those that do the arithmetic (convolutions, deconvolutions, matrix products), as the engine itself reports them.
 
@@ -131,31 +134,13 @@ def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) 
     return {node: found[0] for node, found in seen.items() if asked[node] not in found}
 
 
-def _in_the_folder(graph: str) -> bool:
-    try:
-        path_in(Path(), graph)
-    except Damaged as error:
-        raise UsageError(str(error)) from None
-    return not _elsewhere(graph)
-
-
-def _axis_is_there(tensor: Mapping[str, Any]) -> bool:
-    return (tensor.get("batch_axis") or 0) < max(1, len(tensor["shape"]))
-
-
 # The kinds of values that stand in a manifest, each with what it may be.
 _Precision = Annotated[str, one_of([str(item) for item in Precision])]
 _Counted = Annotated[str, one_of([*map(str, Precision), "total"])]
 _Version = Annotated[str, spelled("a version such as 10.16.1", r"\d+(\.\w+)*([.+-]\w+)*")]
-_Target = Annotated[str, read_by(parse_targets)]
-_Capability = Annotated[int, Rule("a compute capability such as 89", lambda value: 10 <= value <= 999)]
-_Shapes = Mapping[Name, Annotated[str, read_by(ShapeRange.parse)]]  # input → MIN,OPT,MAX
-_Size = Annotated[
-    int | str, Rule("a size, -1 or a name", lambda value: value.strip() if isinstance(value, str) else value >= -1)
-]
-_GraphFile = Annotated[str, Rule("a file in the plan's folder or below it", _in_the_folder)]
-_Classes = Annotated[Sequence[Name], Rule("a list of names", len)]
-_Prepared = Annotated[Mapping[str, Any], read_by(Preprocess.load)]
+_Capability = Annotated[int, Meta(ge=10, le=999)]
+_Shapes = Mapping[Name, str]  # input → MIN,OPT,MAX
+_Size = Annotated[int, Meta(ge=-1)] | Name  # of a dimension
 
 
 class _Maker(TypedDict):
@@ -175,13 +160,13 @@ class _Asked(_Computing, total=False):
     remainder: _Precision
     io_fp32: bool
     embed_preprocess: bool
-    overrides: Sequence[Annotated[str, read_by(Override.parse)]]
+    overrides: Sequence[str]
     profiles: Sequence[_Shapes]
-    targets: Sequence[_Target]
+    targets: Sequence[str]
     backend: Annotated[str, one_of(BACKENDS)]
     calibrator: Annotated[str, one_of(CALIBRATORS)]
     workspace: Positive | None
-    optimization_level: Annotated[int, Rule("0 to 5", lambda value: 0 <= value <= 5)] | None
+    optimization_level: Annotated[int, Meta(ge=0, le=5)] | None
     timing_cache: Name | None
     hardware_compatibility: Annotated[str, one_of(HARDWARE_LEVELS)]
     version_compatible: bool
@@ -191,6 +176,14 @@ class _Asked(_Computing, total=False):
     sparsity: bool
     tf32: bool
     allow_precision_fallback: bool
+
+
+class _Kept(_Computing):
+    """`Kept`."""
+
+    node: Name
+    op: AnyText
+    reason: Name
 
 
 class _Kernel(TypedDict, total=False):
@@ -220,9 +213,6 @@ class _Tensor(_Batched):
     shape: Sequence[_Size]
 
 
-_Tensors = Sequence[Annotated[_Tensor, Rule("a batch_axis within the shape", _axis_is_there)]]
-
-
 class _Source(TypedDict):
     path: Name | None
     sha256: Digest
@@ -242,7 +232,7 @@ class _Calibration:
 
 class _Embedded(TypedDict):
     input: Name
-    preprocess: _Prepared
+    preprocess: Mapping[str, Any]
 
 
 class _Safety(TypedDict):
@@ -256,11 +246,28 @@ class _Compared(TypedDict):
     gpu: Name
 
 
+_PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
+    "generation": _Maker,
+    "spec": _Asked,
+    "layers": list[_Layer],
+    "kept": list[_Kept],
+    "inputs": list[_Tensor],
+    "outputs": list[_Tensor],
+    "source": _Source,
+    "plan": _Plan,
+    "embedded": _Embedded,
+    "calibration": _Calibration,
+    "comparison": _Compared,
+    "output_kinds": dict[Name, Kind],
+    "safety": _Safety,
+}
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Everything known about a plan; every field is plain JSON.
 
-    A manifest with a value of another kind than is written here, or one that its `Rule` doesn't allow, is refused by that
+    A manifest with a value of another kind than is written here, or one that isn't allowed, is refused by that
     value's place. Two things are passed over: names that aren't known here, as a newer trtopt may write them; and what is
     within `comparison`, `why` and `gpu` aside: one that can't be read counts as none, so that the engines are measured again.
 
@@ -290,33 +297,33 @@ class Manifest:
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
-    generation: Annotated[Mapping[str, Any], _Maker]
-    targets: Sequence[_Target]
-    spec: Annotated[Mapping[str, Any], _Asked]
+    generation: Mapping[str, Any]
+    targets: Sequence[str]
+    spec: Mapping[str, Any]
     precision: Mapping[_Counted, Count]
     precision_summary: Name
-    layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
-    kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
-    inputs: Annotated[Sequence[Mapping[str, Any]], _Tensors]
-    outputs: Annotated[Sequence[Mapping[str, Any]], _Tensors]
+    layers: Sequence[Mapping[str, Any]]
+    kept: Sequence[Mapping[str, Any]]
+    inputs: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
     profiles: Sequence[_Shapes]
-    source: Annotated[Mapping[str, Any], _Source]
-    plan: Annotated[Mapping[str, Any], _Plan]
+    source: Mapping[str, Any]
+    plan: Mapping[str, Any]
     key: AnyText  # only compared: another one means that a build makes the engine again
     seconds: Duration
     trtopt: Name
-    preprocess: _Prepared | None = None
-    embedded: Annotated[Mapping[str, Any], _Embedded] | None = None
-    calibration: Annotated[Mapping[str, Any], _Calibration] | None = None
+    preprocess: Mapping[str, Any] | None = None
+    embedded: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | None = None
     warnings: Sequence[Name] = ()
     graph: Digest | None = None
-    graph_file: _GraphFile | None = None
-    classes: _Classes | None = None
-    comparison: Annotated[Mapping[str, Any], _Compared] | None = None
+    graph_file: Name | None = None
+    classes: Annotated[Sequence[Name], Meta(min_length=1)] | None = None
+    comparison: Mapping[str, Any] | None = None
     coverage: Mapping[_Precision, Share] = field(default_factory=dict)
-    output_kinds: Mapping[Name, Annotated[str, one_of([str(item) for item in Kind])]] | None = None
+    output_kinds: Mapping[str, str] | None = None
     compute_capabilities: Sequence[_Capability] = ()
-    safety: Annotated[Mapping[str, Any], _Safety] | None = None
+    safety: Mapping[str, Any] | None = None
     scratch: Count | None = None
     format: AnyText = field(default=FORMAT)
 
@@ -327,7 +334,7 @@ class Manifest:
 
     @property
     def model_preprocess(self) -> Mapping[str, Any] | None:
-        """How an image becomes the model's own input; None where unknown."""
+        """Preprocessing for the model's own input; None where unknown."""
         return self.preprocess if self.embedded is None else self.embedded["preprocess"]
 
     @property
@@ -337,7 +344,7 @@ class Manifest:
 
     @property
     def origin(self) -> PlanOrigin:
-        """How the plan was made, which says what runs it."""
+        """Origin of the plan, which says what runs it."""
         compatible = bool(self.spec.get("version_compatible"))
         carries = compatible and not self.spec.get("exclude_lean_runtime")
         return PlanOrigin(str(self.generation["product"]), str(self.generation["version"]), compatible, carries)
@@ -408,10 +415,11 @@ def read_manifest(path: Path) -> Manifest:
     if "truth" in content:  # its name before
         content.setdefault("precision_summary", content["truth"])
     try:
+        for name, kind in _PARTS.items():
+            if content.get(name) is not None:
+                checked(content[name], kind, name)
         manifest = converted(content, Manifest)
-        names = [item["name"] for item in manifest.inputs]
-        if manifest.embedded is not None and (takes := manifest.embedded["input"]) not in names:
-            raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
+        _check_values(manifest)
     except Damaged as error:
         raise EngineError(
             f"{path} is damaged or incomplete: {error}; {again}, or delete it to use the plan alone"
@@ -419,8 +427,35 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def _check_values(manifest: Manifest) -> None:
+    """Raise Damaged for a value of the right type that can't be read."""
+    for where, targets in (("targets", manifest.targets), ("spec.targets", manifest.spec.get("targets", ()))):
+        parsed(targets, parse_targets, where)
+    for text in manifest.spec.get("overrides", ()):
+        parsed(text, Override.parse, "spec.overrides")
+    for where, profiles in (("profiles", manifest.profiles), ("spec.profiles", manifest.spec.get("profiles", ()))):
+        for number, profile in enumerate(profiles):
+            for name, text in profile.items():
+                parsed(text, ShapeRange.parse, f"{where}[{number}].{name}")
+    if manifest.preprocess is not None:
+        parsed(manifest.preprocess, Preprocess.load, "preprocess")
+    if manifest.embedded is not None:
+        parsed(manifest.embedded["preprocess"], Preprocess.load, "embedded.preprocess")
+        names = [item["name"] for item in manifest.inputs]
+        if (takes := manifest.embedded["input"]) not in names:
+            raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
+    for where, tensors in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+        for number, tensor in enumerate(tensors):
+            if (axis := tensor.get("batch_axis") or 0) >= max(1, len(tensor["shape"])):
+                raise Damaged(f"{where}[{number}].batch_axis is {axis}; an axis of its shape is needed")
+    if (graph := manifest.graph_file) is not None and _elsewhere(
+        str(parsed(graph, partial(path_in, Path()), "graph_file"))
+    ):
+        raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
+
+
 def embedded_by(manifest: Manifest | None) -> Embedded | None:
-    """What the engine does of the preprocessing itself, as its manifest says."""
+    """Return the part of the preprocessing that the engine does itself, as its manifest says."""
     return None if manifest is None or manifest.embedded is None else Embedded.load(manifest.embedded)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Count, Damaged, Digest, converted, one_of, read_json
+from trtopt.core.documents import Count, Damaged, Digest, converted, one_of, read_json, spelled
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import (
     cache_folder,
@@ -66,8 +66,8 @@ class _Key(TypedDict):
     """`key.json` of an entry."""
 
     format: Annotated[str, one_of([FORMAT])]
-    parts: Mapping[str, Any]
-    files: Mapping[str, _File]
+    parts: dict[str, Any]
+    files: dict[Annotated[str, spelled("a file's name", r"(?!\.\.?\Z)[^/\0]+")], _File]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What running a job list, and looking at one, are asked for."""
+"""Request of a job list."""
 
 from __future__ import annotations
 

@@ -39,20 +39,21 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from trtopt.core.documents import (
-    AnyNumber,
     AnyText,
     Damaged,
     Name,
     Positive,
-    Rule,
     Share,
     TypeName,
     converted,
     one_of,
+    parsed,
     path_in,
-    read_by,
     read_toml,
+    spelled,
 )
 from trtopt.core.errors import MissingDependency, UsageError
 from trtopt.core.values import Precision, ShapeRange, TensorInfo
@@ -74,7 +75,7 @@ FOLDER = shipped("models")
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model. Paths are resolved; see the module for the file's keys. What is `Annotated` is so in the file.
+    """One model. Paths are resolved; see the module for the file's keys.
 
     Attributes:
         onnx: an ONNX file that is used as it is; else None, and `source` is exported.
@@ -92,20 +93,20 @@ class Recipe:
     source: Name
     arguments: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    weights: Annotated[Path | None, Name | None] = None
+    weights: Path | None = None
     requires: AnyText = ""
     outputs: tuple[Name, ...] = ()
     opset: Positive | None = None
     preprocess: Name | Mapping[str, Any] | None = None
-    images: Annotated[Path | None, Name | None] = None
-    data: Annotated[Path | None, Name | None] = None
+    images: Path | None = None
+    data: Path | None = None
     calibration: Name | None = None
     precision: Annotated[str, one_of([str(item) for item in Precision])] | None = None
-    min_snr: AnyNumber | None = None
+    min_snr: float | None = None
     min_agreement: Share | None = None
     labelled: Name | None = None
     classes: Name | None = None
-    inputs: Annotated[tuple[TensorInfo, ...], dict[Name, _Input]] = ()
+    inputs: tuple[TensorInfo, ...] = ()
     onnx: Path | None = None
     ranges: Mapping[str, ShapeRange] = field(default_factory=dict)
 
@@ -162,20 +163,16 @@ class Recipe:
 _OURS = {"name", "path", "onnx", "ranges"}  # of a recipe's attributes, no keys of its file
 
 
-def _is_size(size: int | str) -> bool:
-    return size.isidentifier() if isinstance(size, str) else not isinstance(size, bool) and size > 0
+_DimensionName = Annotated[str, spelled("a dimension's name", r"[^\W\d]\w*")]
 
 
 @dataclass(frozen=True)
 class _Input:
     """An input's table."""
 
-    shape: Annotated[
-        tuple[Annotated[int | str, Rule("a positive size or a dimension's name", _is_size)], ...],
-        Rule("at most 32 sizes", lambda shape: len(shape) <= 32),  # of which NumPy has arrays
-    ] = ()
+    shape: Annotated[tuple[Positive | _DimensionName, ...], Meta(max_length=32)] = ()  # of which NumPy has arrays
     dtype: TypeName = "float32"
-    range: Annotated[str, read_by(ShapeRange.parse)] | None = None
+    range: str | None = None
 
 
 def known_recipes() -> tuple[str, ...]:
@@ -200,8 +197,9 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
                 "each say in which form)"
             )
         check_keys(content, {item.name for item in fields(Recipe)} - _OURS)
-        recipe = converted({**content, "name": path.stem, "path": path}, Recipe)
-        for key, table in content.get("inputs", {}).items():
+        inputs = converted(content.pop("inputs", {}), dict[Name, dict[str, Any]], "inputs")
+        recipe = converted({**content, "name": path.stem, "path": str(path)}, Recipe)
+        for key, table in inputs.items():
             where = f"inputs.{key}"
             one = converted(table, _Input, where)
             check_keys(table, {item.name for item in fields(_Input)}, where)
@@ -209,7 +207,8 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
                 raise UsageError(f"the recipe {path}: {where} has no shape; write such as ['batch', 3, 224, 224]")
             infos.append(TensorInfo(key, one.dtype, one.shape))
             if one.range is not None:
-                ranges[key] = _fitting(ShapeRange.parse(one.range), infos[-1], f"the recipe {path}: {where}")
+                given_range = parsed(one.range, ShapeRange.parse, f"{where}.range")
+                ranges[key] = _fitting(given_range, infos[-1], f"the recipe {path}: {where}")
     except Damaged as error:
         raise UsageError(f"the recipe {path} can't be read: {error}") from None
     source, onnx, classes = recipe.source, None, recipe.classes
@@ -316,7 +315,8 @@ def check_keys(table: Iterable[str], names: Iterable[str], where: str = "it") ->
 def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
     """`shape` if every entry is a positive size or a dimension's name; () is a single number's."""
     for size in shape:
-        if not isinstance(size, (int, str)) or not _is_size(size):
+        fits = size.isidentifier() if isinstance(size, str) else isinstance(size, int) and size > 0
+        if not fits or size is True:
             raise UsageError(
                 f"{what}: the shape {list(shape)} has {size!r}; needed: a positive size or a dimension's name"
             )

@@ -1,4 +1,4 @@
-"""What a Triton repository and a server on one are asked for."""
+"""Requests of deploy and serve."""
 
 from __future__ import annotations
 
