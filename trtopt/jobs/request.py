@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from trtopt.core.options import FILE, about, option
+from trtopt.core.options import FOLDER, about, option
 from trtopt.core.progress import SILENT, Reporter
 
 
@@ -16,8 +16,9 @@ class JobsRequest:
 
     jobs: str | os.PathLike[str] = field(metadata=about(help="The job list.", metavar="JOBS.toml", typed=Path))
     _: KW_ONLY
+    # A FOLDER isn't tried out before the call: `State.locked` names the option where the file can't be written.
     state: str | os.PathLike[str] | None = option(
-        None, help="Holds what is done; default: JOBS.state.", metavar="FILE", typed=Path, writes=FILE
+        None, help="Holds what is done; default: JOBS.state.", metavar="FILE", typed=Path, writes=FOLDER
     )
     workers: int | None = option(None, help="Processes; default: one per core, as memory allows.", typed=int, least=1)
     threads: int | None = option(
