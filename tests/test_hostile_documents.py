@@ -511,7 +511,7 @@ def test_what_is_damaged_is_done_again(finished: Path, tmp_path: Path) -> None:
     (shard,) = (folder / "jobs.state" / "shards").glob("*/*.json")
     record.write_text(json.dumps({**json.loads(record.read_bytes()), "name": 3}))
     content = json.loads(shard.read_bytes())
-    content["blocks"] = [{"other": next(iter(block.values()))} for block in content["blocks"]]
+    content["tensors"] = {"other": next(iter(content["tensors"].values()))}
     shard.write_text(json.dumps(content))
     result = run_jobs(folder / "jobs.toml", workers=1)
     assert result.ok
