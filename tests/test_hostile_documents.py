@@ -462,48 +462,10 @@ def test_states_of_anything(world: World) -> None:
         assert found.summary
         assert all(map(str, found.jobs))
 
-<<<<<<< HEAD
     assert sum(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17)) < 60  # no state file at all
     for place, value in ((("name",), " "), (("samples",), -1), (("state",), "well"), (("notes", 0), 7)):
         path.write_text(json.dumps({**whole, "jobs": {"model.d.auto": changed(record, place, value)}}))
         assert read_state(path) == {}, f"{place} = {value!r}"  # and so it is done again
-=======
-    assert not any(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17))
-    assert State(state).jobs()
-    for place, value in impossible(whole | {"targets": ["sm89"]}, JobResult, but=("output", "cached", "error")):
-        path.write_text(json.dumps(changed(whole | {"targets": ["sm89"]}, place, value)))
-        assert State(state).jobs() == [], f"{place} = {value!r}"  # and so it is done again
-
-
-def test_shards_of_anything(finished: Path, tmp_path: Path) -> None:
-    (path,) = (finished / "jobs.state" / "shards").glob("*/*.json")
-    whole, state = json.loads(path.read_bytes()), State(tmp_path)
-    key, name = whole["pass"], whole["shard"]
-    copy = tmp_path / "shards" / path.parent.name / path.name
-    copy.parent.mkdir(parents=True)
-    found = []
-
-    def use(mutant: Any) -> None:
-        copy.write_text(json.dumps(mutant))
-        found.append(state.shard(key, name))
-
-    assert not any(refuses(use, mutant, said) for said, mutant in mutants(whole, 120))
-    assert 0 < sum(item is not None for item in found) < 60
-
-
-def test_what_is_damaged_is_done_again(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "jobs"
-    shutil.copytree(finished, folder)
-    (record,) = (folder / "jobs.state" / "jobs").glob("*.json")
-    (shard,) = (folder / "jobs.state" / "shards").glob("*/*.json")
-    record.write_text(json.dumps({**json.loads(record.read_bytes()), "name": 3}))
-    content = json.loads(shard.read_bytes())
-    content["tensors"] = {"other": next(iter(content["tensors"].values()))}
-    shard.write_text(json.dumps(content))
-    result = run_jobs(folder / "jobs.toml", workers=1)
-    assert result.ok
-    assert (result.observed, result.reused) == (1, 0)
->>>>>>> w-calib
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "../secret", "pipe", "absent", "\0", "x" * 5000])
