@@ -54,21 +54,20 @@ class Call:
         return cls(reads, targets)
 
     def check(self) -> None:
-        """Look at each target before the work; in a folder that the call makes it is seen then whether it can be written.
-
-        Raises:
-            UsageError: it is an input, or is written twice.
-            OutputError: it can't be written.
-        """
+        """Raise UsageError where a target is an input, or is written twice."""
         written: dict[str, str] = {}
-        folders = [Path(given) for _, given, ending in self.targets if ending == os.sep]
         for option, given, ending in self.targets:
             target = given + ending
             self.refuse(Path(target), option, given)
             if other := written.get(real := os.path.realpath(target)):
                 raise _lost(option, given, Path(target), f"{named(other)} writes, too")
             written[real] = option
-            if ending != os.sep and not any(folder in Path(target).parents for folder in folders):
+
+    def check_writable(self) -> None:
+        """Raise OutputError where a file can't be written; in a folder that the call makes it is seen then."""
+        folders = [Path(given) for _, given, ending in self.targets if ending == os.sep]
+        for target in (given + ending for _, given, ending in self.targets if ending != os.sep):
+            if not any(folder in Path(target).parents for folder in folders):
                 check_writable(target)
 
     def given(self, path: Path) -> bool:
@@ -127,9 +126,10 @@ class Call:
 @contextlib.contextmanager
 def keeping(call: Call) -> Iterator[None]:
     """Refuse what a call would lose, now and whenever something is written within, and what can't be written."""
+    call.check()
     before = CALLS.set((*CALLS.get(), call))
     try:
-        call.check()
+        call.check_writable()
         yield
     finally:
         CALLS.reset(before)

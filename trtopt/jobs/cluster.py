@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -87,9 +88,10 @@ class Cluster:
     def _translated(self, error: BaseException) -> BaseException:
         """Return the exception that the call raised, or what became of its worker."""
         cause = getattr(error, "cause", None)
-        if isinstance(cause, RuntimeError) and "No module named" in str(cause):
+        unread = isinstance(cause, RuntimeError) or (cause is None and isinstance(error, self._ray.exceptions.RayError))
+        if unread and (lacking := re.search(r"No module named \S+", str(cause or error))):
             return BackendError(
-                f"a Ray worker lacks what it needs ({str(cause).strip().splitlines()[-1]}): install "
+                f"a Ray worker lacks what it needs ({lacking.group()}): install "
                 f"trtopt {__version__} on every node, then there: {to_install('ort', 'ray')}"
             )
         if isinstance(cause, BaseException):
