@@ -88,7 +88,7 @@ class Cluster:
     def _translated(self, error: BaseException) -> BaseException:
         """Return the exception that the call raised, or what became of its worker."""
         cause = getattr(error, "cause", None)
-        unread = isinstance(cause, RuntimeError) or (cause is None and isinstance(error, self._ray.exceptions.RayError))
+        unread = isinstance(cause or error, (RuntimeError, self._ray.exceptions.RayError))
         if unread and (lacking := re.search(r"No module named \S+", str(cause or error))):
             return BackendError(
                 f"a Ray worker lacks what it needs ({lacking.group()}): install "
