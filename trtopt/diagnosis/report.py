@@ -134,6 +134,8 @@ def _subject(path: Path, plan: Path, results: Results) -> _Subject:
         candidates = None if comparison is None else msgspec.convert(plain(dict(comparison)), Candidates)
     except msgspec.ValidationError:
         candidates = None
+    if candidates is not None and all(item.precision != candidates.kept for item in candidates.candidates):
+        candidates = None
     return _Subject(plan, engine, engine.manifest, results, candidates)
 
 
