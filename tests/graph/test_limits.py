@@ -111,3 +111,11 @@ def test_topk_beyond_tensorrts_most(k: int, refused: bool) -> None:
     assert [reason for name, reason in found(proto) if name == "top"] == [
         f"takes the best {k}, and TensorRT's at most 3840"
     ] * refused
+
+
+def test_a_tensor_that_no_engine_holds_is_named() -> None:
+    doubled = [node("Concat", f"c{index} c{index}", f"c{index + 1}", f"join{index}", axis=0) for index in range(33)]
+    proto = model([*doubled, node("ReduceMax", "c33", "y", "top")], weights={"c0": np.ones(1, np.float32)})
+    assert found(proto) == [
+        ("join32", "gives 8,589,934,592 numbers in 'c33'; up to 4,294,967,296 are built: make the sizes smaller")
+    ]

@@ -6,6 +6,7 @@ fail after minutes in the builder. The rules are those of TensorRT-RTX 1.7, each
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -39,6 +40,7 @@ _MOVING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", 
 _OWN_REFUSALS = {
     "Constant", "Clip", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
 }  # fmt: skip
+MOST_NUMBERS = 1 << 32  # of a tensor whose sizes are fixed; the builder would fill the machine's memory before it gives up
 MOST_OF_TOPK = 3840  # in every TensorRT; its builder says so, after minutes
 _OWNERS = {  # domain → what to do about its operators
     "ai.onnx.ml": "no TensorRT has operators of ai.onnx.ml (scalers, linear models, trees, texts): run that part outside the "
@@ -132,11 +134,13 @@ class _Limits:
         self.types, self.graph = types, infer_shapes(proto).graph
         self.weights = {tensor.name for graph in all_graphs(proto.graph) for tensor in graph.initializer}
         self.constants = Links(proto.graph).constants
-        self.kinds, self.declared = dict[str, str](), set[str]()
+        self.kinds, self.declared, self.counts = dict[str, str](), set[str](), dict[str, int]()
         for graph in all_graphs(self.graph):
             self.declared.update(value.name for value in (*graph.input, *graph.output))
             values = (*graph.input, *graph.value_info, *graph.output)
             self.kinds |= {value.name: tensor_info(value).dtype for value in values}
+            shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+            self.counts |= {name: math.prod(shape) for name, shape in shapes.items()}  # open sizes are 0 here
             self.kinds |= {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
 
     def ends(self) -> Iterator[Issue]:
@@ -160,6 +164,10 @@ class _Limits:
             if (kind := self.kinds.get(name, UNKNOWN)) not in self.types:
                 way_out = _LIST if kind == "sequence" else OUTSIDE
                 yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {way_out}")
+        for name in node.output:
+            if (count := self.counts.get(name, 0)) > MOST_NUMBERS:
+                text = f"gives {count:,} numbers in {name!r}; up to {MOST_NUMBERS:,} are built: make the sizes smaller"
+                yield Issue(node.name, node.op_type, text)
 
     def quantized(self, node: NodeProto) -> Iterator[Issue]:
         """Quantized types where TensorRT doesn't take them, and zero points that aren't constant."""
