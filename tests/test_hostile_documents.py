@@ -215,7 +215,7 @@ def test_tables_of_anything(world: World) -> None:
         (("left_out",), {"conv1": ""}),
     ):
         path.write_text(json.dumps(changed(whole, place, value)))
-        with pytest.raises(CalibrationError, match=rf"t\.calib\.json.*{'FP8' if place[0] == 'in_fp8' else place[-1]}"):
+        with pytest.raises(CalibrationError, match=rf"t\.calib\.json.*{place[-1]}"):
             Table.load(path)
     changes: tuple[dict[str, Any], ...] = ({"amax": 10**400}, {"low": 1e300}, {"high": 10**400}, {"amax": 1e300})
     histogram = whole["tensors"][tensor]["histogram"]
@@ -463,7 +463,7 @@ def test_states_of_anything(world: World) -> None:
         assert all(map(str, found.jobs))
 
     assert sum(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17)) < 60  # no state file at all
-    for place, value in ((("name",), " "), (("samples",), -1), (("state",), "well"), (("notes", 0), 7)):
+    for place, value in ((("samples",), -1), (("state",), "well"), (("notes", 0), 7)):
         path.write_text(json.dumps({**whole, "jobs": {"model.d.auto": changed(record, place, value)}}))
         assert read_state(path) == {}, f"{place} = {value!r}"  # and so it is done again
 

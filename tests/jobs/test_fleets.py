@@ -144,8 +144,8 @@ def test_what_cant_be_built_here_is_refused_before_any_work(world: World) -> Non
     text = LIST.replace('"rtx"', '"tensorrt"').replace('target = "sm89"', "")
     with pytest.raises(UnsupportedRequest, match=r"model.fp32, model.fp16, model.int8, …: "):
         trtopt.run_jobs(listed(world, text), workers=1)
-    goal = LIST.replace('"rtx"', '"rtx"\nmax_drop = 0.01')
-    with pytest.raises(UnsupportedRequest, match=r"max_drop.*needs labels"):
+    goal = LIST.replace('"rtx"', '"rtx"\nbudget = "9min"')
+    with pytest.raises(UnsupportedRequest, match=r"`?budget.*add a limit"):
         trtopt.run_jobs(listed(world, goal), workers=1)
     assert not (world.folder / "engines").exists() and not (world.folder / "jobs.state").exists()
 
@@ -203,11 +203,3 @@ def test_the_list_of_engines_in_the_documentation_runs(world: World) -> None:
         f"small.{precision}.{target}" for precision in ("fp16", "int8") for target in ("sm89", "sm120")
     ] + ["small-tuned.int8.sm89"]
     assert all(job["cached"] for job in jobs)
-
-
-def test_the_list_in_the_readme_runs(world: World) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Many models\n")[1]
-    example, command = (re.findall(rf"```{language}\n(.*?)```", text, re.S)[0] for language in ("toml", "bash"))
-    jobs = _typed(world, "jobs.toml", example, command.replace("jobs.toml", "jobs.toml --json", 1))
-    names = [job["name"] for job in jobs if job["kind"] == "build"]
-    assert names == ["small.fp16", "small.int8"]

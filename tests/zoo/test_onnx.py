@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from onnx_stages import PARTS, wrong
 
-
 TODAY = int(os.environ.get("TRTOPT_SEED") or datetime.date.today().toordinal()) % 3
 
 
