@@ -36,7 +36,7 @@ from trtopt.core.errors import DeviceError
 from trtopt.core.progress import reporter
 from trtopt.cuda.clocks import clocks, others
 from trtopt.cuda.device import Device, probe
-from trtopt.runtime.native_call import available
+from trtopt.runtime.stretch import available
 from trtopt.runtime.session import Session
 
 PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")

@@ -25,7 +25,8 @@ from graphs import conv_relu, values
 from trtopt import Batcher
 from trtopt.core import native
 from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
-from trtopt.runtime.batcher import CLOSED, Group, Queue, Request, _sizes
+from trtopt.runtime.batch_queue import CLOSED, Group, Queue, Request
+from trtopt.runtime.batcher import _sizes
 from trtopt.runtime.session import Session
 
 HOUR = 3600.0
@@ -126,7 +127,7 @@ def test_64_threads_with_any_shapes_get_their_own_results(
     assert threads() == []
 
 
-@pytest.fixture(params=[True, False], ids=["in one native call", "by NumPy"])
+@pytest.fixture(params=[True, False], ids=["in one stretch", "by NumPy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which samples are copied."""
     if not request.param:
@@ -154,6 +155,18 @@ def test_64_threads_that_run_get_their_own_results(cuda: FakeCuda, open_session:
         assert in_threads(64, work) == []
         assert batcher.stats().requests == 64 * 8
     assert threads() == []
+
+
+def test_what_goes_wrong_reaches_every_thread_that_runs(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    engine.wrong = "broken"
+    with open_session(engine.engine) as session, Batcher(session, max_delay="5ms") as batcher:
+        errors = in_threads(8, lambda seed: batcher.run(sample(seed=seed)))
+        assert len(errors) == 8
+        assert {str(error) for error in errors} == {"broken"}
+        assert len({id(error) for error in errors}) == 8  # raising one changes its traceback
+        engine.wrong = ""
+        check(sample(), batcher.run(sample()))
 
 
 def test_threads_that_run_are_told_when_it_closes_without_finishing(cuda: FakeCuda, open_session: Open) -> None:
@@ -232,6 +245,15 @@ def test_a_fixed_batch_is_filled_up_and_cut(cuda: FakeCuda, open_session: Open) 
     assert [list(ran) for ran in engine.ran] == [[1] * 8, [8] * 8, [3] * 8]
 
 
+def test_a_batch_smaller_than_the_engine_takes_keeps_its_samples(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda, [(16, 32)])
+    with open_session(engine.engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        futures = [batcher.submit(sample(1, seed=seed)) for seed in range(2)]
+        for seed, future in enumerate(futures):
+            check(sample(1, seed=seed), future.result(20))
+    assert [list(ran) for ran in engine.ran] == [[0] + [1] * 15]
+
+
 @pytest.mark.parametrize(
     ("ranges", "capacity", "sizes"),
     [
@@ -247,6 +269,24 @@ def test_a_fixed_batch_is_filled_up_and_cut(cuda: FakeCuda, open_session: Open) 
 )
 def test_sizes_that_run(ranges: list[tuple[int, int]], capacity: int, sizes: tuple[int, ...]) -> None:
     assert _sizes(ranges, capacity) == sizes
+
+
+def test_results_are_the_callers_own(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        one, other = batcher.submit(sample(1)), batcher.submit(sample(1))
+        kept = one.result(20)["y"]
+        assert kept.base is None
+        kept[...] = -1
+        check(sample(1), other.result(20))
+
+
+def test_torch_in_torch_out(cuda: FakeCuda, open_session: Open) -> None:
+    torch = pytest.importorskip("torch")
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
+        inputs = sample(2, seed=4)
+        results = batcher.run({name: torch.from_numpy(array) for name, array in inputs.items()})
+        assert isinstance(results["y"], torch.Tensor)
+        check(inputs, {name: result.numpy() for name, result in results.items()})
 
 
 def test_onnx_runtime_behind_it(tmp_path: Path) -> None:
@@ -569,7 +609,7 @@ def test_close_finishes_what_was_accepted_and_refuses_the_rest(cuda: FakeCuda, o
 
 def slot_pinned(session: Session) -> list[int]:
     """Bytes of page-locked memory that the session's own slots hold."""
-    slots = session._slots.all()
+    slots = [slot for free in session._slots._free for slot in free]
     return [held.nbytes for slot in slots for held in slot.contexts.host.values()]  # type: ignore[attr-defined]
 
 

@@ -75,6 +75,36 @@ def test_describes_the_engine(cuda: FakeCuda, open_session: Open) -> None:
         assert session.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "count", "calls"),
+    [
+        ((1, 4), 11, [4, 4, 1, 1, 1]),  # nothing between the profiles
+        ((4,), 6, [4, 4]),  # the last one filled up
+        ((), 5, [2, 2, 2]),  # a batch of two for good
+    ],
+)
+def test_batches_are_of_sizes_that_the_engine_takes(
+    cuda: FakeCuda, open_session: Open, sizes: tuple[int, ...], count: int, calls: list[int]
+) -> None:
+    tensors = {
+        name: ("FLOAT", "float32", (-1, 3) if sizes else (2, 3), role, "DEVICE")
+        for name, role in (("x", "INPUT"), ("y", "OUTPUT"))
+    }
+    profiles = [{"x": ((size, 3),) * 3} for size in sizes]
+    ran: list[int] = []
+
+    def double(arrays: dict[str, Any]) -> dict[str, Any]:
+        ran.append(len(arrays["x"]))
+        return {"y": arrays["x"] * 2}
+
+    engine = FakeEngine(cuda, tensors, profiles or [{"x": ((2, 3),) * 3}], lambda shapes: {"y": shapes["x"]}, double)
+    engine.num_optimization_profiles = len(profiles)
+    session = open_session(engine)
+    x = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+    np.testing.assert_array_equal(session.run_batches({"x": x})["y"], 2 * x)
+    assert ran == calls
+
+
 def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
         for seed in range(5):
@@ -85,6 +115,15 @@ def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_
         check_run(session, inputs_of(4, 9))  # the other shape left its graph alone
         assert cuda.calls.count("cudaStreamBeginCapture") == 1
         assert session.stats().replays == 5
+
+
+def test_one_steady_shape_needs_one_context_only(cuda: FakeCuda, open_session: Open) -> None:
+    engine = adding_engine(cuda)
+    with open_session(engine) as session:
+        made = len(engine.contexts)
+        for seed in range(4):
+            check_run(session, inputs_of(4, seed))
+        assert len(engine.contexts) == made
 
 
 def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, open_session: Open) -> None:
@@ -108,7 +147,7 @@ def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open
     with open_session(adding_engine(cuda, capturable=False)) as session:
         for seed in range(6):
             check_run(session, inputs_of(4, seed))
-        assert "plain enqueues" in session._slots.all()[0].contexts.note
+        assert "plain enqueues" in session._slots._free[0][0].contexts.note
         assert (session.stats().graphs, session.stats().replays) == (0, 0)
     assert cuda.calls.count("cudaStreamBeginCapture") == 1
 
@@ -428,6 +467,24 @@ def test_a_bound_call_that_nobody_holds_gives_its_context_back(cuda: FakeCuda, o
         check_run(session, inputs_of(2))
 
 
+def test_work_that_makes_an_input_comes_first(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        device = session._gpus[0].device
+        inputs = inputs_of(4)
+        row = OnGpu(device, inputs["row"])
+        with device.stream() as producer:
+            x = OnGpu(device, np.zeros((4, 3), np.float32), stream=producer.handle)
+            for seed in range(4):
+                values = inputs_of(4, seed)["x"]
+                cuda.push(
+                    producer.handle,
+                    lambda to=x.buffer.handle, values=values: ctypes.memmove(to, values.ctypes.data, values.nbytes),
+                )
+                result = session.run({"x": x, "row": row})["y"]
+                np.testing.assert_array_equal(result.numpy(), values + inputs["row"])
+        del x, row, result
+
+
 def test_values_of_a_shape_tensor_decide_the_output_shape(cuda: FakeCuda, open_session: Open) -> None:
     engine = FakeEngine(
         cuda,
@@ -476,9 +533,36 @@ def test_output_shapes_that_depend_on_the_data(cuda: FakeCuda, open_session: Ope
     assert "cudaStreamBeginCapture" not in cuda.calls
 
 
+def test_bfloat16_and_bool_pass_through(cuda: FakeCuda, open_session: Open) -> None:
+    import ml_dtypes
+
+    engine = FakeEngine(
+        cuda,
+        {"x": ("BF16", "bfloat16", (2,), "INPUT", "DEVICE"), "y": ("BOOL", "bool", (2,), "OUTPUT", "DEVICE")},
+        [{"x": ((2,),) * 3}],
+        lambda shapes: {"y": (2,)},
+        lambda arrays: {"y": arrays["x"] > 1},
+    )
+    with open_session(engine) as session:
+        for _ in range(3):
+            result = session.run({"x": np.array([0.5, 2.5], ml_dtypes.bfloat16)})["y"]
+            assert result.dtype == np.bool_
+            assert result.tolist() == [False, True]
+
+
+def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
+    torch = pytest.importorskip("torch")
+    with open_session(adding_engine(cuda)) as session:
+        inputs = inputs_of(3)
+        for _ in range(3):
+            results = session.run({name: torch.from_numpy(array) for name, array in inputs.items()})
+            assert isinstance(results["y"], torch.Tensor)
+            np.testing.assert_array_equal(results["y"].numpy(), inputs["x"] + inputs["row"])
+
+
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
-        context = session._slots.all()[0].contexts._fallback.context
+        context = session._slots._free[0][0].contexts._fallback.context
         context.execute_async_v3 = lambda stream: False
         with pytest.raises(EngineError, match="couldn't enqueue") as caught:
             session.run(inputs_of(2))
@@ -557,16 +641,35 @@ def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("version", "message"),
+    ("made", "message"),
     [
-        ("10.16.1", "built by TensorRT 10.16.1, here is TensorRT"),
-        ("8.6.1", "built by TensorRT 8.6.1, here is TensorRT 8.6.0: build it again"),
+        (
+            {"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1"},
+            "built by TensorRT 10.16.1, here is TensorRT",
+        ),
+        (
+            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"},
+            "built by TensorRT 8.6.1, here is TensorRT 8.6.0: build it again",
+        ),
+        (
+            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0", "gpu": "NVIDIA H200 (sm90, 139 GiB)"},
+            r"built on NVIDIA H200 \(sm90, 139 GiB\); GPU 0 is Fake GPU \(sm89",
+        ),
     ],
 )
 def test_a_plan_for_something_else_is_refused_with_both_named(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, version: str, message: str
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], message: str
 ) -> None:
-    manifest = SimpleNamespace(origin=PlanOrigin("TensorRT", version))
+    manifest = SimpleNamespace(
+        generation={"gpu": None, **made},
+        targets=[],
+        spec={},
+        origin=PlanOrigin(made["product"], made["version"]),
+        preprocess=None,
+        classes=None,
+        built_for=(90,) if made.get("gpu") else (),
+        check_plan=lambda path, digest: None,
+    )
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
     with pytest.raises(EngineMismatch, match=message):
         open_session(adding_engine(cuda))

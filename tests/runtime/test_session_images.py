@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from world import PHOTO, World, crops, has, net, samples
 
 from trtopt.builder.construction import build
-from trtopt.core.errors import DataError, DeviceError, EngineError, UsageError
+from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.runtime.inference import run
 from trtopt.runtime.session import Session
 
@@ -189,6 +190,14 @@ def test_scores_that_are_none_are_an_error(session: Session) -> None:
             session.best(np.array([1.0, bad, 2.0]))
 
 
+def test_an_engine_that_was_replaced_is_noticed_here_too(folder: Path, tmp_path: Path) -> None:
+    for name in ("named.engine", "named.engine.json", "named.onnx"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "named.engine").write_bytes((folder / "bare.engine").read_bytes() + b"x")
+    with pytest.raises(EngineMismatch, match=r"sha256 \w{16}…, the manifest says \w{16}…"):
+        Session(tmp_path / "named.engine", backend="onnxruntime")
+
+
 # Processes -------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +230,19 @@ def test_after_a_fork_what_is_true_is_said(session: Session) -> None:
         assert "CUDA" not in message
     has(said[0], "ONNX Runtime's threads")
     assert session.run(inputs)["y"].shape == (2, 16)
+
+
+def _spawned(engine: str, array: NDArray[np.float32]) -> NDArray[Any]:
+    with Session(engine, backend="onnxruntime") as session:
+        found: NDArray[Any] = session.run({"x": array})["y"]
+        return found
+
+
+def test_spawned_workers_work(session: Session, folder: Path) -> None:
+    array = samples(3)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(_spawned, (str(folder / "named.engine"), array))
+    np.testing.assert_array_equal(found, session.run({"x": array})["y"])
 
 
 # The command line ------------------------------------------------------------------------------------------------

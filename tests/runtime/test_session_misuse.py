@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import multiprocessing
 import os
 import pickle
@@ -252,6 +253,25 @@ def test_every_type_passes_through_bit_by_bit(cuda: FakeCuda, open_session: Open
             session.run({"x": wrong})
 
 
+@pytest.mark.parametrize("kind", ["BF16", "FP8"])
+def test_torch_types_without_a_place_in_numpy(cuda: FakeCuda, open_session: Open, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    name, theirs = {"BF16": (ml_dtypes.bfloat16, "bfloat16"), "FP8": (ml_dtypes.float8_e4m3fn, "float8_e4m3fn")}[kind]
+    engine = FakeEngine(
+        cuda,
+        {"x": (kind, name, (4,), "INPUT", "DEVICE"), "y": (kind, name, (4,), "OUTPUT", "DEVICE")},
+        [{"x": ((4,),) * 3}],
+        lambda shapes: {"y": (4,)},
+        lambda arrays: {"y": arrays["x"]},
+    )
+    given = torch.tensor([0.5, -1.5, 2.0, 448.0]).to(getattr(torch, theirs))
+    with open_session(engine) as session:
+        for _ in range(3):
+            found = session.run({"x": given})["y"]
+            assert found.dtype == given.dtype
+            assert found.float().tolist() == given.float().tolist()
+
+
 # Memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +289,7 @@ def test_shapes_that_always_change_do_not_fill_the_gpu(cuda: FakeCuda, open_sess
             for _ in range(3):
                 results = session.run({"x": x, "row": row})
                 assert results["s"].numpy()[-1] == 3 * batch
-            blocks = session._slots.all()[0].blocks
+            blocks = session._slots._free[0][0].blocks
             most = max(most, len(blocks._returned))
         assert most == 32
         kept = sum(map(len, blocks._returned.values()))
@@ -297,6 +317,12 @@ def test_a_limit_is_met_by_giving_up_blocks_that_nobody_holds(cuda: FakeCuda, op
         held.clear()
         assert session.run({"x": x})["y"].numpy()[0, 0] == 8
         del x
+
+
+def test_the_report_outlives_the_file(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        session.engine.unlink()  # a deployment replaces files under running services
+        assert session.memory().plan == 4
 
 
 # Opening and closing ---------------------------------------------------------------------------------------------
@@ -373,6 +399,31 @@ def test_a_service_runs_without_a_place_for_kernels(
         assert (trouble == "none") == (not session.notes), session.notes
         assert all("kernels are compiled again" in note for note in session.notes)
     assert given == [(None, False), (b"kernels" if trouble == "none" else None, True)]
+
+
+def test_only_closing_keeps_what_was_compiled(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from trtopt.trt.plans import LoadedEngine
+
+    cache, engine = tmp_path / "cache", adding_engine(cuda)
+    monkeypatch.setenv("TRTOPT_CACHE", str(cache))
+
+    def load(plan: bytes, name: str, **_: Any) -> Any:
+        return _Loaded(LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace()))  # type: ignore[arg-type]
+
+    rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
+    open_session(engine).close()  # for its patches
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: rtx)
+    session = Session(tmp_path / "net.engine", trust=True)
+    check_run(session, inputs_of(2))
+    del session
+    gc.collect()
+    assert cuda.live == 0
+    assert list(cache.rglob("*.cache")) == [], "a finalizer wrote a file"
+    with Session(tmp_path / "net.engine", trust=True) as session:
+        check_run(session, inputs_of(2))
+    assert [path.read_bytes() for path in cache.rglob("*.cache")] == [b"kernels"]
 
 
 @pytest.mark.parametrize(
@@ -463,6 +514,25 @@ def test_a_bound_call_is_refused_after_a_fork(cuda: FakeCuda, open_session: Open
 # asyncio ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_task_cancelled_in_its_call_gives_its_place_back(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, queue=2) as session:
+
+        async def main() -> None:
+            for _ in range(5):
+                with busy(session):
+                    running = asyncio.ensure_future(session.run_async(inputs_of(1)))
+                    waiting = asyncio.ensure_future(session.run_async(inputs_of(1)))
+                    await asyncio.sleep(0.02)
+                    for task in (running, waiting):
+                        task.cancel()
+                    done = await asyncio.gather(running, waiting, return_exceptions=True)
+                    assert all(isinstance(item, asyncio.CancelledError) for item in done)
+            for _ in range(6):  # more often than there are places
+                await asyncio.wait_for(session.run_async(inputs_of(2)), 10)
+
+        asyncio.run(main())
+
+
 def test_what_a_call_raises_reaches_its_task_alone(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), contexts=2, queue=2) as session:
 
@@ -472,6 +542,22 @@ def test_what_a_call_raises_reaches_its_task_alone(cuda: FakeCuda, open_session:
             assert [type(item) for item in done] == [dict, UsageError, UsageError, dict, UsageError]
 
         asyncio.run(main())
+
+
+def test_a_loop_closed_over_waiting_tasks_costs_no_place(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, queue=1) as session:
+        with busy(session):
+            first = session.submit(inputs_of(1))
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(session.run_async(inputs_of(1)))
+            loop.run_until_complete(asyncio.sleep(0.02))
+            loop.close()  # a careless end: the task still waits for its turn
+        assert set(first.result(10)) == {"y", "s"}
+        for _ in range(3):
+            assert set(session.submit(inputs_of(2), timeout=10).result(10)) == {"y", "s"}
+        assert not task.done()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        del task
 
 
 def test_closing_with_tasks_in_flight(cuda: FakeCuda, open_session: Open) -> None:

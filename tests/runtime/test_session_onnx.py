@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import shutil
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from PIL import Image
 
-from trtopt.core.errors import DataError, EngineMismatch, UsageError
+from trtopt.core.errors import Busy, DataError, DeviceError, EngineMismatch, UsageError
 from trtopt.core.values import TensorInfo
+from trtopt.cuda.device import Probe
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 from trtopt.recipes.loader import load_recipe
@@ -149,6 +153,90 @@ def test_photos_get_their_names(session: Session) -> None:
         session.run_images([photos[22], b"no image"])
     with pytest.raises(UsageError, match="top is 0"):
         session.run_images([photos[22]], top=0)
+
+
+def test_threads_futures_and_asyncio_at_once(lite0: Path, batch: NDArray[np.float32]) -> None:
+    with Session(lite0 / "fp16.engine", backend="onnxruntime", queue=3) as session:
+        expected = [session.run({"input": batch[i : i + 1]})["logits"] for i in range(5)]
+
+        def caller(start: int) -> int:
+            right = 0
+            for step in range(3):
+                i = (start + step) % 5
+                got = session.run({"input": batch[i : i + 1]})["logits"]
+                right += bool(np.array_equal(got, expected[i]))
+            return right
+
+        async def served() -> list[dict[str, Any]]:
+            return await asyncio.gather(*(session.run_async({"input": batch[i : i + 1]}) for i in range(5)))
+
+        with ThreadPoolExecutor(4) as pool:
+            counts = [pool.submit(caller, start) for start in range(4)]
+            futures = [session.submit({"input": batch[i : i + 1]}) for i in range(5)]  # more than the queue: it waits
+            results = asyncio.run(served())
+            assert [count.result(60) for count in counts] == [3] * 4
+        for i in range(5):
+            np.testing.assert_array_equal(futures[i].result(60)["logits"], expected[i])
+            np.testing.assert_array_equal(results[i]["logits"], expected[i])
+        with pytest.raises(UsageError, match="unknown 'x'"):
+            session.submit({"x": batch}).result(60)
+
+
+class _Held:
+    """Makes the session's runner wait, so that a queue fills up surely."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from trtopt.runtime.onnx_slot import OnnxSlot
+
+        self.begun, self.go = threading.Event(), threading.Event()
+        real = OnnxSlot.run
+
+        def run(slot: Any, *arguments: Any) -> Any:
+            self.begun.set()
+            assert self.go.wait(60)
+            return real(slot, *arguments)
+
+        monkeypatch.setattr(OnnxSlot, "run", run)
+
+
+def test_a_full_queue_is_told(lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch) -> None:
+    held, one = _Held(monkeypatch), {"input": batch[:1]}
+    with Session(lite0 / "fp16.engine", backend="onnxruntime", queue=2) as session:
+        futures = [session.submit(one), session.submit(one)]
+        with pytest.raises(Busy, match="all 2 are in use"):
+            session.submit(one, timeout=0.05)
+        assert held.begun.wait(60)
+        with pytest.raises(Busy):
+            session.run(one, timeout=0.05)
+        held.go.set()
+        futures.append(session.submit(one))
+        assert all(future.result(60)["logits"].shape == (1, 1000) for future in futures)
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_close_finishes_or_cancels_what_waits(
+    lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch, finish: bool
+) -> None:
+    held, one = _Held(monkeypatch), {"input": batch[:1]}
+    session = Session(lite0 / "fp16.engine", backend="onnxruntime")
+    running, waiting = session.submit(one), session.submit(one)
+    assert held.begun.wait(60)
+    threading.Timer(0.2, held.go.set).start()
+    session.close(finish=finish)
+    assert running.result(0)["logits"].shape == (1, 1000)  # close waited for it
+    assert waiting.cancelled() is not finish
+    session.close()
+    for call in (session.run, session.submit):
+        with pytest.raises(DeviceError, match="closed"):
+            call(one)
+    with pytest.raises(DeviceError, match="closed"):
+        asyncio.run(session.run_async(one))
+
+
+def test_it_never_engages_by_itself(lite0: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver.*backend='onnxruntime'"):
+        Session(lite0 / "fp16.engine")
 
 
 def test_an_engine_without_its_graph_is_told_what_to_do(lite0: Path, tmp_path: Path) -> None:

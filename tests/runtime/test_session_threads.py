@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import os
 import sys
 import threading
 import time
@@ -36,10 +37,10 @@ from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.cuda.arrays import start
 from trtopt.cuda.driver import Driver, address_of
 from trtopt.runtime.bound_call import prepare_call
-from trtopt.runtime.native_call import available
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import SlotPool
+from trtopt.runtime.stretch import available
 
 
 def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
@@ -95,6 +96,13 @@ def test_contexts_are_made_and_first_run_one_at_a_time(
     assert most == [1]
 
 
+def test_a_call_that_waits_too_long_is_told(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        with busy(session), pytest.raises(Busy, match="all 1 are in use"):
+            session.run(inputs_of(1), timeout=0.05)
+        check_run(session, inputs_of(1))
+
+
 def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +111,7 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
 
     with open_session(adding_engine(cuda), contexts=1) as session:
         check_run(session, inputs_of(4))
-        slot = session._slots.all()[0]
+        slot = session._slots._free[0][0]
         finish = type(slot)._finish
 
         def stopped(self: Any, *arguments: Any) -> Any:
@@ -115,6 +123,17 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
         monkeypatch.setattr(type(slot), "_finish", finish)
         for seed in range(3):
             check_run(session, inputs_of(4, seed))
+
+
+def test_a_slot_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        thread = threading.Thread(target=session._slots.take)  # ends without giving back
+        thread.start()
+        thread.join()
+        check_run(session, inputs_of(2))
+        session._slots.take()  # as if an exception had struck right after it
+        check_run(session, inputs_of(2))
+        session._slots.take()
 
 
 def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_session: Open) -> None:
@@ -180,6 +199,14 @@ def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, 
             assert future.exception() is None
     with pytest.raises(DeviceError, match="closed"):
         session.run(inputs_of(1))
+
+
+def test_closing_frees_everything_and_is_done_once(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(adding_engine(cuda))
+    check_run(session, inputs_of(3))
+    session.close()
+    session.close()
+    assert cuda.live == 0
 
 
 def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open) -> None:
@@ -284,6 +311,18 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
     assert cuda.live == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        check_run(session, inputs_of(1))
+        parent = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+        for call in (session.run, session.submit):
+            with pytest.raises(DeviceError, match=r"forked.*'spawn'"):
+                call(inputs_of(1))
+        monkeypatch.undo()
+
+
 def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: Open) -> None:
     order: list[int] = []
     with open_session(adding_engine(cuda), contexts=1) as session:
@@ -340,8 +379,8 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
 
 
 @pytest.fixture
-def native_calls() -> None:
-    """The test is about native calls, without the GIL."""
+def stretches() -> None:
+    """The test is about calls in one stretch, without the GIL."""
     if not available():
         pytest.skip("the C extension isn't built: it needs a C compiler when trtopt is installed")
 
@@ -375,7 +414,7 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
     return Driver(fails, fails, fails, query, cuda.get_current, cuda.set_current, *map(address_of, native)), native
 
 
-@pytest.mark.usefixtures("native_calls")
+@pytest.mark.usefixtures("stretches")
 @pytest.mark.parametrize("works", [True, False])
 def test_threads_copy_launch_and_wait_without_the_gil(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
@@ -406,7 +445,7 @@ def test_threads_copy_launch_and_wait_without_the_gil(
             session.run({"x": np.zeros((1, 40_000), np.float32)})
 
 
-@pytest.mark.usefixtures("native_calls")
+@pytest.mark.usefixtures("stretches")
 @pytest.mark.parametrize("works", [True, False])
 @pytest.mark.parametrize("graphs", [0, 16])
 def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
@@ -430,19 +469,19 @@ def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
 
 
 @pytest.mark.parametrize("before", [None, 101])
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("stretch", [True, False])
 def test_calls_leave_the_threads_current_device_as_it_was(
     cuda: FakeCuda,
     open_session: Open,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
     before: int | None,
-    native: bool,
+    stretch: bool,
 ) -> None:
     held, _kept = driver(cuda, [], True)
     x = np.ones((2, 40_000), np.float32)
-    if native:
-        request.getfixturevalue("native_calls")
+    if stretch:
+        request.getfixturevalue("stretches")
     else:
         monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
     with open_session(large_engine(cuda), contexts=3) as session:
@@ -475,9 +514,9 @@ def _put(x: OnGpu, values: Any) -> None:
     ctypes.memmove(x.buffer.handle, values.ctypes.data, values.nbytes)
 
 
-def _check_calls_on_the_gpu(session: Session, cuda: FakeCuda) -> None:
-    """Calls on arrays that stay, move, change at their address, are made, held, let go of, and refused."""
-    device = session._gpus[0].device
+def _calls_on_the_gpu(session: Session, cuda: FakeCuda) -> list[Any]:
+    """What calls give on arrays that stay, move, change at their address, are made, held, let go of, and refused."""
+    device, said = session._gpus[0].device, list[Any]()
     row = OnGpu(device, inputs_of(4)["row"])
 
     def check(x: OnGpu, values: Any, **options: Any) -> Any:
@@ -485,6 +524,7 @@ def _check_calls_on_the_gpu(session: Session, cuda: FakeCuda) -> None:
         for name, wanted in (("y", values + row.values), ("s", values.sum(1))):
             found = result[name].now() if isinstance(result[name], OnGpu) else result[name].numpy()
             np.testing.assert_array_equal(found, wanted)
+            said.append(found.tobytes())
         return result
 
     held = list[Any]()
@@ -514,27 +554,110 @@ def _check_calls_on_the_gpu(session: Session, cuda: FakeCuda) -> None:
                 check(x, inputs[:2])
                 x.values = inputs
             x.values = inputs
+    said.append(session.stats().replays)
     held.clear()
+    return said
 
 
-def test_arrays_in_gpu_memory_that_stay_move_and_change_give_right_results(cuda: FakeCuda, open_session: Open) -> None:
-    cuda.streams[1] = []
+def test_recalled_calls_give_the_same_in_one_stretch_and_in_python(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, stretches: None
+) -> None:
+    found = []
+    for way in ("stretch", "driver that fails", "python"):
+        cuda.streams[1] = []
+        asked: list[str] = []
+        held, _kept = driver(cuda, asked, way != "driver that fails")
+        with monkeypatch.context() as patch:
+            if way == "python":
+                patch.setattr("trtopt.runtime.slot.available", lambda: False)
+            with open_session(adding_engine(cuda), contexts=1) as session:
+                hold(session, held, 1)
+                recalled = _counted(patch)
+                found.append(_calls_on_the_gpu(session, cuda))
+                assert sum(recalled) >= 30
+                assert asked.count("launch") == (0 if way == "python" else pytest.approx(sum(recalled), abs=25))
+        del cuda.streams[1]
+    assert found[0] == found[1] == found[2]
+
+
+def _counted(patch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether calls from now on were recalled."""
+    seen, recall = list[bool](), Slot.recall
+
+    def counting(slot: Slot, *arguments: Any) -> Any:
+        found = recall(slot, *arguments)
+        seen.append(found is not None)
+        return found
+
+    patch.setattr(Slot, "recall", counting)
+    return seen
+
+
+@pytest.mark.parametrize("stretch", [True, False])
+def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alone(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, stretch: bool
+) -> None:
+    """Such memory may have been read there; arrays of the caller's say themselves which streams they are used on."""
+    if stretch:
+        request.getfixturevalue("stretches")
+    else:
+        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
+    cuda.streams[1], done = [], list[int]()
+    held, _kept = driver(cuda, [], True)
     with open_session(adding_engine(cuda), contexts=1) as session:
-        _check_calls_on_the_gpu(session, cuda)
-        assert session.stats().replays > 30
+        hold(session, held, 1)
+        device, values = session._gpus[0].device, inputs_of(4)
+        given = {name: OnGpu(device, array) for name, array in values.items()}
+        out = {"y": OnGpu(device, values["x"]), "s": OnGpu(device, values["x"][:, 0].copy())}
+        recalled = _counted(monkeypatch)
+        for _ in range(4):
+            session.run(given, out=out)
+            session.run(given)
+        cuda.push(1, partial(done.append, 1))
+        session.run(given, out=out)
+        assert not done
+        session.run(given)
+        assert done
+        assert recalled[-2:] == [True, True]
+        del given, out
     del cuda.streams[1]
+
+
+def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, graphs=1) as session:
+        device = session._gpus[0].device
+        x, row = (OnGpu(device, array) for array in inputs_of(4).values())
+        for _ in range(5):
+            session.run({"x": x, "row": row})
+        contexts = session._slots._free[0][0].contexts
+        assert contexts.recalled
+        for seed in range(40):
+            check_run(session, inputs_of(2, seed))
+        assert session.stats().evictions > 0
+        assert not contexts.recalled
+        result = session.run({"x": x, "row": row})["y"]
+        np.testing.assert_array_equal(result.numpy(), x.values + row.values)
+        arrays = [x, *(OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(1, 6))]
+        for array in arrays:  # more than there is room for graphs of; the last one comes until the first is put out
+            for _ in range(80):
+                result = session.run({"x": array, "row": row})["y"]
+        assert session.stats().graphs == 4
+        for array in arrays:
+            result = session.run({"x": array, "row": row})["y"]
+            np.testing.assert_array_equal(result.numpy(), array.values + row.values)
+        del x, row, result, contexts, array, arrays
 
 
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize("current", [None, 100, 101])
-@pytest.mark.usefixtures("native_calls")
+@pytest.mark.usefixtures("stretches")
 def test_a_bound_call_on_the_gpu_comes_after_the_stream_that_makes_its_array(
     cuda: FakeCuda,
     open_session: Open,
     current: int | None,
     busy: bool,
 ) -> None:
-    """In one native call where that stream is idle and the GPU is current."""
+    """In one stretch where that stream is idle and the GPU is current."""
     asked: list[str] = []
     held, _kept = driver(cuda, asked, True)
     cuda.streams[1] = []  # the default one
@@ -628,7 +751,7 @@ def hold(session: Session, held: Driver, contexts: int) -> None:
     at = session._gpus[0].device.cuda
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
-    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts)
+    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts, owned=True)
 
 
 def _broken(*_: Any) -> None:

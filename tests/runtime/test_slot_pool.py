@@ -1,101 +1,67 @@
-"""SlotPool: items come back from threads that end or are interrupted, and go to who waits in their order."""
+"""SlotPool: items taken by threads that end, or that are interrupted, come back."""
 
 from __future__ import annotations
 
+import gc
 import threading
-from typing import Any
 
 import pytest
 
 from trtopt.core.errors import Busy, DeviceError
-from trtopt.runtime.slot_pool import Lease, SlotPool
+from trtopt.runtime.slot_pool import SlotPool
 
 
-def _in_a_thread(work: Any) -> None:
-    thread = threading.Thread(target=work)
+def _in_a_thread(work: object) -> None:
+    thread = threading.Thread(target=work)  # type: ignore[arg-type]
     thread.start()
     thread.join()
 
 
-def _pool(most: int = 1) -> SlotPool[str]:
-    return SlotPool(lambda number: f"item {number}", most)
+def _turns(most: int = 1, *, owned: bool = True) -> SlotPool[str]:
+    return SlotPool(lambda number: f"item {number}", most, owned=owned)
 
 
-def test_what_nobody_refers_to_any_more_comes_back() -> None:
-    pool = _pool()
-    _in_a_thread(pool.take)
-    for _ in range(3):
-        assert pool.take(timeout=5).item == "item 0"  # as after an exception that came before it was given back
-    assert pool.close() == ["item 0"]
+def test_what_a_thread_that_ended_still_held_is_found() -> None:
+    turns = _turns()
+    _in_a_thread(turns.take)
+    gc.collect()
+    assert turns.take(timeout=5) == "item 0"
+    assert turns.items == 1
 
 
-def test_what_is_dropped_goes_to_who_waits_already() -> None:
-    pool, taken = _pool(), list[Any]()
-    lease = pool.take()
-    waiting = threading.Thread(target=lambda: taken.append(pool.take(timeout=20).item))
-    waiting.start()
-    while not pool._waiting:
-        pass
-    lease.drop()
-    lease.drop()  # once
-    waiting.join(20)
-    assert taken == ["item 0"]
-    assert pool.close() == ["item 0"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Busy])
-def test_who_is_interrupted_while_waiting_leaves_the_queue(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = _pool()
-    lease = pool.take()
-    if error is KeyboardInterrupt:
-
-        def serve() -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(pool, "_serve", serve)
-    with pytest.raises(error):
-        pool.take(timeout=0.01)
-    monkeypatch.undo()
-    assert not pool._waiting and pool.waits == 1
-    pool.give(lease)
-    assert pool.close() == ["item 0"]
+def test_what_a_thread_lost_is_its_own_when_it_asks_again() -> None:
+    turns = _turns()
+    item = turns.take()
+    assert turns.take() is item  # as after an exception that came before it was given back
+    turns.give(item)
+    assert turns.close() == [item]
 
 
 def test_an_item_comes_from_the_group_that_has_most_free() -> None:
-    pool = SlotPool(lambda number: number, 6, groups=2)
-    leases = {lease.item: lease for lease in [pool.take() for _ in range(6)]}
-
-    def take() -> int:
-        lease = pool.take()
-        leases[lease.item] = lease
-        return lease.item  # type: ignore[no-any-return]
-
+    turns = SlotPool(lambda number: number, 6, groups=2)
+    items = [turns.take() for _ in range(6)]
     for item in (0, 1, 3, 5):  # as after a burst: of the even ones two are busy
-        pool.give(leases[item])
-    assert take() == 5, "the last one that was used"
-    assert take() == 3
-    pool.give(leases[2])
-    pool.give(leases[4])
-    assert take() == 4
-    assert take() == 2
-    assert {take(), take()} == {0, 1}
-    for lease in leases.values():
-        pool.give(lease)
-    assert sorted(pool.close()) == sorted(leases)
+        turns.give(item)
+    assert turns.take() == 5, "the last one that was used"
+    assert turns.take() == 3
+    turns.give(2)
+    turns.give(4)
+    assert turns.take() == 4
+    assert turns.take() == 2
+    assert {turns.take(), turns.take()} == {0, 1}
+    for item in items:
+        turns.give(item)
+    assert sorted(turns.close()) == items
 
 
 def test_one_of_another_group_is_handed_out_where_only_that_will_do() -> None:
-    pool, kept = SlotPool(lambda number: number, 4, groups=2), list[Lease[int]]()
-    for lease in [pool.take() for _ in range(4)]:
-        pool.give(lease)
-    for wanted in (3, 1):
-        kept.append(pool.take(lambda item: item % 2 == 1))
-        assert kept[-1].item == wanted
+    turns = SlotPool(lambda number: number, 4, groups=2)
+    for item in [turns.take() for _ in range(4)]:
+        turns.give(item)
+    assert [turns.take(lambda item: item % 2 == 1) for _ in range(2)] == [3, 1]
     with pytest.raises(Busy, match="all 4"):
-        pool.take(lambda item: item % 2 == 1, timeout=0.01)
-    assert pool.take().item == 2
+        turns.take(lambda item: item % 2 == 1, timeout=0.01)
+    assert turns.take() == 2
 
 
 def test_an_item_that_was_being_made_is_not_counted() -> None:
@@ -105,28 +71,47 @@ def test_an_item_that_was_being_made_is_not_counted() -> None:
         return f"item {number}"
 
     interrupted: list[BaseException] = [KeyboardInterrupt()]
-    pool = SlotPool(make, 1)
+    turns = SlotPool(make, 1, owned=True)
     with pytest.raises(KeyboardInterrupt):
-        pool.take()
-    assert pool.take().item == "item 0"
+        turns.take()
+    assert turns.take() == "item 0"
+
+
+def test_a_thread_that_holds_nothing_can_give_nothing_back() -> None:
+    turns = _turns(2)
+    item = turns.take()
+    failed: list[BaseException] = []
+
+    def give() -> None:
+        try:
+            turns.give(item)
+        except RuntimeError as error:
+            failed.append(error)
+
+    _in_a_thread(give)
+    assert len(failed) == 1
+    turns.give(item)
+    assert turns.close() == [item]
+
+
+def test_items_without_owners_may_be_given_back_by_anybody() -> None:
+    turns = _turns(2, owned=False)
+    first, second = turns.take(), turns.take()
+    assert first != second
+    with pytest.raises(Busy):
+        turns.take(timeout=0.01)
+    _in_a_thread(lambda: turns.give(first))
+    assert turns.take(timeout=5) == first
+    turns.give(first)
+    turns.give(second)
+    assert sorted(turns.close()) == [first, second]
+    with pytest.raises(DeviceError, match="closed"):
+        turns.take()
 
 
 def test_an_item_that_is_not_wanted_stays_for_others() -> None:
-    pool = _pool(2)
-    lease = pool.take(lambda item: item == "item 1")
-    assert lease.item == "item 1"
+    turns = _turns(2)
+    assert turns.take(lambda item: item == "item 1") == "item 1"
     taken: list[str] = []
-    _in_a_thread(lambda: taken.append(pool.take(lambda item: item == "item 0", 5).item))
+    _in_a_thread(lambda: taken.append(turns.take(lambda item: item == "item 0", 5)))
     assert taken == ["item 0"]
-
-
-def test_any_thread_may_give_back_and_nothing_is_handed_out_after_close() -> None:
-    pool = _pool(2)
-    first, second = pool.take(), pool.take()
-    with pytest.raises(Busy):
-        pool.take(timeout=0.01)
-    _in_a_thread(lambda: pool.give(first))
-    pool.give(second)
-    assert sorted(pool.close()) == ["item 0", "item 1"]
-    with pytest.raises(DeviceError, match="closed"):
-        pool.take()

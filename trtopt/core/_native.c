@@ -1,5 +1,5 @@
 /* What must run without Python's GIL, or for every value that calibration sees. It takes addresses; the modules that call it
-   (trtopt/runtime/native_call.py, trtopt/calibration/counting.py) say what lies there, and keep it alive. */
+   (trtopt/runtime/stretch.py, trtopt/calibration/counting.py) say what lies there, and keep it alive. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
@@ -37,7 +37,7 @@ static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted,
     return 1;
 }
 
-/* A native call: rows of four words. The first is COPY, SAME or a function's address, the others its arguments. */
+/* A stretch: rows of four words. The first is COPY, SAME or a function's address, the others its arguments. */
 enum { COPY = 0, SAME = 1 };
 
 typedef int (*function)(int64_t, int64_t, int64_t);
@@ -54,6 +54,14 @@ static int done(const int64_t *row, int64_t count)
             result = ((function)(intptr_t)row[0])(row[1], row[2], row[3]);
     }
     return result;
+}
+
+static PyObject *hold(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t given)
+{
+    int64_t value[2];
+    if (!addresses(args, given, 2, value))
+        return NULL;
+    return PyLong_FromLong(done((const int64_t *)(intptr_t)value[0], value[1]));
 }
 
 static PyObject *run(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t given)
@@ -225,6 +233,8 @@ static PyObject *last_words(PyObject *Py_UNUSED(self), PyObject *args)
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(rows, count): do so many rows; what the last one gave, which is the first that gave something else than 0."},
+    {"hold", (PyCFunction)(void (*)(void))hold, METH_FASTCALL,
+     "hold(rows, count): the same without letting the GIL go, for rows that take less time than that may."},
     {"count", (PyCFunction)(void (*)(void))count, METH_FASTCALL,
      "count(values, size, exponent, counts, scratch): add to the counts; the least and the greatest value, and the exponent "
      "that the counts then have."},

@@ -19,8 +19,10 @@ try:
 except ImportError:
     _module = None
 
-# Do rows that lie at an address, so many of them: `trtopt.runtime.native_call`. None: not built.
+# Do rows that lie at an address, so many of them: `trtopt.runtime.stretch`. None: not built.
 run: Callable[[int, int], int] | None = getattr(_module, "run", None)
+# The same, keeping the GIL. None: not built.
+hold: Callable[[int, int], int] | None = getattr(_module, "hold", None)
 # Count values: `trtopt.calibration.counting`. None: not built.
 count: Callable[[int, int, int, int, int], tuple[float, float, int]] | None = getattr(_module, "count", None)
 

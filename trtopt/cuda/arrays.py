@@ -12,7 +12,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,7 @@ class View:
         stream: the one that still makes it (1: the legacy default one).
         owner: what keeps the memory; None: whoever holds the array does.
         read_only: its owner says that it must not be written.
+        key: all of that but the owner. What was found out of a view goes for every one with the same key.
     """
 
     address: int
@@ -47,6 +48,10 @@ class View:
     stream: int | None
     owner: Any = None
     read_only: bool = False
+    key: tuple[Any, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.key = self.address, self.shape, self.dtype, self.ordinal, self.stream, self.read_only
 
 
 class _Device(ctypes.Structure):
@@ -91,7 +96,7 @@ _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 
 def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
-    """Find where an array's bytes are; nothing is copied.
+    """Where an array's bytes are; nothing is copied.
 
     Args:
         obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
@@ -166,7 +171,7 @@ start = _read_start if _start_is_read() else _start
 
 
 def writable(obj: Any) -> bool:
-    """Tell whether what is written into the view of an array gets into the array itself."""
+    """Whether what is written into the view of an array gets into the array itself."""
     if isinstance(obj, np.ndarray):
         return True
     shares_memory = hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
@@ -214,12 +219,20 @@ def _root(kind: type[Any]) -> str:
 
 
 def _from_cupy(array: Any) -> View | None:
-    """Read what a CuPy array says by its interface from its attributes, which is faster. None: no plain one in C order."""
+    """What a CuPy array says by its interface, from its attributes, which is faster. None: no plain one in C order."""
     cupy = sys.modules["cupy"]
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
     memory, stream = array.data, cupy.cuda.get_current_stream().ptr or LEGACY
-    return View(memory.ptr, array.shape, array.dtype, memory.device_id, stream)
+    return _known(memory.ptr, array.shape, array.dtype, memory.device_id, stream)
+
+
+@functools.lru_cache(256)
+def _known(
+    address: int, shape: Shape, dtype: np.dtype[Any], ordinal: int, stream: int | None, read_only: bool = False
+) -> View:
+    """One for all arrays that say the same, since it refers to none of them: the caller keeps the array."""
+    return View(address, shape, dtype, ordinal, stream, None, read_only)
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
@@ -233,7 +246,7 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     if stream == 0:  # forbidden there; the legacy stream is the safe reading
         stream = 1
     address, read_only = interface["data"]
-    return View(address or 0, shape, dtype, _ordinal(obj), stream, None, bool(read_only))
+    return _known(address or 0, shape, dtype, _ordinal(obj), stream, bool(read_only))
 
 
 _of = functools.lru_cache(64)(np.dtype)
@@ -358,7 +371,7 @@ def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
 
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
-    """Tell whether steps are those of C order, `stride` being the innermost one."""
+    """Whether steps are those of C order, `stride` being the innermost one."""
     if 0 in shape:
         return True
     for size, step in zip(reversed(shape), reversed(list(strides))):
@@ -536,7 +549,7 @@ def like(example: Any, result: DeviceArray) -> Any:
 
 
 def _cupy_array(result: DeviceArray) -> Any:
-    """Make an array as CuPy's `from_dlpack` does, which is much slower."""
+    """As CuPy's `from_dlpack`, which is much slower."""
     cupy = sys.modules["cupy"]
     if result.dtype.isbuiltin != 1:
         return cupy.from_dlpack(result)

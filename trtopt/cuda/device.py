@@ -50,7 +50,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Probe:
-    """The driver's answer. True where a GPU can be used; else `reason` says why not.
+    """What the driver says. True where a GPU can be used; else `reason` says why not.
 
     `driver` is the newest CUDA version that the driver runs, such as (13, 0); None without a driver.
     """
@@ -148,7 +148,7 @@ def _ask(library: ctypes.CDLL) -> Probe:
 
 
 class _Current:
-    """A context in which a device is the thread's current one; see `Cuda.current`."""
+    """While it is entered, a device is the thread's current one; see `Cuda.current`."""
 
     __slots__ = ("_before", "_cuda")
 
@@ -254,7 +254,7 @@ class Resource:
 
     @property
     def raw(self) -> Any:
-        """The handle as cuda-python's functions take it.
+        """As cuda-python's functions take it.
 
         Raises:
             DeviceError: it was freed.
@@ -266,7 +266,7 @@ class Resource:
 
     @property
     def handle(self) -> int:
-        """The handle as an integer, as TensorRT takes it."""
+        """As an integer, as TensorRT takes it."""
         return int(self.raw)
 
     @property
@@ -495,13 +495,13 @@ class Device:
             self.cuda("cudaDeviceSynchronize")
 
     def idle(self, stream: int) -> bool:
-        """Tell whether all work given to a stream, of whatever library, is done. The default stream is the current device's."""
+        """Whether all work given to a stream, of whatever library, is done. The default stream is the current device's."""
         driver = self.cuda.driver
         # Another answer than 0 is an error or "not ready": take it as busy.
         return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))
 
     def is_pinned(self, address: int) -> bool:
-        """Tell whether host memory is page-locked, so that the GPU copies straight from it."""
+        """Whether host memory is page-locked, so that the GPU copies straight from it."""
         kind = self.cuda("cudaPointerGetAttributes", address).type
         return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
 

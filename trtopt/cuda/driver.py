@@ -22,7 +22,7 @@ def driver_library() -> ctypes.CDLL | None:
 
 
 def address_of(function: Any) -> int:
-    """Return the address of a function of a library that ctypes loaded."""
+    """Of a function of a library that ctypes loaded."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -51,7 +51,7 @@ class Driver:
     query: Callable[[int], int]  # stream
     get_current: Callable[[Any], int]  # where to write the thread's current context: 0, if it has none
     set_current: Callable[[int | None], int]  # context
-    # Addresses of functions, for native calls.
+    # Addresses of functions, for calls in a stretch.
     launching: int  # graph, stream
     synchronizing: int  # stream
     querying: int  # stream

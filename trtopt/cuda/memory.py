@@ -12,6 +12,7 @@ from trtopt.cuda.arrays import LEGACY
 from trtopt.cuda.device import Device, DeviceBuffer, HostBuffer
 
 _KEPT = 4  # blocks of one size that wait for streams of others, before the device is waited for
+_NONE, _DEFAULT = frozenset[int](), frozenset((LEGACY,))
 _SIZES = 32  # of blocks that are kept: shapes that always change would fill the GPU with blocks that nobody needs again
 
 
@@ -92,8 +93,11 @@ class Blocks:
         # By their size in bytes, the size that was used last at the end.
         self._returned: OrderedDict[int, deque[tuple[DeviceBuffer, set[int]]]] = OrderedDict()
 
-    def take(self, nbytes: int, stream: int) -> Block:
+    def take(self, nbytes: int, stream: int, followed: bool = False) -> Block:
         """A block for a result that is written in the order of a stream: of those that fit, the one that came back last.
+
+        Args:
+            followed: the stream is about to follow the default one anyway. (The block keeps that one: it may come back before.)
 
         Raises:
             DeviceError: there is no memory.
@@ -101,7 +105,7 @@ class Blocks:
         home = self._returned.get(nbytes)
         if home:  # the common case, short
             buffer, streams = entry = home.pop()
-            if not streams:
+            if streams <= (_DEFAULT if followed else _NONE):
                 self._returned.move_to_end(nbytes)
                 return Block(buffer, home, streams)
             home.append(entry)
@@ -117,9 +121,11 @@ class Blocks:
                 buffer, streams = home[index]
                 if streams <= {stream, LEGACY}:
                     del home[index]
-                    if LEGACY in streams:
+                    if LEGACY not in streams:
+                        return Block(buffer, home, set())
+                    if not followed:
                         self._follow(stream)
-                    return Block(buffer, home, set())
+                    return Block(buffer, home, {LEGACY} if followed else set())
             if waited or len(home) < _KEPT:
                 return Block(self._new(nbytes), home, set())
             returned_blocks = tuple(home)  # what comes back from now on may have readers that start later

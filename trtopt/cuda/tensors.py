@@ -1,4 +1,4 @@
-"""The inputs and outputs of an engine: names, types, shapes and profiles, and whether arrays fit them."""
+"""What an engine takes and gives: names, types, shapes and profiles, and whether arrays fit them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Signature:
 
     @property
     def dynamic(self) -> bool:
-        """Tell whether one set of input shapes is all there is."""
+        """Whether one set of input shapes is all there is."""
         return any(-1 in item.shape or item.on_host for item in self.inputs)
 
     def check_names(self, inputs: Mapping[str, Any]) -> None:
@@ -185,5 +185,5 @@ def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:
 
 
 def _distance(shapes: Mapping[str, Shape], profile: Profile) -> int:
-    """Return how far from the shapes that the profile's kernels were chosen for."""
+    """How far from the shapes that the profile's kernels were chosen for."""
     return sum(abs(size - best) for name, shape in shapes.items() for size, best in zip(shape, profile[name].opt))

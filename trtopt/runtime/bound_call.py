@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, UsageError
-from trtopt.cuda.arrays import LEGACY, View, like, like_host, start
+from trtopt.cuda.arrays import View, like, like_host, start
 from trtopt.cuda.device import after_capture
-from trtopt.cuda.memory import Block
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import STAGED, Source
-from trtopt.runtime.native_call import NativeCall, copying
-from trtopt.runtime.slot import Copy, Slot, location_of, read_on
+from trtopt.runtime.slot import Copy, Slot, check_shape, read_on, wanted_on_host
+from trtopt.runtime.stretch import Stretch, copying
 
 
 class BoundCall:
@@ -96,41 +96,44 @@ def prepare_call(
     Raises:
         UsageError: an output's shape depends on the data.
     """
-    slot.wait_previous(None)
+    slot.settle(None)
     slot.shared = True
     bound_context = slot.contexts.bind(arrays, shapes)
     if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
-    own, raw = (slot.stream_ptr, slot.stream.raw) if stream is None else (stream, stream)
+    own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
-    location_list = slot.input_locations(bound_context, arrays, own)
-    makers = {number for array in arrays if isinstance(array, View) for number in (LEGACY, array.stream or LEGACY)}
-    copies_in: list[Copy] = [
-        (staging, array)
-        for staging, array, location in zip(bound_context.staging, arrays, location_list)
-        if isinstance(array, np.ndarray) and location == STAGED
-    ]
+    location_list, copies_in, makers = _inputs(slot, arrays, bound_context.staging, own)
     results: dict[str, Any] = {}
     copies_out: list[Copy] = []
-    targets = slot.targets(bound_context, out, View in map(type, arrays), own)
-    for tensor, shape, landing, target in zip(
-        slot.signature.outputs, bound_context.outputs, bound_context.landing, targets
+    on_gpu = View in map(type, arrays)
+    for tensor, shape, size, landing in zip(
+        slot.signature.outputs, bound_context.outputs, bound_context.sizes, bound_context.landing
     ):
-        assert shape is not None and landing is not None
-        value: Any
-        if isinstance(target, Block):
+        assert shape is not None
+        assert landing is not None
+        out_array = out.get(tensor.name) if out else None
+        if out_array is not None:
+            check_shape(tensor, out_array, shape)
+        if isinstance(out_array, View):
+            slot.order(out_array, own)
+            location_list.append(out_array.address)
+            results[tensor.name] = out_array.owner
+        elif out_array is None and on_gpu and not tensor.on_host:
+            block = slot.blocks.take(size, own)
+            location_list.append(block.address)
             if stream is not None:
-                target.streams.add(stream)
-            value = slot.wrap(tensor, target, shape, None)
+                block.streams.add(stream)
+            value: Any = slot.wrap(tensor, block, shape, None)
             results[tensor.name] = value if example is None else like(example, value)
-        elif isinstance(target, View):
-            results[tensor.name] = target.owner
         else:
-            value = np.empty(shape, tensor.dtype) if target is None else target
-            copies_out.append((value, landing))
-            results[tensor.name] = value if example is None or target is not None else like_host(example, value)
-        location_list.append(location_of(target))
+            location_list.append(STAGED)
+            array = np.empty(shape, tensor.dtype) if out_array is None else out_array
+            copies_out.append((array, landing))
+            results[tensor.name] = array if example is None or out_array is not None else like_host(example, array)
+    for target, source in copies_in:
+        np.copyto(target, source)
     locations = tuple(location_list)
 
     def enqueue() -> None:
@@ -142,14 +145,12 @@ def prepare_call(
     other_streams = tuple(makers - {own}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
     raw_graph, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    native_call = (
-        _native_call(slot, other_streams, address, copies_in, copies_out)
-        if graph is not None and own == slot.stream_ptr
-        else None
+    stretch = (
+        _stretch(slot, other_streams, address, copies_in, copies_out) if graph is not None and own == slot.own else None
     )
 
     def call() -> None:
-        if native_call is not None and not native_call.run_without_gil():
+        if stretch is not None and not stretch.run():
             return
         if other_streams:
             slot.after(other_streams)
@@ -168,10 +169,32 @@ def prepare_call(
     return call, results, note, (graph, arrays, out)
 
 
-def _native_call(
+def _inputs(
+    slot: Slot, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
+) -> tuple[list[int], list[Copy], set[int]]:
+    """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
+    locations: list[int] = []
+    copies: list[Copy] = []
+    makers = set()
+    for tensor, array, target in zip(slot.signature.inputs, arrays, staging):
+        if isinstance(array, View):
+            if tensor.on_host:
+                raise wanted_on_host(tensor)
+            makers |= {1, array.stream or 1}
+            slot.order(array, own)
+            locations.append(array.address)
+        elif not tensor.on_host and (address := slot.pinned_at(array)):
+            locations.append(-address)
+        else:
+            copies.append((target, array))
+            locations.append(STAGED)
+    return locations, copies, makers
+
+
+def _stretch(
     slot: Slot, streams: Sequence[int], graph: int, copies_in: Sequence[Copy], copies_out: Sequence[Copy]
-) -> NativeCall | None:
-    """Make one native call of all; None where there can be none, or an array isn't contiguous."""
+) -> Stretch | None:
+    """The whole of a call in one stretch; None where there can be none, or an array isn't contiguous."""
     work = slot.work(graph, streams)
     if not work or not all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
         return None
@@ -179,7 +202,7 @@ def _native_call(
         [copying(start(to), start(source), source.nbytes) for to, source in pairs] for pairs in (copies_in, copies_out)
     )
     before, after = copies
-    return NativeCall([*before, *work, *after])
+    return Stretch([*before, *work, *after])
 
 
 def _closed() -> None:

@@ -24,7 +24,7 @@ from trtopt.cuda.arrays import View
 from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor
-from trtopt.runtime.native_call import PreparedCall
+from trtopt.runtime.stretch import Prepared, Stretch
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
@@ -38,12 +38,12 @@ STAGED, RESIDENT = 0, -1
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
 _REMEMBERED = 64  # shapes and locations seen once
-_MIN_IDLE_CALLS = 16  # calls for each shape or graph that is kept, before one of them makes room for another
+_LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
 _GRAPHS = 4  # for each shape, on average
 # Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done
 # concurrently, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 deadlocked, one thread in a context's first run
 # and one making another context.
-_setup_lock = threading.RLock()
+_SLOWLY = threading.RLock()
 
 
 @dataclass(slots=True)
@@ -52,7 +52,25 @@ class Replay:
     raw: Any
     address: int
     last_use: int = 0  # the number of the call that used it last
-    prepared: PreparedCall | None = None
+    prepared: Prepared | None = None
+
+
+@dataclass(slots=True)
+class Recalled:
+    """A call on arrays in GPU memory that came before, and that is a replay of a graph.
+
+    Attributes:
+        streams: what may still make or read these arrays; and the default one, where memory of ours is written, which may have
+            been read on it.
+        sizes: of the results that memory of ours is taken for, in bytes: of all, or of none.
+        replays: where those lie → the graph; what asks for the streams and launches it, and what waits for it (None: there can
+            be none).
+    """
+
+    bound: BoundContext
+    streams: tuple[int, ...]
+    sizes: tuple[int, ...]
+    replays: dict[Locations, tuple[Replay, tuple[Stretch, Stretch] | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -105,7 +123,7 @@ class _LeastRecentlyUsed:
         self._full = 0
 
     def makes_room(self, calls: int, candidates: Callable[[], Iterable[tuple[int, Callable[[], object]]]]) -> bool:
-        """Tell whether one more can be kept, the one used longest ago being dropped if need be.
+        """Whether one more can be kept, the one used longest ago being dropped if need be.
 
         Args:
             candidates: gives, for each, the number of the call that used it last, and what drops it.
@@ -115,8 +133,8 @@ class _LeastRecentlyUsed:
         items = list(candidates())
         if len(items) >= self.most:
             last_call, drop = min(items, key=lambda item: item[0])
-            if calls - last_call < _MIN_IDLE_CALLS * self.most:
-                self._full = last_call + _MIN_IDLE_CALLS * self.most
+            if calls - last_call < _LATELY * self.most:
+                self._full = last_call + _LATELY * self.most
                 return False
             drop()
         return True
@@ -135,6 +153,7 @@ class ContextCache:
         note: why the last capture failed.
         reads_shapes: an input gives a shape: TensorRT reads it on the host.
         evictions: contexts and graphs that were replaced.
+        recalled: calls that came before, by what their arrays said of themselves. Empty again when a graph goes.
     """
 
     def __init__(
@@ -164,8 +183,9 @@ class ContextCache:
         self._for_contexts, self._for_graphs = _LeastRecentlyUsed(graphs), _LeastRecentlyUsed(_GRAPHS * graphs)
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
-        with _setup_lock:
+        with _SLOWLY:
             self._fallback: BoundContext | None = self._context()
+        self.recalled: dict[Any, Recalled] = {}
         self.note = ""
         self.calls = self.evictions = 0
 
@@ -182,7 +202,7 @@ class ContextCache:
         bound_context = self._contexts.get(key)
         self.calls += 1
         if bound_context is None or bound_context.key != key or bound_context.epoch != self._epoch:
-            with _setup_lock, self._device.current():
+            with _SLOWLY, self._device.current():
                 bound_context = bound_context or self._another(key)
                 if bound_context.key != key or bound_context.epoch != self._epoch:
                     self._set_up(bound_context, key, arrays)
@@ -224,6 +244,7 @@ class ContextCache:
     def _evict(self, cache: dict[Any, Any], key: Any) -> None:
         """Drop a context or a graph."""
         self._device.synchronize()  # it may still run, on a stream of the caller's too
+        self.recalled.clear()
         item = cache.pop(key)
         if isinstance(item, Replay):
             item.graph.free()
@@ -232,6 +253,7 @@ class ContextCache:
         self.evictions += 1
 
     def _forget(self, bound_context: BoundContext) -> None:
+        self.recalled.clear()
         self._for_graphs.changed()
         bound_context.forget()
 
@@ -349,6 +371,7 @@ class ContextCache:
 
     def _moved(self) -> None:
         self._epoch += 1
+        self.recalled.clear()
         for bound_context in self._contexts.values():
             self._forget(bound_context)
 
@@ -368,6 +391,25 @@ class ContextCache:
         contexts = (*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else []))
         return sum(replay is not None for bound_context in contexts for replay in list(bound_context.graphs.values()))
 
+    def remember(
+        self,
+        key: Any,
+        bound_context: BoundContext,
+        streams: tuple[int, ...],
+        addresses: Locations,
+        replay: tuple[Replay, tuple[Stretch, Stretch] | None],
+    ) -> None:
+        """A call with that key and with the results at `addresses` was this replay."""
+        if key not in self.recalled and len(self.recalled) >= max(_REMEMBERED, self._for_graphs.most):
+            self.recalled.clear()
+        call = self.recalled.setdefault(key, Recalled(bound_context, streams, bound_context.sizes if addresses else ()))
+        call.replays[addresses] = replay
+
+    def again(self, call: Recalled, replay: Replay) -> None:
+        """Such a call comes again."""
+        self.calls += 1
+        call.bound.last_use = replay.last_use = self.calls
+
     # Launching -----------------------------------------------------------------------------------------------------
 
     def enqueue(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
@@ -375,7 +417,7 @@ class ContextCache:
         if bound_context.warm:
             self._enqueue(bound_context, arrays, locations, target)
             return
-        with _setup_lock:
+        with _SLOWLY:
             self._enqueue(bound_context, arrays, locations, target)
         bound_context.warm = True
 
@@ -447,7 +489,7 @@ class ContextCache:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
     def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:
-        """Tell whether to capture now: a shape that stays, run once before, at addresses that came before."""
+        """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
         if (
             not self._for_contexts.most
             or not bound_context.warm
@@ -490,7 +532,7 @@ class ContextCache:
         if None in bound_context.outputs:
             return None, "plain enqueues: an output's shape depends on data"
         try:
-            with _setup_lock, self._device.capturing:
+            with _SLOWLY, self._device.capturing:
                 return self._stream.capture(
                     lambda: self._enqueue(bound_context, arrays, locations, self._stream.handle)
                 ), ""

@@ -14,9 +14,9 @@ from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Shape, Signature, signature
 from trtopt.engine.manifest import Manifest
 from trtopt.runtime.contexts import Source
+from trtopt.runtime.timing import LayerTimes, profile_slot
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.runtime.timing import LayerTimes, profile_slot
 from trtopt.trt import plan_loader
 from trtopt.trt.compatibility import PlanOrigin
 from trtopt.trt.loader import Loader
@@ -118,7 +118,7 @@ class GpuEngine:
             self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
-        """Find where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
+        """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
         try:
             store = _cache_file(plan, self.device.info)
             return store, whole(store, None) if store.is_file() else None
@@ -127,7 +127,7 @@ class GpuEngine:
             return None, None
 
     def _second_context(self) -> bool:
-        """Tell whether a second context can be used: TensorRT 8.6 crashes where it can't."""
+        """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
         engine = self._loaded
         assert engine is not None
         with self.memory.gpu(engine.scratch_bytes) as scratch:
@@ -179,7 +179,7 @@ class GpuEngine:
 
 
 def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
-    """The file where TensorRT-RTX's compiled kernels for this plan and GPU are kept."""
+    """Where TensorRT-RTX's compiled kernels for this plan and GPU are kept."""
     key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
     return cache_folder("rtx") / f"{sha256_json(key)}.cache"
 

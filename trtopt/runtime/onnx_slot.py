@@ -51,7 +51,7 @@ class OnnxSlot:
         self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in ranges))
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
-    stream_ptr = 0  # there is no stream
+    own = 0  # there is no stream
 
     def run(
         self,
@@ -60,8 +60,9 @@ class OnnxSlot:
         out: Mapping[str, Any] | None = None,
         stream: int | None = None,
         example: Any = None,
+        key: Any = None,
     ) -> dict[str, Any]:
-        """Do what `Slot.run` does, for arrays in host memory."""
+        """As `Slot.run`, for arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
             raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:
@@ -86,6 +87,9 @@ class OnnxSlot:
                 name: array if out and name in out else like_host(example, array) for name, array in results.items()
             }
         return results
+
+    def recall(self, key: Any, out: Mapping[str, Any] | None, example: Any) -> None:
+        """There is nothing to be remembered."""
 
     def close(self) -> None:
         self._runner = None

@@ -9,12 +9,12 @@ by side and share the engine's weights.
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,20 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
+from trtopt.core.errors import DeviceError, EngineError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
-from trtopt.core.values import (
-    Kind,
-    LayerInfo,
-    Profile,
-    TensorInfo,
-    check_timeout,
-    choice,
-    chosen_builder,
-    parse_size,
-    x,
-)
+from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
 from trtopt.cuda.arrays import View, gpu_of, stream_handle, views
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
@@ -44,13 +34,15 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Arrays, Call, by_sizes, calls, joined, laid_out
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
+from trtopt.runtime.background import Background
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
 from trtopt.runtime.predictions import Prediction, best
-from trtopt.runtime.slot import Slot, check_out
+from trtopt.runtime.timing import LayerTimes
+from trtopt.runtime.slot import Slot, call_key, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
-from trtopt.runtime.timing import LayerTimes, Timing, time_slot
+from trtopt.runtime.timing import Timing, time_slot
 
 if TYPE_CHECKING:
     from trtopt.runtime.onnx_slot import OnnxSlot
@@ -58,7 +50,6 @@ if TYPE_CHECKING:
     AnySlot = Slot | OnnxSlot
 
 _PLAIN = {np.ndarray}
-_WORKER = "trtopt-session"  # in the names of threads
 BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 
@@ -83,7 +74,7 @@ class MemoryReport(Described):
 
 @dataclass(frozen=True)
 class SessionStats:
-    """A count of what a session's calls did since it was opened, and of what it keeps for them; zeros without a GPU.
+    """What a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
 
     Attributes:
         contexts: execution contexts that are there now, over all slots and GPUs.
@@ -115,7 +106,7 @@ class Session:
             never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
             every thread that calls: those beyond only wait, and handing contexts over takes time.
-        queue: calls that `submit` holds at the most; beyond, it waits.
+        queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
@@ -182,7 +173,7 @@ class Session:
         self.notes: list[str] = []
         self._process, self._forked = os.getpid(), False
         _opened.add(self)
-        self._queue, self._places = queue, threading.BoundedSemaphore(queue)  # for `submit`
+        self._queue = queue
         self._gpus: list[GpuEngine] = []
         self._limit = _bytes(memory)
         self._plan_bytes = self.engine.stat().st_size
@@ -216,7 +207,7 @@ class Session:
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
-        self._workers: ThreadPoolExecutor | None = None  # of `submit` and `run_async`
+        self._in_background: Background | None = None
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
 
@@ -305,6 +296,7 @@ class Session:
         self._slots: SlotPool[AnySlot] = SlotPool(
             lambda number: slot,
             1,
+            owned=True,
             instead="open several sessions: ONNX Runtime runs one call of each at a time",
         )
 
@@ -324,6 +316,7 @@ class Session:
             lambda number: gpus[number % len(gpus)].slot(),
             contexts * len(gpus),
             groups=len(gpus),
+            owned=True,
             instead="open the session with more `contexts=`",
         )
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
@@ -372,33 +365,36 @@ class Session:
             self._signature.check_names(inputs)
         if stream is None and out is None and {*map(type, values)} == _PLAIN:
             shapes = self._accept(values)
-            lease = self._slots.take(None, timeout)
+            slot = self._slots.take(None, timeout)
             try:
-                return lease.item.run(values, shapes)  # type: ignore[no-any-return]
+                return slot.run(values, shapes)
             except EngineError as error:
                 self._refuse_uneven(shapes, error)
                 raise
             finally:
-                self._slots.give(lease)
+                self._slots.give(slot)
         if out is not None and type(out) is not dict:
             check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
-        lease = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
+        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
-            slot = lease.item
-            target = slot.stream_ptr if handle is None else handle
+            target = slot.own if handle is None else handle
             arrays = views(values, target, self._names)
             results = dict(zip(out, views(out.values(), target, [*out], write=True))) if out else None
-            shapes = self._accept(arrays)
-            if results and out:
-                check_out(self._signature, results, out)
-            try:
-                outputs: dict[str, Any] = slot.run(arrays, shapes, results, handle, values[0] if values else None)
-            except EngineError as error:
-                self._refuse_uneven(shapes, error)
-                raise
+            example = values[0] if values else None
+            key = call_key(arrays, results, out) if handle is None else None
+            outputs = None if key is None else slot.recall(key, results, example)
+            if outputs is None:
+                shapes = self._accept(arrays)
+                if results and out:
+                    check_out(self._signature, results, out)
+                try:
+                    outputs = slot.run(arrays, shapes, results, handle, example, key)
+                except EngineError as error:
+                    self._refuse_uneven(shapes, error)
+                    raise
         finally:
-            self._slots.give(lease)
+            self._slots.give(slot)
         if out:
             outputs.update(out)
         return outputs
@@ -435,10 +431,10 @@ class Session:
         check_mapping("out", {} if out is None else out)
         handle = None if stream is None else stream_handle(stream)
         values = [inputs[name] for name in self._names]
-        lease = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
+        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
-            slot = lease.item
-            target = slot.stream_ptr if handle is None else handle
+            assert isinstance(slot, Slot)
+            target = slot.own if handle is None else handle
             arrays = views(values, target, self._names)
             shapes = self._accept(arrays)
             out = {} if out is None else out
@@ -448,10 +444,11 @@ class Session:
                 call, call_outputs, note, references = prepare_call(
                     slot, arrays, shapes, results, handle, values[0] if values else None
                 )
+            release = self._slots.keep(slot)
         except BaseException:
-            self._slots.give(lease)
+            self._slots.give(slot)
             raise
-        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (references, values, out), lease.drop)
+        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (references, values, out), release)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound_call)
@@ -460,7 +457,7 @@ class Session:
         raise DeviceError(CLOSED)
 
     def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
-        """Return a test of which slots a call can take, those on the GPU of its arrays; None: any, for arrays on the host."""
+        """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
         ordinal = next(
             (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None), None
         )
@@ -509,44 +506,20 @@ class Session:
             DeviceError: this is closed. What `run` raises comes from the future's `result()`.
         """
         self._alive()
-        if timeout is not None:
-            check_timeout(timeout)
-        workers = self._in_background()
-        if not self._places.acquire(timeout=timeout):
-            raise Busy(
-                f"no place came free in {timeout:.3g} s: all {self._queue} are in use; call less often, or open the session "
-                "with a longer `queue=`"
-            )
-        try:
-            future = workers.submit(self.run, inputs)
-        except BaseException as error:
-            self._places.release()
-            raise self._no_thread(error) from None
-        future.add_done_callback(lambda _: self._places.release())
-        return future
+        return self._background().submit(functools.partial(self.run, inputs), timeout)
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """`run` for asyncio: never blocks the event loop."""
+        """`run` for asyncio: never blocks the event loop, also not while the queue is full."""
         self._alive()
-        try:
-            future = self._in_background().submit(self.run, inputs)
-        except RuntimeError as error:
-            raise self._no_thread(error) from None
-        return await asyncio.wrap_future(future)
+        return await self._background().run(functools.partial(self.run, inputs))
 
-    def _in_background(self) -> ThreadPoolExecutor:
+    def _background(self) -> Background:
         with self._opening:
             if self._closing:
                 raise DeviceError(CLOSED)
-            if self._workers is None:
-                self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix=_WORKER)
-            return self._workers
-
-    def _no_thread(self, error: BaseException) -> BaseException:
-        """The error for a call that no worker takes: they were shut down meanwhile, or Python ends."""
-        if not isinstance(error, RuntimeError):
-            return error
-        return DeviceError(CLOSED if self._closing else f"no thread for this call ({error}): use run")
+            if self._in_background is None:
+                self._in_background = Background(self._queue, self._slots.most)
+            return self._in_background
 
     def run_images(
         self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
@@ -584,7 +557,7 @@ class Session:
         return [self.best(row, int(top)) for row in scores]
 
     def preparation(self) -> Preprocess:
-        """Return how an image becomes the input.
+        """How an image becomes the input.
 
         Raises:
             UsageError: the engine's preprocessing isn't known, or it has several inputs.
@@ -630,7 +603,7 @@ class Session:
         return pixels(image, 0, self.preparation())
 
     def stacked(self, samples: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Stack what `preparation` made of images into the input."""
+        """What `preparation` made of images, as the input."""
         batch = np.stack(samples).astype(self._signature.inputs[0].dtype, copy=False)
         return laid_out({self.inputs[0].name: batch}, self.inputs)
 
@@ -649,11 +622,11 @@ class Session:
         return joined([call.cut(self.run(call.feed), self.outputs) for call in self.calls(arrays)], self.outputs)
 
     def calls(self, inputs: Arrays, *, limit: int | None = None, more: bool = False) -> list[Call]:
-        """Divide inputs into what `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
+        """What `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
         return calls(inputs, self.inputs, self.outputs, self.profiles, limit=limit, more=more)
 
     def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
-        """Tell whether an output is scores: as `kinds` or the manifest says; else any floating one may be."""
+        """Whether an output is scores, samples × classes: as `kinds` or the manifest says; else every floating one may be."""
         kind = ({**((self.manifest and self.manifest.output_kinds) or {}), **self.kinds}).get(name)
         possible = output.ndim == 2 and output.dtype.kind not in "iub"
         return possible and kind in (None, Kind.CLASSES)
@@ -667,7 +640,7 @@ class Session:
         return best(scores, top, self.classes, self.engine.name)
 
     def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
-        """Describe tensors as the engine has them; where samples lie the manifest knows."""
+        """As the engine has them; where samples lie the manifest knows."""
         entries = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
         axes = {item["name"]: item.get("batch_axis", 0) for item in entries}
         return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
@@ -698,7 +671,7 @@ class Session:
         return self._gpus[0].memory.pinned(tensor.nbytes(sizes)).array(tensor.dtype, sizes)
 
     def memory(self) -> MemoryReport:
-        """Return what this holds now."""
+        """What this holds now."""
         return MemoryReport(
             gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
@@ -708,7 +681,7 @@ class Session:
         )
 
     def stats(self) -> SessionStats:
-        """Count what its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
+        """What its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
         slots = [slot for slot in self._slots.all() if isinstance(slot, Slot)]
         return SessionStats(
             contexts=sum(slot.contexts.contexts for slot in slots),
@@ -724,15 +697,14 @@ class Session:
         Raises: as `run`; UsageError without a GPU.
         """
         arrays, shapes = self._to_measure(inputs, iterations, warmup)
-        if not self._gpus:
-            raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
-        lease = self._slots.take()
+        slot = self._slots.take()
         try:
-            slot = lease.item
+            if not isinstance(slot, Slot):
+                raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
             with slot.device.current():
                 return time_slot(slot, arrays, shapes, iterations, warmup)
         finally:
-            self._slots.give(lease)
+            self._slots.give(slot)
 
     @typed
     def profile(self, inputs: Mapping[str, Any], iterations: int = 50, warmup: int = 10) -> LayerTimes:
@@ -769,9 +741,8 @@ class Session:
             bound_calls = tuple(self._bound)
         if os.getpid() != self._process:
             return
-        if self._workers is not None:
-            inside = threading.current_thread().name.startswith(_WORKER)  # in a callback of a future
-            self._workers.shutdown(wait=not inside, cancel_futures=not finish)
+        if self._in_background is not None:
+            self._in_background.close(finish)
         for bound_call in bound_calls:
             bound_call.close()
         del bound_calls

@@ -19,8 +19,8 @@ from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
 from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
-from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Replay, Source
-from trtopt.runtime.native_call import PreparedCall, Row, available, calling, prepare, same
+from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Locations, Replay, Source
+from trtopt.runtime.stretch import Prepared, Row, Stretch, available, calling, prepare, same
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -44,17 +44,17 @@ class Slot:
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
         self.stream = device.stream()
-        self.stream_ptr, self._raw = self.stream.handle, self.stream.raw
+        self.own, self._raw = self.stream.handle, self.stream.raw
         self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
         # id of an array of `Session.pinned` → where it lies.
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
         self._driver = device.cuda.driver
-        self._native = self._driver is not None and available()  # calls without the GIL
-        self._here = ctypes.c_int64()  # the thread's current context, where native calls look
-        self._pending_stream: int | None = None  # a caller's stream on which this slot's last call may still run
-        self._incomplete = False  # a call ended early: its work may still run
+        self._stretches = self._driver is not None and available()  # whole calls without the GIL
+        self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
+        self._behind: int | None = None  # a caller's stream on which this slot's last call may still run
+        self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.contexts = ContextCache(device, self.stream, engine, signature, memory, graphs=graphs, shares=shares)
         self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._event))
@@ -69,6 +69,7 @@ class Slot:
         out: Mapping[str, Source] | None = None,
         stream: int | None = None,
         example: Any = None,
+        key: Any = None,
     ) -> dict[str, Any]:
         """Infer once on arrays that fit the signature.
 
@@ -78,14 +79,15 @@ class Slot:
             out: arrays to write results into.
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
             example: an array of the library that new results are made arrays of.
+            key: what `recall` knows this call by when it comes again.
         """
-        if self._incomplete or self._pending_stream is not None or self.shared:
-            self.wait_previous(stream)
+        if self._dirty or self._behind is not None or self.shared:
+            self.settle(stream)
         bound_context = self.contexts.bind(arrays, shapes)
         results = self._again(bound_context, arrays, out, example) if stream is None else None
         if results is None:
             with self.device.current():
-                results = self._run(bound_context, arrays, out, stream, example)
+                results = self._run(bound_context, arrays, out, stream, example, key)
         return results
 
     def _again(
@@ -98,9 +100,9 @@ class Slot:
         """Infer from arrays in host memory by a graph that was captured before: the common case, short. It needs no current
         device.
 
-        Returns: None if this is no such call, or the native call failed: then the other way says why, or works.
+        Returns: None if this is no such call, or the stretch failed: then the other way says why, or works.
         """
-        if not self._native or self.contexts.reads_shapes or (out and not _fits(bound_context, out)):
+        if not self._stretches or self.contexts.reads_shapes or (out and not _fits(bound_context, out)):
             return None
         locations: list[int] = []
         copies: list[Copy] = []
@@ -115,9 +117,9 @@ class Slot:
         replay = bound_context.graphs.get((*locations, *bound_context.staged))
         if replay is None:
             return None
-        self._incomplete = True
+        self._dirty = True
         prepared_call = replay.prepared or self._prepare(replay, bound_context, copies)
-        words = prepared_call.native.words
+        words = prepared_call.stretch.words
         results: dict[str, Any] = {}
         for word, (_, source) in zip(prepared_call.sources, copies):
             words[word] = start(source)
@@ -126,10 +128,10 @@ class Slot:
             value: Any = np.empty(shape, dtype) if out_array is None else out_array
             results[name] = value
             words[word] = start(value)
-        if prepared_call.native.run_without_gil():
-            self.wait_previous(None)
+        if prepared_call.stretch.run():
+            self.settle(None)
             return None
-        self._incomplete = False
+        self._dirty = False
         replay.last_use = self.contexts.calls
         self.replays += 1
         if example is not None:
@@ -137,29 +139,61 @@ class Slot:
                 results[name] = like_host(example, results[name])
         return results
 
-    def _prepare(self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]) -> PreparedCall:
+    def recall(self, key: Any, out: Mapping[str, Source] | None, example: Any) -> dict[str, Any] | None:
+        """Infer again on arrays in GPU memory that say of themselves what they said in a call before (`call_key`): nothing is
+        checked then, and nothing looked up but the graph. With results in `out`, which are left to the caller to name.
+
+        Returns: None if there was no such call, or it wasn't a replay.
+        """
+        call = self.contexts.recalled.get(key)
+        if call is None:
+            return None
+        if self._dirty or self._behind is not None or self.shared:
+            self.settle(None)
+        own = self.own
+        blocks = [self.blocks.take(size, own, True) for size in call.sizes]
+        entry = call.replays.get(tuple([block.address for block in blocks]))
+        if entry is None:
+            return None
+        replay, stretches = entry
+        self._dirty = True
+        if stretches is None or stretches[0].hold():
+            self.after(call.streams)
+            self.launch(replay.raw, replay.address, self._raw, own)
+        # The rest, while the GPU works.
+        results: dict[str, Any] = {}
+        for tensor, shape, block in zip(self.signature.outputs, call.bound.outputs, blocks):
+            assert shape is not None
+            value = self.wrap(tensor, block, shape, None)
+            results[tensor.name] = value if example is None else like(example, value)
+        for array in (out or {}).values():
+            if isinstance(array, View) and isinstance(array.owner, DeviceArray):
+                array.owner.written(None, None)
+        self.contexts.again(call, replay)
+        self.replays += 1
+        if stretches is None or stretches[1].run():
+            self.wait(self._raw, own)
+        self._dirty = False
+        return results
+
+    def _prepare(self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]) -> Prepared:
         landing = [source for source in bound_context.landing if source is not None]
         replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
         return replay.prepared
 
     def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
-        """Rows of a native call: launch the graph at that address, and wait for it. Empty where there can be none.
+        """Rows of a stretch: launch the graph at that address, and wait for it. Empty where there can be none.
 
         Args:
             after: streams. If one of them has work left, or another device is current, whose default stream would be asked,
                 this fails before the launch; the method of that name orders it then.
         """
         driver, here = self._driver, ctypes.addressof(self._here)
-        if driver is None or not self._native or self._cuda.context is None:
+        if driver is None or not self._stretches or self._cuda.context is None:
             return []
         current = [calling(driver.getting, here), same(here, self._cuda.context)] if after else []
         idle = [calling(driver.querying, stream) for stream in after]
-        return [
-            *current,
-            *idle,
-            calling(driver.launching, graph, self.stream_ptr),
-            calling(driver.synchronizing, self.stream_ptr),
-        ]
+        return [*current, *idle, calling(driver.launching, graph, self.own), calling(driver.synchronizing, self.own)]
 
     def _run(
         self,
@@ -168,20 +202,21 @@ class Slot:
         out: Mapping[str, Source] | None,
         stream: int | None,
         example: Any,
+        key: Any,
     ) -> dict[str, Any]:
-        target, raw = (self.stream_ptr, self._raw) if stream is None else (stream, stream)
-        self._incomplete = True
+        target, raw = (self.own, self._raw) if stream is None else (stream, stream)
+        self._dirty = True
         on_gpu = View in map(type, arrays)
-        location_list = self.input_locations(bound_context, arrays, target)
+        location_list = self.locate(bound_context, arrays, target)
         results: Sequence[Block | Source | None] = [None] * len(bound_context.outputs)
         waits = True
         if out is None and not on_gpu:
             location_list += bound_context.staged
         else:
             waits = stream is None or min(location_list, default=1) <= STAGED
-            results = self.targets(bound_context, out, on_gpu, target)
+            results = self._targets(bound_context, out, on_gpu, target)
             for result in results:
-                location = location_of(result)
+                location = STAGED if result is None or isinstance(result, np.ndarray) else result.address
                 waits = waits or location == STAGED
                 location_list.append(location)
         locations = tuple(location_list)
@@ -192,22 +227,44 @@ class Slot:
         if replay is not None:
             self.launch(replay.raw, replay.address, raw, target)
             self.replays += 1
+            if key is not None and stream is None:
+                self._remember(key, bound_context, arrays, results, locations, replay)
         else:
             self.contexts.enqueue(bound_context, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
         return self._finish(bound_context, results, raw, target, waits, example)
 
-    def targets(
+    def _remember(
+        self,
+        key: Any,
+        bound_context: BoundContext,
+        arrays: Sequence[Source],
+        results: Sequence[Block | Source | None],
+        locations: Locations,
+        replay: Replay,
+    ) -> None:
+        """This call, for `recall`; unless some of it is in host memory, or some results alone are arrays of the caller's."""
+        addresses = tuple([result.address for result in results if isinstance(result, Block)])
+        if min(locations, default=0) <= STAGED or len(addresses) not in (0, len(results)):
+            return
+        views = [item for item in (*arrays, *results) if isinstance(item, View)]
+        makers = {item.stream for item in views if item.stream is not None}
+        streams = tuple((makers | {LEGACY} if addresses else makers) - {self.own})
+        rows = self.work(replay.address, streams)
+        stretches = (Stretch(rows[:-1]), Stretch(rows[-1:])) if rows else None
+        self.contexts.remember(key, bound_context, streams, addresses, (replay, stretches))
+
+    def _targets(
         self, bound_context: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
-        """List where each result goes. None: an array in host memory, still to be made."""
+        """Where each result goes. None: an array in host memory, still to be made."""
         results: list[Block | Source | None] = []
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
             out_array = out.get(tensor.name) if out else None
             if out_array is not None:
                 if shape is not None:
-                    _check_shape(tensor, out_array, shape)
+                    check_shape(tensor, out_array, shape)
                 elif isinstance(out_array, View):
                     raise UsageError(
                         f"the shape of output {tensor.name!r} depends on the data, so it comes in host memory: give a NumPy "
@@ -251,50 +308,53 @@ class Slot:
                 if landing is None:
                     landing = self.contexts.host[tensor.name].array(tensor.dtype, self.contexts.allocated[tensor.name])
                     if result is not None:
-                        _check_shape(tensor, result, landing.shape)
+                        check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
                 value = value if example is None or result is not None else like_host(example, value)
             outputs[tensor.name] = value
         if free is not None:
             self._cuda("cudaEventRecord", self._event.raw, free)
-            self._pending_stream = free
+            self._behind = free
         else:
             self.wait(raw, target)
         for array, landing in copies:
             np.copyto(array, landing)
-        self._incomplete = False
+        self._dirty = False
         return outputs
 
     def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
         """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
-        if self._driver is None or stream != self.stream_ptr or self._driver.launch(address, stream):
+        if self._driver is None or stream != self.own or self._driver.launch(address, stream):
             self._cuda("cudaGraphLaunch", graph, raw)
 
     def wait(self, raw: Any, stream: int) -> None:
-        """Wait until what was given to the stream, `raw` to the runtime, is done."""
-        if self._driver is None or stream != self.stream_ptr or self._driver.synchronize(stream):
+        """Until what was given to the stream, `raw` to the runtime, is done."""
+        if self._driver is None or stream != self.own or self._driver.synchronize(stream):
             self._cuda("cudaStreamSynchronize", raw)
 
-    def wait_previous(self, stream: int | None) -> None:
-        """Let what the last call left behind be over, or come before what is given to `stream` now."""
-        if self.shared or self._incomplete:  # work is on a stream of the caller's, nobody knows until when
+    def settle(self, stream: int | None) -> None:
+        """What the last call left behind is over, or comes before what is given to `stream` now."""
+        if self.shared:  # given to a stream of the caller's, nobody knows until when
             self.device.synchronize()
-            self.shared, self._incomplete, self._pending_stream = False, False, None
-        elif self._pending_stream is not None and self._pending_stream != stream:
+            self.shared = False
+        if self._dirty:
+            self.stream.synchronize()
+            if self._behind is not None:
+                self._event.synchronize()
+            self._dirty, self._behind = False, None
+        elif self._behind is not None and self._behind != stream:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
-            self._pending_stream = None
+            self._behind = None
 
-    def input_locations(self, bound_context: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
+    def locate(self, bound_context: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
         """Copy inputs into pinned memory where they must be there; for each its address on the GPU, `STAGED`, or minus its
         address in pinned memory of the caller's."""
         locations: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound_context.staging):
             if isinstance(array, View):
                 if tensor.on_host:
-                    raise UsageError(
-                        f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
-                    )
+                    raise wanted_on_host(tensor)
                 if array.stream is not None or array.ordinal != self._ordinal:
                     self.order(array, target)
                 locations.append(array.address)
@@ -313,11 +373,7 @@ class Slot:
             if location_list[index] < RESIDENT:
                 assert isinstance(array, np.ndarray)
                 inside, address, size = self.contexts.gpu[tensor.name].address, -location_list[index], array.nbytes
-                if (
-                    self._driver is None
-                    or target != self.stream_ptr
-                    or self._driver.upload(inside, address, size, target)
-                ):
+                if self._driver is None or target != self.own or self._driver.upload(inside, address, size, target):
                     self._cuda("cudaMemcpyAsync", inside, address, size, self._to_gpu, target)
                 location_list[index] = RESIDENT
         return tuple(location_list)
@@ -350,14 +406,14 @@ class Slot:
             self.follow(array.stream, target)
 
     def after(self, streams: Sequence[int]) -> None:
-        """Order what the slot's own stream is given from now on after what those have to do by now."""
+        """What the slot's own stream is given from now on comes after what those have to do by now."""
         with self.device.current():  # whose default stream is meant
             for stream in streams:
                 if not self.device.idle(stream):
-                    self.follow(stream, self.stream_ptr)
+                    self.follow(stream, self.own)
 
     def follow(self, stream: int, target: int) -> None:
-        """Order what is given to `target` from now on after what `stream` has to do by now."""
+        """What is given to `target` from now on comes after what `stream` has to do by now."""
         self._cuda("cudaEventRecord", self._event.raw, stream)
         self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
@@ -393,7 +449,7 @@ class Slot:
         if self.stream.freed:
             return
         with self.device.current():
-            self.wait_previous(None)
+            self.settle(None)
             self.stream.synchronize()
             self.contexts.close()
             self._event.free()
@@ -401,23 +457,36 @@ class Slot:
 
 
 def _follow_default(device: Device, event: Event, stream: int) -> None:
-    """Order what is given to the stream from now on after what the current device's default stream has to do by now."""
+    """What is given to the stream from now on comes after what the current device's default stream has to do by now."""
     if not device.idle(LEGACY):
         device.cuda("cudaEventRecord", event.raw, LEGACY)
         device.cuda("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
 def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
-    """Tell whether results can be copied as they are into those arrays of the caller's."""
+    """Whether results can be copied as they are into those arrays of the caller's."""
     pairs = [(out[name], shape) for name, shape, _ in bound_context.results if name in out]
     return all(
         not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in pairs
     )
 
 
-def location_of(result: Block | Source | None) -> int:
-    """Return where a result is written: its address in GPU memory, or `STAGED`."""
-    return STAGED if result is None or isinstance(result, np.ndarray) else result.address
+def call_key(arrays: Sequence[Source], out: Mapping[str, Source] | None, originals: Mapping[str, Any] | None) -> Any:
+    """What tells calls on arrays in GPU memory apart, for `Slot.recall`: all that their views say, but not whose they are.
+
+    Args:
+        out: views of the arrays to write results into, `originals`, of which the type tells whether they can be written.
+
+    Returns: None if an array lies in host memory.
+    """
+    views = arrays if out is None else (*arrays, *out.values())
+    key: list[Any] = [array.key for array in views if type(array) is View]
+    if len(key) < len(views):
+        return None
+    if out:
+        key += out
+        key += map(type, (originals or {}).values())
+    return tuple(key)
 
 
 def read_on(stream: int, arrays: Sequence[Source]) -> None:
@@ -427,7 +496,11 @@ def read_on(stream: int, arrays: Sequence[Source]) -> None:
             array.owner.streams.add(stream)
 
 
-def _check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
+def wanted_on_host(tensor: Tensor) -> UsageError:
+    return UsageError(f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array")
+
+
+def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
     if tuple(array.shape) != shape:
         raise UsageError(f"out[{tensor.name!r}] has shape {x(array.shape)}; this call gives {x(shape)}")
 

@@ -129,13 +129,13 @@ def time_slot(
 
 def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[BoundContext, Locations]:
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
-    slot.wait_previous(None)
+    slot.settle(None)
     bound_context = slot.contexts.bind(arrays, shapes)
     locations = (
-        *slot.uploaded(arrays, slot.input_locations(bound_context, arrays, slot.stream_ptr), slot.stream_ptr),
+        *slot.uploaded(arrays, slot.locate(bound_context, arrays, slot.own), slot.own),
         *[STAGED] * len(bound_context.outputs),
     )
-    slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
+    slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
     slot.stream.synchronize()
     return bound_context, locations
 
@@ -149,7 +149,7 @@ def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tu
         inside.append(RESIDENT if shape is None else slot.contexts.buffer(tensor).handle)
     graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
     if graph is None:
-        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.stream_ptr)), False, note
+        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.own)), False, note
     return (lambda: graph.launch(slot.stream)), True, ""
 
 
@@ -179,7 +179,7 @@ def profile_slot(
     bound_context.context.profiler = profiler = engine.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
-        slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
+        slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
         slot.stream.synchronize()
         if number >= warmup:
             runs.append(dict(times))

@@ -1,6 +1,6 @@
-"""Native calls: copies and C functions in a row that a thread does without Python's GIL, between two looks of Python at it.
+"""Copies and calls in a row that a thread does without Python's GIL: a whole call between two looks of Python at it.
 
-A row is four words: a C function's address and up to three arguments, or what `_native.c` does itself. The call ends at the
+A row is four words: a C function's address and up to three arguments, or what `_native.c` does itself. A stretch ends at the
 first row that gives something else than 0. Only where the C extension is built (`available`).
 """
 
@@ -24,7 +24,7 @@ Row = tuple[int, int, int, int]
 
 
 def available() -> bool:
-    return native.run is not None
+    return native.run is not None and native.hold is not None
 
 
 def calling(function: int, a: int, b: int = 0) -> Row:
@@ -38,11 +38,11 @@ def copying(to: int, source: int, nbytes: int) -> Row:
 
 
 def same(at: int, value: int) -> Row:
-    """A row that fails unless the word at that address is `value`."""
+    """Fails unless the word at that address is `value`."""
     return _SAME, at, value, 0
 
 
-class NativeCall:
+class Stretch:
     """Rows, done one after another; for one thread at a time.
 
     Attributes:
@@ -56,38 +56,38 @@ class NativeCall:
         self.words = (ctypes.c_int64 * (_WIDTH * self._count))(*[word for row in rows for word in row])
         self._at = ctypes.addressof(self.words)
 
-    def run_without_gil(self) -> int:
-        """Do the rows; return what the last one gave, an int32: 0, or why the rows behind it weren't done."""
+    def run(self) -> int:
+        """Do them. What the last one gave, an int32: 0, or why the rows behind it weren't done."""
         assert native.run is not None
         return native.run(self._at, self._count)
 
+    def hold(self) -> int:
+        """The same without letting the GIL go: for a launch, which takes less time than other threads may keep it."""
+        assert native.hold is not None
+        return native.hold(self._at, self._count)
+
 
 @dataclass(slots=True)
-class PreparedCall:
+class Prepared:
     """A call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait, copies out.
 
     Attributes:
-        sources: for each input that is copied, the word of `native` where its address goes.
+        sources: for each input that is copied, the word of `stretch` where its address goes.
         targets: for each output the same.
     """
 
-    native: NativeCall
+    stretch: Stretch
     sources: tuple[int, ...]
     targets: tuple[int, ...]
 
 
-def prepare(staging: Iterable[NDArray[Any]], work: Sequence[Row], landing: Sequence[NDArray[Any]]) -> PreparedCall:
-    """Prepare a call.
-
-    Args:
-        staging, landing: the pinned memory of inputs that are copied, and of outputs.
-        work: rows between these copies.
-    """
+def prepare(staging: Iterable[NDArray[Any]], work: Sequence[Row], landing: Sequence[NDArray[Any]]) -> Prepared:
+    """`staging` and `landing`: the pinned memory of inputs that are copied, and of outputs; `work`: what is done in between."""
     into = [copying(start(array), 0, array.nbytes) for array in staging]
     back = [copying(0, start(array), array.nbytes) for array in landing]
     first = len(into) + len(work)
-    return PreparedCall(
-        NativeCall([*into, *work, *back]),
+    return Prepared(
+        Stretch([*into, *work, *back]),
         tuple(_WIDTH * row + _SOURCE for row in range(len(into))),
         tuple(_WIDTH * row + _TO for row in range(first, first + len(back))),
     )
