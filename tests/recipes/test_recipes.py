@@ -154,7 +154,7 @@ def test_a_recipe_by_path(tmp_path: Path) -> None:
         ("opset = true", ["opset is True", "a whole number"]),
         ('outputs = "logits"', ["can't be read"]),
         ("[inputs.other]\nsize = [1]", ["inputs.other", "unknown key 'size'"]),
-        ("[inputs.other]\nshape = [0, 3]", ["0", "positive"]),
+        ("[inputs.other]\nshape = [0, 3]", ["0", "at least 1"]),
         ("[inputs.other]\ndtype = 'float32'", ["has no shape"]),
         ('[inputs.other]\nshape = ["b", 4]\nrange = "1x3,2x3,4x3"', ["doesn't fit"]),
         ('[inputs.other]\nshape = ["b", 4]\nrange = "4x4,2x4,1x4"', ["min"]),
