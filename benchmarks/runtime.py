@@ -36,8 +36,8 @@ from trtopt.core.errors import DeviceError
 from trtopt.core.progress import reporter
 from trtopt.cuda.clocks import clocks, others
 from trtopt.cuda.device import Device, probe
-from trtopt.runtime.stretch import available
 from trtopt.runtime.session import Session
+from trtopt.runtime.stretch import available
 
 PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")
 ONE = (1, 3, 224, 224)

@@ -14,9 +14,9 @@ from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Shape, Signature, signature
 from trtopt.engine.manifest import Manifest
 from trtopt.runtime.contexts import Source
-from trtopt.runtime.timing import LayerTimes, profile_slot
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
+from trtopt.runtime.timing import LayerTimes, profile_slot
 from trtopt.trt import plan_loader
 from trtopt.trt.compatibility import PlanOrigin
 from trtopt.trt.loader import Loader

@@ -39,10 +39,9 @@ from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
 from trtopt.runtime.predictions import Prediction, best
-from trtopt.runtime.timing import LayerTimes
 from trtopt.runtime.slot import Slot, call_key, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
-from trtopt.runtime.timing import Timing, time_slot
+from trtopt.runtime.timing import LayerTimes, Timing, time_slot
 
 if TYPE_CHECKING:
     from trtopt.runtime.onnx_slot import OnnxSlot
