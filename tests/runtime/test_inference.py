@@ -480,6 +480,25 @@ def test_a_call_on_images_is_timed_as_a_call(pictures: Any, tmp_path: Path, batc
     np.testing.assert_array_equal(few.arrays["y"], found.arrays["y"][:, :3])
 
 
+def test_images_come_by_as_many_as_the_least_batch_asks_for(pictures: Any, at_most: AtMost) -> None:
+    model = pictures("n", "float[n,3,4,4] y", "y = Neg(x)")
+    at_most({"x": ((16, 3, 4, 4), (32, 3, 4, 4))})
+    found = run(model, images=np.concatenate([PIXELS, PIXELS[:5]]), backend="onnxruntime")
+    assert len(found.milliseconds) == 1 and found.arrays["y"].shape == (16, 3, 4, 4)
+
+
+def test_outputs_whose_names_give_one_file_are_kept_apart(tmp_path: Path) -> None:
+    model = _written(tmp_path / "m.onnx", "(float[n,3] x) => (float[n,3] y, float[n,3] z) { y = Neg(x) z = Abs(x) }")
+    proto = onnx.load(model)
+    for value, node, name in zip(proto.graph.output, proto.graph.node, ("a/y", "a:y")):
+        value.name = node.output[0] = name
+    onnx.save(proto, model)
+    run(model, data={"x": -A}, backend="onnxruntime", output=tmp_path / "out")
+    np.testing.assert_array_equal(np.load(tmp_path / "out/a_y.npy"), A)
+    np.testing.assert_array_equal(np.load(tmp_path / "out/a_y_.npy"), A)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_y.npy", "a_y_.npy"]
+
+
 def classifier(pictures: Any) -> Path:
     nodes = "a = Constant<value_ints = [2, 3]>() y = ReduceMean<keepdims = 0>(x, a)"
     return pictures("n", "float[n,3] y", nodes)  # type: ignore[no-any-return]
