@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=0.9)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("trtopt", "tests", "scripts", "docs"):
+        for name in ("trtopt", "tests", "scripts", "docs", "benchmarks", "calibration", "models"):
             shutil.copytree(name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
         for name in ("pyproject.toml", "README.md", "requirements.lock", "samples.lock"):
             shutil.copy(name, folder)
