@@ -14,9 +14,13 @@ from trtopt import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("docs", "models", "calibration", "scripts", "benchmarks")
+WENT = "docs/decisions/001-what-went.md"  # names what there is no more
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md")))
+    {
+        path.relative_to(ROOT).as_posix()
+        for path in (*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md")))
+    }
+    - {WENT}
 )
 _ENDS = ("||", "|", ">", ">>", "2>", "&")  # of a command in a line of the shell
 _PLACEHOLDERS = {"N", "X"}  # that stand for a number
