@@ -731,3 +731,14 @@ def test_codes_of_more_than_a_bias_stay_codes() -> None:
         [node("DequantizeLinear", "q s", "h"), node("Add", "h x", "y")], inputs={"x": [2, 2]}, weights=weights
     )  # type: ignore[arg-type]
     assert operators(fold(proto)[0]) == {"DequantizeLinear", "Add"}
+
+
+def test_a_product_that_takes_its_bias_in_keeps_its_own_name() -> None:
+    proto = model(
+        [node("MatMul", "x w", "p", "product"), node("Add", "p b", "y", "bias")],
+        inputs={"x": ["n", 4]},
+        weights={"w": np.ones((4, 3), np.float32), "b": np.arange(3, dtype=np.float32)},
+        outputs={"y": ["n", 3]},
+    )
+    result, report = fold(proto)
+    assert [(item.op_type, item.name) for item in result.graph.node] == [("Gemm", "product")] and not report.problem
