@@ -1,4 +1,4 @@
-"""Locks between processes and between threads: on a folder, or by a file that is there while the lock is held.
+"""Locks between processes and between threads, by a file that is there while the lock is held.
 
 The system drops them however their process ends, so that a killed one leaves none behind.
 """
@@ -46,31 +46,6 @@ class Lock:
 
     def __del__(self) -> None:
         self.close()
-
-
-def lock_folder(folder: Path, *, shared: bool) -> Lock | None:
-    """Lock a folder. None where it is gone; without `shared`, also where another process or thread has a lock on it.
-
-    With `shared`, one who has it without is waited for: who holds such a lock renames the folder, or lets go at once.
-
-    Raises:
-        OutputError: it can't be opened, or its file system has no locks.
-    """
-    while True:
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-            held = locked(descriptor, folder, shared=shared)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                return None
-            raise OutputError(f"can't lock {folder}: {error.strerror or error}") from error
-        if held:
-            return Lock(descriptor)
-        if not shared:
-            return None
-        time.sleep(POLL / 50)
 
 
 @contextlib.contextmanager

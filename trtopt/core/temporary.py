@@ -107,14 +107,14 @@ def _lock(folder: Path) -> int | None:
     return descriptor if locked(descriptor, folder) else None
 
 
-def locked(descriptor: int, path: Path, *, shared: bool = False) -> bool:
+def locked(descriptor: int, path: Path) -> bool:
     """Lock what is open, if it is still what lies at `path` and nobody else has it; else close it.
 
     Raises:
         OSError: its file system has no locks.
     """
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return True
     except (BlockingIOError, FileNotFoundError, NotADirectoryError):
