@@ -341,7 +341,7 @@ def test_native_calibration_is_refused_beside_it(tmp_path: Path) -> None:
 
 def test_86_gets_a_cast_to_fp32_and_the_arithmetic_pinned_to_fp32() -> None:
     folded = fold(conv_relu())[0]
-    can = SimpleNamespace(stored_codes=(), max_opset=17, float_only={}, conv_borders="")
+    can = SimpleNamespace(stored_codes=False, max_opset=17, float_only={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can)
     embedded = Embedded.of(PRESETS["imagenet"], load_model(folded).inputs)
     spec = BuildSpec(precision=Precision.FP16, embed_preprocess=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,7 +56,7 @@ def lowered(
     block: onnx.ModelProto,
     table: Table,
     *,
-    stored_codes: Collection[Precision] = Precision,
+    stored_codes: bool = True,
     **changes: Any,
 ) -> Lowered:
     can = SimpleNamespace(stored_codes=stored_codes, max_opset=17, float_only={}, conv_borders="")
@@ -109,7 +108,7 @@ def test_what_lies_between_fp16_layers_is_preferred_in_fp16(excited: tuple[onnx.
 
 
 def test_a_generation_without_stored_codes_gets_floats(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table, stored_codes=())
+    made = lowered(block, table, stored_codes=False)
     plain = lowered(block, table)
     for proto, wanted in ((made.proto, set()), (plain.proto, {TensorProto.INT8})):
         weights = {item.name: item.data_type for item in proto.graph.initializer}
@@ -161,7 +160,7 @@ def test_shapes_are_inferred_once(
 
     monkeypatch.setattr("trtopt.graph.view.infer_shapes", infer)
     can = SimpleNamespace(
-        stored_codes=Precision if typed else (),
+        stored_codes=typed,
         max_opset=None if typed else 17,
         float_only={},
         float_only_fp8={},
@@ -184,8 +183,8 @@ def test_shapes_are_inferred_once(
 
 def _lower(proto: onnx.ModelProto, table: Table | None, *, typed: bool, **spec: Any) -> Lowered:
     given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
-    newest, stored = (None, Precision) if typed else (17, ())
-    can = SimpleNamespace(stored_codes=stored, max_opset=newest, float_only={}, float_only_fp8={}, conv_borders="")
+    newest = None if typed else 17
+    can = SimpleNamespace(stored_codes=typed, max_opset=newest, float_only={}, float_only_fp8={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)
 

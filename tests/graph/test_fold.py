@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -295,6 +296,13 @@ def test_an_output_that_is_an_input_or_constant_keeps_its_name() -> None:
     same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
 
 
+def test_an_output_that_takes_over_what_is_summed_with_nothing_keeps_its_name() -> None:
+    proto = model([node("Relu", "x", "a", "relu"), node("Add", "a zero", "y")], weights={"zero": np.float32(0)})
+    result = folded(proto)
+    assert [(item.name, list(item.output)) for item in result.graph.node] == [("relu", ["y"])]
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+
+
 def test_control_flow_keeps_its_body() -> None:
     def body(op: str) -> Any:
         result = helper.make_tensor_value_info(f"{op}_out", 1, None)
@@ -519,6 +527,25 @@ def test_folding_that_is_not_valid_is_not_believed(monkeypatch: pytest.MonkeyPat
     assert len(result.graph.node) == len(proto.graph.node)
 
 
+@pytest.mark.parametrize("circles", [False, True])
+def test_folding_that_goes_on_changing_ends(circles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = itertools.count()
+
+    def other(proto: ModelProto, most: int = 0) -> ModelProto:
+        proto.graph.node[0].attribute.append(
+            helper.make_attribute("turn", next(counted) % 2 if circles else next(counted))
+        )
+        del proto.graph.node[0].attribute[:-1]
+        return proto
+
+    monkeypatch.setattr("trtopt.graph.passes.fold._evaluate", other)
+    proto = conv_relu()
+    result, report = fold(proto)
+    assert "folding doesn't settle" in report.problem
+    assert operators(result) == operators(proto)
+    assert next(counted) < 20
+
+
 @pytest.mark.parametrize("equation", ["cB,Ba", "Bi,iA->BA", "aZ,Zb", "IJ->JI"])
 def test_capital_letters_of_einsum_become_small_in_their_order(equation: str) -> None:
     """Without "->" the result's axes follow the letters' order, capitals first."""
@@ -717,11 +744,13 @@ def test_functions_are_folded_in_place() -> None:
     <domain: "own", opset_import: ["": 17]> shifted (a) => (b) {
         one = Constant <value = float {1}> ()
         two = Add(one, one)
-        b = Mul(a, two)
+        [inner] c = Neg(a)
+        b = Mul(c, two)
     }"""
     proto = onnx.parser.parse_model(text)
     made, report = fold(proto)
-    assert not report.problem and operators(made) == {"Mul"}
+    assert not report.problem and operators(made) == {"Neg", "Mul"}
+    assert made.graph.node[0].name == "inner"
     same_outputs(proto, made, {"x": values(2)})
 
 

@@ -11,7 +11,6 @@ from graphs import model, node, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import UnsupportedOperator
-from trtopt.core.values import Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.old_parser import readable_model, with_float_weights
 from trtopt.graph.view import to_ir, to_proto
@@ -216,8 +215,8 @@ def test_what_the_parser_would_compute_otherwise_is_refused_by_name(proto: Model
         readable_model(_free(proto), 17)
 
 
-@pytest.mark.parametrize(("precision", "kind"), [(Precision.INT8, np.int8), (Precision.FP8, ml_dtypes.float8_e4m3fn)])
-def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes(precision: Precision, kind: Any) -> None:
+@pytest.mark.parametrize("kind", [np.int8, ml_dtypes.float8_e4m3fn])
+def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes(kind: Any) -> None:
     """8.6 stops with an assertion at stored codes of a matrix product. A weight for two layers stays one weight."""
     codes = np.random.default_rng(0).integers(-127, 128, (8, 4)).astype(kind)
     scale = np.random.default_rng(1).uniform(1e-4, 0.3, 4).astype(np.float32)
@@ -235,8 +234,7 @@ def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes(precisi
         "b": codes[0, :4], "one": np.float32(0.02), "none": np.zeros((), kind),
     }  # fmt: skip
     proto = model(nodes, inputs={"x": ["n", 8]}, weights=weights, opset=19)
-    assert not with_float_weights(to_ir(proto), {Precision.INT8, Precision.FP8} - {precision}).changed
-    result = with_float_weights(to_ir(proto), (precision,))
+    result = with_float_weights(to_ir(proto))
     assert result.changes.keys() == {"first/DQ", "second/DQ", "bias/DQ"}
     made = load_model(to_proto(result.model)).proto
     x = values(5, 8)
@@ -250,10 +248,10 @@ def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes(precisi
     held = {item.name: numpy_helper.to_array(item) for item in made.graph.initializer}
     again = (held[quantize.input[0]] / scale).astype(np.float32)
     np.testing.assert_array_equal((np.rint(again) if kind is np.int8 else again).astype(kind), codes)
-    assert not with_float_weights(to_ir(made), (precision,)).changed
+    assert not with_float_weights(to_ir(made)).changed
 
 
 def test_codes_whose_scale_is_computed_stay_codes() -> None:
     nodes = [node("Abs", "t", "s"), node("DequantizeLinear", "w s", "f"), node("MatMul", "x f", "y")]
     proto = model(nodes, inputs={"x": ["n", 8], "t": []}, weights={"w": np.ones((8, 4), np.int8)})
-    assert not with_float_weights(to_ir(proto), (Precision.INT8, Precision.FP8)).changed
+    assert not with_float_weights(to_ir(proto)).changed

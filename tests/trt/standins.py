@@ -254,7 +254,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             monitor.phase_finish("Building engine")
         calibrator = config._set.get("int8_calibrator")
         if calibrator is not None and "INT8" in config._flags:
-            _calibrate(calibrator, [tensor.name for tensor in network._tensors])
+            _calibrate(calibrator, [tensor.name for tensor in network._tensors], sim.version)
         return HostMemory(_plan(sim, network, config))
 
     # INetworkDefinition, ITensor, ILayer
@@ -315,8 +315,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         return True
 
     def supports_v2(self: Any, content: bytes, path: str | None = None) -> bool:
-        look(self, onnx.load_from_string(content))
-        return not self._errors
+        model = onnx.load_from_string(content)
+        look(self, model)
+        return not self._errors and all(
+            node.op_type != "NonZero" for node in model.graph.node
+        )  # as 10.6, which builds it
 
     def supports(self: Any, content: bytes, path: str | None = None) -> tuple[bool, list[tuple[list[int], bool]]]:
         good = supports_v2(self, content, path)
@@ -553,12 +556,14 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 _UNKNOWN_TYPE = re.compile(r'("(?:Format/Datatype|Datatype|Format)": )"[^"]*"')
 
 
-def _calibrate(calibrator: Any, names: list[str]) -> None:
+def _calibrate(calibrator: Any, names: list[str], version: str) -> None:
     assert calibrator.get_batch_size() > 0
-    if calibrator.read_calibration_cache() is None:
+    major, minor, patch = map(int, version.split(".")[:3])
+    header = f"TRT-{major * (10000 if major >= 10 else 1000) + minor * 100 + patch}-EntropyCalibration2\n".encode()
+    if not (calibrator.read_calibration_cache() or b"").startswith(header):  # 10.6 passes over other versions' (seen)
         while (pointers := calibrator.get_batch(names)) is not None:
             assert all(isinstance(pointer, int) for pointer in pointers) and len(pointers) == len(names)
-    calibrator.write_calibration_cache(memoryview(b"TRT-8600-EntropyCalibration2\nx: 3d4ccccd\n"))
+    calibrator.write_calibration_cache(memoryview(header + b"x: 3d4ccccd\n"))
 
 
 LEAN_RUNTIME = b"\x7fELF".ljust(18, b"\0") + b"\x3e\0 the library"  # of x86-64

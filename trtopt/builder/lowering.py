@@ -133,8 +133,8 @@ def lower(
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
         free = set(nodes.heavy) - asked.keys()
         preferred = dict.fromkeys(sorted((free | _beside(model, free)) - layer_precision.keys()), spec.base)
-    floats = [item for item in (Precision.INT8, Precision.FP8) if item not in capabilities.stored_codes]
-    passes.append(with_float_weights(model, floats))
+    if not capabilities.stored_codes:
+        passes.append(with_float_weights(model))
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
         if not typed and spec.base is not Precision.FP32:

@@ -190,7 +190,7 @@ def plan_build(request: BuildRequest) -> BuildPlan:
         table=table,
         native=native,
         cache=scales.native_cache(spec),
-        native_batch=scales.native_batch(model),
+        native_batch=scales.native_batch(model, spec),
         preprocessing=preprocessing,
         embedded=embedded,
         samples=samples,

@@ -135,15 +135,22 @@ class Scales:
             data=self.data,
             preprocess=self.preprocess,
             limit=self.limit,
-            batch=self.native_batch(model),
+            batch=self.native_batch(model, spec),
         )
         check_enough(batches)
         return batches
 
-    def native_batch(self, model: Model) -> int:
-        """Samples that TensorRT's calibrator takes at a time: the model's own batch where it is fixed."""
-        size = model.inputs[0].shape[0] if model.inputs and model.inputs[0].shape else None
-        return size if isinstance(size, int) and size > 0 else self.batch
+    def native_batch(self, model: Model, spec: BuildSpec) -> int:
+        """Samples that TensorRT's calibrator takes at a time: the model's own batch where it is fixed, else one in the profile.
+
+        Of a profile of one size TensorRT 10.6 reads that many samples, whatever the calibration profile says.
+        """
+        first = next(iter(model.inputs), None)
+        size = first.shape[0] if first is not None and first.shape else None
+        if isinstance(size, int) and size > 0:
+            return size
+        sizes = spec.profiles[0].get(first.name) if first is not None and spec.profiles else None
+        return min(max(self.batch, sizes.min[0]), sizes.max[0]) if sizes is not None and sizes.min else self.batch
 
     def preprocessing(self, table: Table | None, native: Batches | None) -> Mapping[str, Any] | None:
         """Describe how an image becomes the network's input, for the manifest."""

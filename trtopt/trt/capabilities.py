@@ -62,7 +62,7 @@ class Capabilities:
         absent: operator → why nothing runs it, though the parser takes it.
         conv_borders: what it can't do where types change behind a convolution (`placement.find_points`); empty: it can do all.
         gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
-        stored_codes: types of weights that it takes as stored codes; others it takes as floats with Q/DQ behind them alone.
+        stored_codes: it takes weights as stored codes; without, as floats with Q/DQ behind them (`passes.old_parser`).
     """
 
     typed_graph: bool
@@ -88,7 +88,7 @@ class Capabilities:
     absent: Mapping[str, str] = field(default_factory=dict)
     conv_borders: str = ""
     gates_in_int8: bool = False
-    stored_codes: frozenset[Precision] = frozenset({Precision.INT8})
+    stored_codes: bool = False
 
     def describe(self) -> dict[str, Any]:
         """Return them as plain JSON values."""
@@ -96,7 +96,6 @@ class Capabilities:
         plain["precisions"] = sorted(map(str, self.precisions))
         plain["hardware_levels"] = sorted(self.hardware_levels)
         plain["types"] = sorted(self.types)
-        plain["stored_codes"] = sorted(map(str, self.stored_codes))
         if self.compute_targets is not None:
             plain["compute_targets"] = [f"sm{target}" for target in sorted(self.compute_targets)]
         return plain

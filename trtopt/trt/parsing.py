@@ -100,7 +100,8 @@ def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> t
         good, collection = parser.supports_model(content, path)
         groups = [subgraph for subgraph, _ in collection]
     issues = parser_issues(parser, nodes)
-    if good:
+    # 10.6 counts NonMaxSuppression, NonZero and RoiAlign as unsupported, without an error, and parses and builds them.
+    if good or (not issues and parser.parse_from_file(path)):
         return ()
     # A subgraph's own flag says whether it is the whole model; what is unsupported is in no subgraph at all.
     supported_indices = {int(index) for group in groups for index in group}

@@ -32,7 +32,7 @@ class TensorRTRTX(Generation):
             timing_cache=False,  # the functions exist and do nothing
             hardware_levels=frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
             version_compatible=False,  # there is no lean runtime to carry
-            stored_codes=frozenset({Precision.INT8, Precision.FP8}),
+            stored_codes=True,
             float_only_fp8={},
             float_only={
                 "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"

@@ -22,7 +22,6 @@ class TensorRT8(Generation):
             capabilities,
             max_opset=17,  # much of 18 and later does not parse
             gates_in_int8=True,  # measured on H100s (docs/results/accuracy.md)
-            stored_codes=frozenset(),  # graph.old_parser.with_float_weights
             # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
             # and convolves in FP16 or, in a profile of batch 1, in FP32.
             conv_borders="TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "

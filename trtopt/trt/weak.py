@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,7 @@ class NativeCalibration:
             raise UnsupportedRequest(
                 "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
             )
-        self.cache = self._initial_cache = options.cache
+        self.cache = self._initial_cache = _headed(options.cache, trt.__version__)
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
         self._upload = functools.cache(upload)
@@ -197,6 +198,15 @@ class NativeCalibration:
             warnings.append(
                 f"native calibration left out the last {self.left_over} samples: they don't fill a batch of {self._batch}"
             )
+
+
+def _headed(cache: bytes | None, version: str) -> bytes | None:
+    """A cache with the header of this TensorRT, which passes over one of another version and then lacks all scales."""
+    if cache is None:
+        return None
+    major, minor, patch = map(int, version.split(".")[:3])
+    number = major * 10000 + minor * 100 + patch if major >= 10 else major * 1000 + minor * 100 + patch
+    return re.sub(rb"^(\xef\xbb\xbf)?TRT-\d+-", f"TRT-{number}-".encode(), cache)
 
 
 def device_upload(ordinal: int = 0) -> Upload:

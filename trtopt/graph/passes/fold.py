@@ -260,7 +260,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
     for _ in range(ROUNDS):
-        lift(model)
         with _library("onnxscript"):
             folded = optimizer.fold_constants(
                 model,

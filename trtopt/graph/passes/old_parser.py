@@ -7,14 +7,13 @@ Sources: onnx-tensorrt, release/8.6-GA: builtin_op_importers.cpp, onnx2trt_utils
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from trtopt.core.values import Precision
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.opset import lower_opset
 from trtopt.graph.passes.quantize import along
@@ -32,7 +31,7 @@ from trtopt.graph.view import (
 )
 
 _INT32_MAX = 2**31 - 1
-_STORED = {Precision.INT8: ir.DataType.INT8, Precision.FP8: ir.DataType.FLOAT8E4M3FN}
+_STORED = (ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
 
 
 def readable(model: ir.Model, max_opset: int | None) -> PassResult:
@@ -70,19 +69,19 @@ def readable_model(proto: ModelProto, max_opset: int | None) -> ModelProto:
     return proto if max_opset is None else as_read(proto, readable(to_ir(proto), max_opset))
 
 
-def with_float_weights(model: ir.Model, types: Collection[Precision]) -> PassResult:
-    """Give every constant of these types behind a DequantizeLinear as floats and a QuantizeLinear, which gives the codes.
+def with_float_weights(model: ir.Model) -> PassResult:
+    """Give every constant of INT8 or FP8 behind a DequantizeLinear as floats and a QuantizeLinear, which gives the codes.
 
     The builder of 8.6 takes stored INT8 codes for most convolutions. For a matrix product, or convolutions that it would join
     since they read the same tensor, it stops with an assertion (seen on an H200: docs/results/zoo.md). 10.6 runs no layer in
-    FP8 whose weight is stored as codes, and says nothing (docs/results/tensorrt-10.md).
+    FP8 whose weight is stored as codes, stops with an assertion at depthwise convolutions of 5 × 5, and where one has to run
+    in floating point it takes INT8 codes for the floats themselves, without a word (docs/results/tensorrt-10.md).
     """
     editor, dequantized, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), dict[str, str]()
-    stored = {_STORED[precision] for precision in types}
     for node in list(model.graph):
         codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
         scale = constant(node.inputs[1]) if codes is not None and codes.is_initializer() else None
-        if codes is None or scale is None or codes.dtype not in stored:
+        if codes is None or scale is None or codes.dtype not in _STORED:
             continue
         attributes = {name: held.value for name, held in node.attributes.items()}
         key = (*node.inputs, str(attributes))
