@@ -358,6 +358,47 @@ def test_the_garbage_collector_is_left_as_it_was(frozen: bool) -> None:
         gc.unfreeze()
 
 
+def test_the_collector_passes_over_what_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = list[int]()
+
+    def looked(proto: ModelProto, most: int) -> ModelProto:
+        frozen.append(gc.get_freeze_count())
+        return _evaluate(proto, most)
+
+    monkeypatch.setattr("trtopt.graph.passes.fold._evaluate", looked)
+    fold(conv_relu())
+    assert frozen and min(frozen) > 1000
+
+
+def test_equal_constants_become_one_and_those_that_were_inputs_fold() -> None:
+    nodes = [node("Conv", "x w", "a"), node("Add", "b c", "d"), node("Conv", "a v", "e"), node("Add", "e d", "y")]
+    same = values(3, 3, 1, 1)
+    weights = {"w": same, "v": same.copy(), "b": np.float32(1).reshape(1), "c": np.float32(2).reshape(1)}
+    proto = model(nodes, weights=weights)
+    for name in ("b", "c"):
+        proto.graph.input.append(helper.make_tensor_value_info(name, 1, [1]))
+    result = folded(proto)
+    assert [item.op_type for item in result.graph.node] == ["Conv", "Conv"] and len(result.graph.initializer) == 2
+    found, wanted = (OnnxSession(item, threads=1)({"x": values(2, 3, 8, 8)})["y"] for item in (result, proto))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_the_size_that_an_output_is_declared_with_is_not_believed() -> None:
+    proto = model([node("Relu", "x", "y"), node("Shape", "y", "z")], inputs={"x": ["n", 4]}, outputs={"y": [1, 4]})
+    proto.graph.output.append(helper.make_tensor_value_info("z", TensorProto.INT64, [2]))
+    result = folded(proto)
+    assert operators(result) == {"Relu", "Shape"}
+    same_outputs(proto, result, {"x": values(3, 4)})
+
+
+def test_results_joined_over_and_over_are_named_instead_of_folded() -> None:
+    nodes = [node("Concat", f"t{i} t{i}", f"t{i + 1}", axis=0) for i in range(15)]
+    proto = model([node("Relu", "x", "t0"), *nodes, node("ReduceMax", "t15", "y", keepdims=0)], outputs={"y": []})
+    made, report = fold(proto)
+    assert "Concats join each other's results, to more than 16384 parts" in report.problem
+    assert len(made.graph.node) == len(proto.graph.node)
+
+
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     fold(load_model(rapidocr("rec")).proto)
     assert capfd.readouterr() == ("", "")
@@ -672,6 +713,7 @@ def test_pixels_are_cast_after_they_were_moved(also: str) -> None:
     assert not report.problem
     operators_ = [item.op_type for item in folded.graph.node]
     assert operators_ == ["Transpose", "Reshape", "Cast"] if not also else operators_[0] == "Cast"
+    assert "cast" in [item.name for item in folded.graph.node]
     same_outputs(proto, folded, {"x": np.random.default_rng(0).integers(0, 256, (2, 3, 8, 8)).astype(np.float32)})
 
 

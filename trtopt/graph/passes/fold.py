@@ -280,7 +280,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _cast_pixels_last(model)
     tidy(model)
     absorb(model)
-    _remove_identities(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
     return to_proto(model)
@@ -481,7 +480,7 @@ def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:
     for _ in range(8):
         if found is None:
             return ""
-        if found.op_type == node.op_type or (node.op_type == "Gemm" and found.op_type == "MatMul"):
+        if found.op_type == node.op_type:
             return str(found.name)
         steps = [producer[name] for name in found.input if name in producer]
         found = next((step for step in steps if step.op_type != "Constant"), None)
