@@ -377,7 +377,7 @@ def test_equal_constants_become_one_and_those_that_were_inputs_fold() -> None:
     proto = model(nodes, weights=weights)
     for name in ("b", "c"):
         proto.graph.input.append(helper.make_tensor_value_info(name, 1, [1]))
-    result = folded(proto)
+    result = fold(proto)[0]
     assert [item.op_type for item in result.graph.node] == ["Conv", "Conv"] and len(result.graph.initializer) == 2
     found, wanted = (OnnxSession(item, threads=1)({"x": values(2, 3, 8, 8)})["y"] for item in (result, proto))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
