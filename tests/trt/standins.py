@@ -700,14 +700,14 @@ def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
                 }
             )
     flags, report = config._flags, {"Layers": layers, "Bindings": []}
-    if flags & {"REFIT", "STRIP_PLAN"}:
+    stripped = bool(flags & {"STRIP_PLAN", "WEIGHTLESS"})  # its other name in 10
+    if stripped or "REFIT" in flags:
         roles = ("KERNEL", "BIAS")
         held = {
             f"{node.name}|{role}": _of(values)
             for node, layer in zip(network._onnx.graph.node, network._layers)
             for role, values in zip(roles, layer._weights)
         }
-        stripped = "STRIP_PLAN" in flags
         report |= {
             "Refit": True,
             "Weights": {key: said.partition(" ")[0] if stripped else said for key, said in held.items()},
