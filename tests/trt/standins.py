@@ -12,6 +12,7 @@ be installed here; this is how their code paths are run at all.
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import re
 import types
@@ -19,7 +20,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 
 API = Path(__file__).parent / "api"
 VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
@@ -273,14 +276,60 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         made._dims = [dim.dim_param for dim in dims]
         return made
 
-    def layer(node: onnx.NodeProto) -> Any:
+    def layer(node: onnx.NodeProto, weights: dict[str, Any]) -> Any:
         made, output = sim.module.ILayer(), sim.module.ITensor()
         output._set.update(dtype=sim.module.DataType.FLOAT, is_shape_tensor=False, name=node.output[0])
         made._outputs, made._output_types = [output], {}
         kind = getattr(sim.module.LayerType, _HEAVY.get(node.op_type, "ACTIVATION"))
         values = {"name": node.name, "type": kind, "num_outputs": 1, "metadata": f"[ONNX Layer: {node.name}]"}
         made._set.update({key: value for key, value in values.items() if key in sim.api["classes"]["ILayer"]})
+        made._weights = (
+            [weights[name] for name in node.input[1:3] if name in weights] if kind.name == "CONVOLUTION" else []
+        )
         return made
+
+    # Weights of convolutions, as a plan that can be refitted has them
+
+    def held(index: int) -> Any:
+        return property(lambda self: self._weights[index] if index < len(self._weights) else None)
+
+    def refitter_init(self: Any, engine: Any, logger: Any) -> None:
+        self._engine, self._given = engine, {}
+        self._roles = sim.module.WeightsRole
+
+    def refittable(engine: Any) -> dict[str, str]:
+        return dict(_loaded(engine._report).get("Weights", {}))
+
+    def pairs(keys: Any) -> tuple[list[str], list[Any]]:
+        found = [key.rsplit("|", 1) for key in keys]
+        return [name for name, _ in found], [getattr(sim.module.WeightsRole, role) for _, role in found]
+
+    def set_weights(self: Any, name: str, role: Any, values: Any) -> bool:
+        key = f"{name}|{role.name}"
+        shape = refittable(self._engine).get(key, "").partition(" ")[0]
+        if shape != str(values.size):  # "a wrong weights name or a change in the weights count"
+            return False
+        self._given[key] = _of(values)
+        return True
+
+    def do_refit(self: Any) -> bool:
+        if refittable(self._engine).keys() - self._given:
+            return False
+        report = {**_loaded(self._engine._report), "Weights": self._given, "Stripped": False}
+        self._engine._report = _dumped(report)
+        return True
+
+    def serialize(self: Any, config: Any = None) -> Any:
+        report = _loaded(self._report)
+        if config is not None and "INCLUDE_REFIT" not in config._flags:
+            report["Weights"] = {"kept": _of(np.array(sorted(report["Weights"].items()), dtype=np.str_))}
+            report["Refit"] = False
+        return HostMemory(_header(sim.version).ljust(64, b"\0") + _dumped(report).encode())
+
+    def serialization_config(self: Any) -> Any:
+        config = sim.module.ISerializationConfig()
+        config._flags = set()
+        return config
 
     # OnnxParser
 
@@ -307,10 +356,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             return False
         if sim.major == 8 and model.opset_import[0].version > 17:
             log(self._logger, "WARNING", "parsed with an opset newer than 17")
-        weights = {item.name for item in model.graph.initializer}
+        arrays = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer}
+        weights = arrays.keys()
         self._network._tensors = [tensor(value) for value in model.graph.input if value.name not in weights]
         self._network._results = [tensor(value) for value in model.graph.output]
-        self._network._layers = [layer(node) for node in model.graph.node]
+        self._network._layers = [layer(node, arrays) for node in model.graph.node]
         self._network._onnx = model
         return True
 
@@ -529,6 +579,10 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         },
         "ICudaEngine": {
             "create_engine_inspector": inspector,
+            "refittable": property(lambda self: _loaded(self._report).get("Refit", False)),
+            "serialize": serialize,
+            "serialize_with_config": serialize,
+            "create_serialization_config": serialization_config,
             "create_execution_context": context,
             "create_execution_context_without_device_memory": without_memory,
             "device_memory_size": property(scratch),
@@ -549,6 +603,18 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "set_runtime_cache": set_runtime_cache,
         },
         "IRuntimeCache": {"deserialize": read_runtime_cache, "serialize": lambda self: HostMemory(self._content)},
+        **{name: {"kernel": held(0), "bias": held(1)} for name in ("IConvolutionLayer", "IDeconvolutionLayer")},
+        "ISerializationConfig": {
+            "set_flag": lambda self, flag: self._flags.add(flag.name),
+            "clear_flag": lambda self, flag: self._flags.discard(flag.name),
+        },
+        "Refitter": {
+            "__init__": refitter_init,
+            "get_all": lambda self: pairs(refittable(self._engine)),
+            "get_missing": lambda self: pairs(refittable(self._engine).keys() - self._given),
+            "set_weights": set_weights,
+            "refit_cuda_engine": do_refit,
+        },
         "EngineInspector": {"get_engine_information": information},
     }
 
@@ -582,6 +648,19 @@ def plan_without_layers(sim: Simulation) -> bytes:
     report = b'{"Layers": []}'
     header = _rtx_header(sim.version, 64 + len(report)) if sim.rtx else _header(sim.version)
     return header.ljust(64, b"\0") + report
+
+
+def _dumped(report: dict[str, Any]) -> str:
+    return json.dumps(report).replace("\\u001e", "\x1e")  # as TensorRT does: raw
+
+
+def _loaded(report: str) -> dict[str, Any]:
+    return dict(json.loads(report, strict=False))
+
+
+def _of(values: Any) -> str:
+    """The count of an array, and its content."""
+    return f"{values.size} {hashlib.sha256(values.tobytes()).hexdigest()}"
 
 
 def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
@@ -625,7 +704,19 @@ def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
                     "Metadata": f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]",
                 }
             )
-    report = json.dumps({"Layers": layers, "Bindings": []}).replace("\\u001e", "\x1e")  # as TensorRT does: raw
-    flags = config._flags
+    flags, report = config._flags, {"Layers": layers, "Bindings": []}
+    stripped = bool(flags & {"STRIP_PLAN", "WEIGHTLESS"})  # its other name in 10
+    if stripped or "REFIT" in flags:
+        roles = ("KERNEL", "BIAS")
+        held = {
+            f"{node.name}|{role}": _of(values)
+            for node, layer in zip(network._onnx.graph.node, network._layers)
+            for role, values in zip(roles, layer._weights)
+        }
+        report |= {
+            "Refit": True,
+            "Weights": {key: said.partition(" ")[0] if stripped else said for key, said in held.items()},
+        }
+        report["Stripped"] = stripped
     lean = LEAN_RUNTIME if "VERSION_COMPATIBLE" in flags and "EXCLUDE_LEAN_RUNTIME" not in flags else b""
-    return (_header(sim.version)).ljust(64, b"\0") + report.encode() + lean
+    return (_header(sim.version)).ljust(64, b"\0") + _dumped(report).encode() + lean

@@ -20,6 +20,7 @@ import onnx
 
 from trtopt.builder.execute import Built, execute
 from trtopt.builder.plan import BuildPlan, plan_build
+from trtopt.builder.refit import structure
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
@@ -218,6 +219,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
             output_kinds=plan.kinds(plan.classes),
             safety=None if safety is None else safety.describe(),
             scratch=engine.scratch,
+            structure=structure(lowered.proto) if plan.spec.strip or plan.spec.refit else None,
             compute_capabilities=list(engine.targets) or ([device.compute_capability] if device else []),
         )
         partial_manifest.write_bytes(json_bytes(asdict(manifest)))
@@ -315,7 +317,7 @@ def tell_cut_off(request: BuildRequest) -> None:
 
 
 def _summary(table: Table | None) -> dict[str, Any] | None:
-    return None if table is None else {"method": table.method, "samples": table.samples, "digest": table.digest}
+    return None if table is None else table.summary
 
 
 def _tensor(info: TensorInfo) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The request of `build`."""
+"""The requests of `build` and `refit`."""
 
 from __future__ import annotations
 
@@ -124,4 +124,27 @@ class BuildRequest:
     output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
     report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()
+    reporter: Reporter = SILENT
+
+
+@dataclass(frozen=True)
+class RefitRequest:
+    """The arguments of `trtopt.refit`, which describes them."""
+
+    engine: str | os.PathLike[str] = field(metadata=shared.ENGINE)
+    model: str | os.PathLike[str] = field(
+        metadata=about(help="The ONNX model that has the weights.", metavar="NEW.onnx", typed=Path)
+    )
+    output: str | os.PathLike[str] = field(
+        metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o", writes=ENGINE)
+    )
+    _: KW_ONLY
+    calib: str | os.PathLike[str] | Table | None = option(
+        None,
+        help="The calibration table that an INT8 or FP8 engine was built with.",
+        metavar="T.calib.json",
+        typed=Path,
+    )
+    device: int = shared.gpu()
+    trust_host_code: bool = shared.trust_host_code()
     reporter: Reporter = SILENT

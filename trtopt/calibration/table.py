@@ -117,6 +117,11 @@ class Table:
         decided |= {"beyond_fp16": sorted(beyond)} if (beyond := self.beyond_fp16) else {}
         return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {"method": self.method, "samples": self.samples, "digest": self.digest}
+
     @typed
     def with_method(self, method: str) -> Table:
         """The same measurement, thresholds chosen by another method. No data is read.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
-from trtopt.builder.request import BuildRequest
+from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.cli.application import Command, Options, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
@@ -205,6 +205,13 @@ def tune(result: Any, values: Options) -> Iterator[str]:
     It repairs weights, and keeps the layers that lose most out of INT8.
     """
     yield from _built(result, {**values, "int8": True})
+
+
+@command_of(RefitRequest, "trtopt refit model.engine tuned.onnx -o tuned.engine")
+def refit(result: Any, values: Options) -> Iterator[str]:
+    """Put a model's weights into an engine that was built with --refit or --strip."""
+    yield f"{result.engine}: {counted(result.weights, 'weight')} put in, in {result.seconds:.1f} s"
+    yield f"  the engine {values['engine']} was built in {result.built_seconds:.1f} s"
 
 
 def _built(result: Any, values: Options) -> Iterator[str]:

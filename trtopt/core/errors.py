@@ -177,7 +177,7 @@ class WorkerDied(TrtoptError):
 
 _NEEDED = {
     **dict.fromkeys(("export", "init", "pipeline"), ("torch", "ort")),
-    **dict.fromkeys(("build", "calibrate", "check", "sensitivity", "tune", "verify"), ("ort",)),
+    **dict.fromkeys(("build", "calibrate", "check", "refit", "sensitivity", "tune", "verify"), ("ort",)),
 }  # command → all extras that it needs, but a TensorRT
 _ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "google")  # the extra `onnx`; google: its protobuf
 

@@ -294,6 +294,8 @@ class Manifest:
         coverage: precision → share of the multiply-accumulates that run in it.
         safety: what samples say of the model in FP16 or BF16 (`Safety.describe()`); None: it was built without.
         scratch: bytes of GPU memory that a context needs for activations; None: not known, as where no GPU was at the build.
+        structure: of a plan that takes other weights, what of the graph that TensorRT was given they must leave as it is; else
+            None.
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -325,6 +327,7 @@ class Manifest:
     compute_capabilities: Sequence[_Capability] = ()
     safety: Mapping[str, Any] | None = None
     scratch: Count | None = None
+    structure: Sequence[Name] | None = None
     format: AnyText = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:

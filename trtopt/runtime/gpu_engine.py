@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
@@ -51,6 +51,7 @@ def open_gpus(
     limit: int | None,
     trust: bool,
     trust_host_code: bool,
+    refitted: Callable[[bytes], bytes] | None = None,
 ) -> tuple[str, list[GpuEngine]]:
     """The family of TensorRT that runs the plan `engine`, and it on each GPU.
 
@@ -58,6 +59,7 @@ def open_gpus(
         backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
         trust: as of `Session`.
         graphs, limit, trust_host_code: see `GpuEngine`.
+        refitted: gives the plan other weights; None: it keeps its own.
 
     Raises:
         UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
@@ -74,6 +76,12 @@ def open_gpus(
         if manifest.origin.carries and not trust_host_code:
             raise host_code_refused(engine.name)
         manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
+        if refitted is None and manifest.spec.get("strip"):
+            raise UsageError(
+                f"{engine} was built with `strip=True`, so it has no weights: give the model as `weights=`, or put them "
+                f"in with trtopt refit {engine} MODEL.onnx -o FULL.engine"
+            )
+    plan = plan if refitted is None else refitted(plan)
     engines = []
     for ordinal in ordinals:
         device = Device(ordinal)

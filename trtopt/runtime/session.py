@@ -112,6 +112,9 @@ class Session:
         trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
             library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust;
             `trust` is included.
+        weights: an ONNX model whose weights the plan takes in place of its own, or that one built with `strip=True` lacks; the
+            file stays as it is. As `trtopt.refit` does it: with its conditions, and its errors.
+        calib: the calibration table of an INT8 or FP8 engine, for `weights`.
         threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
             each does more with its share of them, since threads that wait for others spin.
 
@@ -153,6 +156,8 @@ class Session:
         memory: str | int | None = None,
         trust: bool = False,
         trust_host_code: bool = False,
+        weights: str | os.PathLike[str] | None = None,
+        calib: str | os.PathLike[str] | None = None,
         threads: int | None = None,
     ) -> None:
         choice(backend, BACKENDS, "`backend=`")
@@ -170,6 +175,13 @@ class Session:
             )
         self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
         self.notes: list[str] = []
+        if calib is not None and weights is None:
+            raise UsageError("`calib=` has the scales for other weights: give the model as `weights=`, or drop it")
+        if weights is not None and (self.manifest is None or backend == "onnxruntime"):
+            what = (
+                "runs a graph, which has its own" if backend == "onnxruntime" else f"{self.engine.name} has no manifest"
+            )
+            raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {what}")
         self._process, self._forked = os.getpid(), False
         _opened.add(self)
         self._queue = queue
@@ -179,15 +191,19 @@ class Session:
         if backend == "onnxruntime":
             self._open_onnx(threads)
         else:
+            gpus = [device] if devices is None else ordinals(devices)
             family_and_engines = open_gpus(
                 self.engine,
                 self.manifest,
-                [device] if devices is None else ordinals(devices),
+                gpus,
                 backend,
                 graphs,
                 self._limit,
                 trust or trust_host_code,
                 trust_host_code,
+                None
+                if weights is None
+                else functools.partial(self._refitted, weights, calib, gpus[0], trust_host_code),
             )
             self._use_gpus(*family_and_engines, contexts)
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
@@ -275,6 +291,29 @@ class Session:
             )
 
         return for_model(model, **options)
+
+    def _refitted(
+        self,
+        weights: str | os.PathLike[str],
+        calib: str | os.PathLike[str] | None,
+        device: int,
+        trust_host_code: bool,
+        plan: bytes,
+    ) -> bytes:
+        from trtopt.builder.refit import refitted_plan  # loads onnx, which a service doesn't need otherwise
+
+        assert self.manifest is not None
+        refitted = refitted_plan(
+            plan,
+            self.manifest,
+            weights,
+            engine=self.engine,
+            calib=calib,
+            device=device,
+            trust_host_code=trust_host_code,
+        )
+        self.manifest, self._plan_bytes = refitted.manifest, memoryview(refitted.plan).nbytes
+        return bytes(refitted.plan)
 
     def _open_onnx(self, threads: int | None) -> None:
         self.backend = "onnxruntime"

@@ -305,6 +305,78 @@ class Generation(Loader):
             raise refused
         return replace(plan, seconds=time.monotonic() - start, warnings=(*plan.warnings, *messages.warnings))
 
+    def refit_plan(
+        self,
+        plan: bytes,
+        model: Path,
+        spec: BuildSpec,
+        *,
+        name: str,
+        unchanged: bool = False,
+        same_scales: bool = True,
+        host_code: bool = False,
+    ) -> tuple[memoryview, int]:
+        """Return a full plan, with the weights of `model` in place of its own, and how many were given.
+
+        The parser names layers and transforms weights as it did for the build, so they are given as the network has them.
+
+        Args:
+            model: an ONNX file of the graph that the plan was built from, apart from its weights.
+            name: what messages call the plan.
+            unchanged: these are the weights that it was built from: those that the plan has for itself stay.
+            same_scales: the scales of activations are, too.
+            host_code: as of `load`.
+
+        Raises:
+            UnsupportedRequest: the plan isn't refittable, or it and the model don't have the same weights; they are listed.
+            BackendError: TensorRT refuses the weights.
+            EngineError, EngineMismatch, DeviceError, UsageError: as `load`.
+        """
+        trt, device, objects = self.module, self.device(spec), _Objects()
+        with current_gpu(device.ordinal if device else 0):
+            engine = self.load(plan, name, host_code=host_code).engine
+            if not engine.refittable:
+                raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
+            with self._lock, self._collector.collecting() as messages:
+                try:
+                    self._start(objects, self.typed(spec), messages)
+                    nodes = parsing.graph_nodes(parsing.light_model(model))
+                    if problem := parsing.parse(objects.parser, model, nodes, messages, str(model)):
+                        raise problem
+                    weights = dict(parsing.network_weights(trt, objects.network))
+                    refitter = trt.Refitter(engine, self._collector.logger)
+                    asked = list(zip(*refitter.get_all(), strict=True))
+                    lacking = [key for key in asked if key not in weights]
+                    if (
+                        not unchanged
+                    ):  # what the plan keeps for itself, perhaps scales of weights, would stay the old one
+                        own = weights.keys() - {*asked}
+                        lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
+                    refused = [key for key in asked if key in weights and not refitter.set_weights(*key, weights[key])]
+                    lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
+                    if problems := [f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)]:
+                        raise UnsupportedRequest(
+                            f"{self} can't put all weights into {name}: build an engine of the new model instead. The plan and "
+                            "the model don't have these both",
+                            sorted(set(problems)),
+                        )
+                    if not refitter.refit_cuda_engine():
+                        raise translate(messages.errors, f"{self} can't refit {name}", BackendError)
+                    return memoryview(self._serialized(engine, refit=spec.refit)).cast("B"), len(asked)
+                finally:
+                    refitter = None  # it uses the engine
+                    objects.close()
+
+    def _serialized(self, engine: Any, *, refit: bool) -> Any:
+        """The plan of an engine with its weights; `refit`: they can be replaced again."""
+        if not self.capabilities.strip:  # 8.6 knows one form
+            return engine.serialize()
+        config, flags = engine.create_serialization_config(), self.module.SerializationFlag
+        config.clear_flag(flags.EXCLUDE_WEIGHTS)
+        if refit and "INCLUDE_REFIT" in flags.__members__:  # before there was this flag, a plan stayed refittable
+            config.set_flag(flags.INCLUDE_REFIT)
+        return engine.serialize_with_config(config)
+
     # The work
 
     def _start(self, objects: _Objects, typed: bool, messages: Messages) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from trtopt.core.errors import InvalidModel, ModelError, UnsupportedOperator
 from trtopt.core.files import whole
@@ -148,3 +150,32 @@ def network_inputs(network: Any) -> tuple[tuple[TensorInfo, ...], frozenset[str]
         if tensor.is_shape_tensor:
             shape_inputs.add(tensor.name)
     return tuple(inputs), frozenset(shape_inputs)
+
+
+# Layers that hold weights: type → class, and role → attribute.
+_WEIGHTS = {
+    "CONVOLUTION": ("IConvolutionLayer", {"KERNEL": "kernel", "BIAS": "bias"}),
+    "DECONVOLUTION": ("IDeconvolutionLayer", {"KERNEL": "kernel", "BIAS": "bias"}),
+    "FULLY_CONNECTED": ("IFullyConnectedLayer", {"KERNEL": "kernel", "BIAS": "bias"}),
+    "SCALE": ("IScaleLayer", {"SCALE": "scale", "SHIFT": "shift"}),
+    "CONSTANT": ("IConstantLayer", {"CONSTANT": "weights"}),
+}
+
+
+def network_weights(module: Any, network: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Yield the weights of a network: (layer, role), and the values (an array, or Weights of a type that NumPy lacks)."""
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        name, attributes = _WEIGHTS.get(layer.type.name, ("", {}))
+        if name:
+            layer.__class__ = getattr(module, name)  # the bindings give the base class
+        for role, attribute in attributes.items():
+            values = getattr(layer, attribute)
+            if values is not None and values.size:
+                yield (layer.name, getattr(module.WeightsRole, role)), values
+
+
+def may_change(values: Any, *, scalars: bool) -> bool:
+    """Tell if weights are numbers that training changes, and not shapes, axes or masks; `scalars`: a single one is, too."""
+    whole = isinstance(values, np.ndarray) and values.dtype.kind in "iub" and values.dtype not in (np.int8, np.uint8)
+    return not whole and (scalars or values.size > 1)

@@ -1,0 +1,304 @@
+"""Other weights in an engine built with `refit=True` or `strip=True`: `trtopt.refit`, and what `Session(weights=)` does.
+
+The model goes through the very steps of the build, with the options that the engine's manifest has: folded, quantized, lowered.
+Only then are its weights put in, so they are what a build of the same model would have given TensorRT.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx import ModelProto, TensorProto
+
+from trtopt.builder.lowering import lower
+from trtopt.builder.plan import BuildPlan, plan_build
+from trtopt.builder.request import BuildRequest, RefitRequest
+from trtopt.core.documents import plain
+from trtopt.core.errors import DeviceError, EngineMismatch, UnsupportedRequest, UsageError
+from trtopt.core.files import check_ending, existing_file, json_bytes, whole, writing_together
+from trtopt.core.options import taking
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.temporary import scratch
+from trtopt.core.values import Precision, ShapeRange
+from trtopt.core.version import __version__
+from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
+from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.proto import all_nodes, dtype_name, tensor_chunks
+from trtopt.ort.folding import held_against, proven
+from trtopt.trt import select
+from trtopt.trt.plans import host_code_refused
+
+if TYPE_CHECKING:
+    from trtopt.calibration.table import Table
+
+_SAME = (
+    "io_fp32", "embed_preprocess", "calibrator", "workspace", "optimization_level", "hardware_compatibility",
+    "version_compatible", "exclude_lean_runtime", "strip", "refit", "sparsity", "tf32",
+)  # fmt: skip
+_RENAMED = {"io_fp32": "fp32_io"}  # in a request
+_WHOLE = {"INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL", "STRING"}  # types of shapes, axes and masks
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
+_SIZING = ("Resize", "Upsample")  # whose numbers are no weights
+
+
+@dataclass(frozen=True)
+class RefitResult:
+    """The result of `refit`.
+
+    Attributes:
+        weights: how many weights of the engine were given.
+        seconds: wall-clock time of all of it; `built_seconds`: of the build of the engine that was refitted.
+    """
+
+    engine: Path
+    manifest: Path
+    weights: int
+    seconds: float
+    built_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(plain(replace(self, seconds=round(self.seconds, 3))))
+
+
+@taking(RefitRequest)
+def refit(request: RefitRequest) -> RefitResult:
+    """Put a model's weights into an engine, in seconds instead of a build.
+
+        trtopt.refit("net.engine", "tuned.onnx", "tuned.engine")
+
+    What is written is a full plan and its manifest; it can be refitted again where the engine was built with `refit=True`. One
+    that was built with `strip=True` alone takes the weights that it was built from, and no others.
+
+    Args:
+        engine: a plan that trtopt built with `refit=True` or `strip=True`, with its manifest.
+        model: an ONNX file, of the same graph as the model that the engine was built from.
+        output: the plan to write.
+        calib: the table with the scales of an INT8 or FP8 engine; with another than at the build the scales are replaced, too.
+        device: the GPU to do it on.
+        trust_host_code: as of `Session`.
+
+    Raises:
+        UsageError: no such file, no manifest, or `calib` is missing.
+        UnsupportedRequest: the engine takes no other weights, or not all of these.
+        EngineMismatch: the model's graph isn't the engine's, or the engine is another TensorRT's.
+        DeviceError: there is no GPU.
+        EngineError, ModelError, CalibrationError, OutputError: as `trtopt.build` and `Session`.
+    """
+    start = time.monotonic()
+    check_ending(request.output, (".onnx",), "an engine", "an ONNX model", ".engine")
+    engine, output = existing_file(request.engine, "the engine"), Path(request.output)
+    if (manifest := load_manifest(engine)) is None:
+        raise UsageError(
+            f"{engine} has no manifest ({manifest_path(engine)}), which says how its weights were made: refit an engine of "
+            "trtopt build with `refit=True`"
+        )
+    refitted = refitted_plan(
+        whole(engine, None),
+        manifest,
+        request.model,
+        engine=engine,
+        calib=request.calib,
+        device=request.device,
+        trust_host_code=request.trust_host_code,
+        reporter=request.reporter,
+    )
+    seconds = time.monotonic() - start
+    with writing_together(output, manifest_path(output)) as (partial, partial_manifest):
+        partial.write_bytes(refitted.plan)
+        partial_manifest.write_bytes(json_bytes(asdict(replace(refitted.manifest, seconds=round(seconds, 3)))))
+    return RefitResult(output, manifest_path(output), refitted.weights, seconds, manifest.seconds)
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """A full plan, the manifest for it, and how many weights were given."""
+
+    plan: bytes | memoryview
+    manifest: Manifest
+    weights: int
+
+
+def refitted_plan(
+    plan: bytes,
+    manifest: Manifest,
+    model: str | os.PathLike[str],
+    *,
+    engine: Path,
+    calib: str | os.PathLike[str] | Table | None = None,
+    device: int = 0,
+    trust_host_code: bool = False,
+    reporter: Reporter = SILENT,
+) -> Refitted:
+    """Return the plan `engine`, which the manifest describes, with the weights of a model. Raises as `refit`."""
+    spec, family = manifest.spec, manifest.generation["family"]
+    if not (spec.get("strip") or spec.get("refit")) or manifest.structure is None:
+        raise UnsupportedRequest(
+            f"{engine} can't take other weights", ["it wasn't built for that: build it again with `refit=True`"]
+        )
+    generation = select("rtx" if family == "rtx" else "tensorrt")
+    if not (gpu := generation.gpu()):
+        raise DeviceError(f"refitting {engine} needs an NVIDIA GPU: {gpu.reason}; run it where the engine runs")
+    if generation.family != family or generation.unread(manifest.origin):
+        raise EngineMismatch(f"{engine} was built by {manifest.origin}, here is {generation}: refit it where that is")
+    if manifest.origin.carries and not trust_host_code:
+        raise host_code_refused(engine.name)
+    manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
+    build = _planned(manifest, model, engine, calib, device, reporter)
+    with reporter.phase("preparing the weights"):
+        graph = _lowered(build, manifest)
+    name = str(os.fspath(model))
+    if difference := _difference(manifest.structure, structure(graph)):
+        raise EngineMismatch(
+            f"the graph of {name} isn't the one that {engine} was built from: {difference}; build an engine of it"
+        )
+    digest = None if build.table is None else build.table.digest
+    same_scales = digest == (manifest.calibration or {}).get("digest")
+    same = same_scales and build.model.fingerprint == manifest.source["sha256"]
+    if not spec.get("refit") and not same:
+        content = f"content {str(manifest.source['sha256'])[:16]}…; this is {build.model.fingerprint[:16]}…"
+        why = (
+            f"built with `strip=True` alone it takes only those of {manifest.source['path']} ({content}), with the same "
+            "`calib=`: build it with `refit=True` too"
+        )
+        raise UnsupportedRequest(f"{engine} can't take the weights of {name}", [why])
+    with scratch() as folder, reporter.phase(f"refitting with {generation}"):
+        save_model(graph, path := folder / "model.onnx")
+        new_plan, count = generation.refit_plan(
+            plan, path, build.spec, name=engine.name, unchanged=same, same_scales=same_scales, host_code=trust_host_code
+        )
+    new = replace(
+        manifest,
+        spec={**spec, "strip": False},
+        source={"path": str(build.model.path), "sha256": build.model.fingerprint},
+        plan={"sha256": hashlib.sha256(new_plan).hexdigest(), "bytes": memoryview(new_plan).nbytes},
+        calibration=manifest.calibration if same_scales or build.table is None else build.table.summary,
+        structure=manifest.structure if spec.get("refit") else None,
+        key="",  # a build of that model makes the engine anew
+        graph=None,
+        graph_file=None,
+        comparison=None,
+        trtopt=__version__,
+    )
+    return Refitted(new_plan, new, count)
+
+
+def structure(graph: ModelProto) -> list[str]:
+    """List what of a lowered graph refitting can't change: inputs, nodes, names and shapes of weights, and other values."""
+    nodes = list(all_nodes(graph.graph))
+    scales = {name for node in nodes if node.op_type in _ROUNDING for name in node.input[1:]}
+    sizing = {name for node in nodes if node.op_type in _SIZING for name in node.input[1:]}
+    lines = [
+        f"input {item.name} {_digest(item.type.SerializeToString(deterministic=True))}" for item in graph.graph.input
+    ]
+    for node in graph.graph.node:
+        bare = type(node)()
+        bare.CopyFrom(node)
+        bare.ClearField("doc_string")
+        bare.ClearField("metadata_props")
+        lines.append(f"node {node.name} ({node.op_type}) {_digest(bare.SerializeToString(deterministic=True))}")
+    for tensor in graph.graph.initializer:
+        lone = math.prod(tensor.dims) <= 1 and tensor.name not in scales
+        fixed = lone or tensor.name in sizing or TensorProto.DataType.Name(tensor.data_type) in _WHOLE
+        shape = "x".join(map(str, tensor.dims)) or "scalar"
+        value = f" = {_digest(*tensor_chunks(tensor))}" if fixed else ""
+        lines.append(
+            f"{'constant' if fixed else 'weight'} {tensor.name}: {dtype_name(tensor.data_type)} {shape}{value}"
+        )
+    return lines
+
+
+def _digest(*parts: Any) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:12]
+
+
+def _difference(engine: Sequence[str], model: Sequence[str]) -> str:
+    """Say the first thing in which two structures differ; empty: in nothing."""
+    gone = next((line for line in engine if line not in set(model)), None)
+    come = next((line for line in model if line not in set(engine)), None)
+    if gone is None and come is None:
+        return "" if list(engine) == list(model) else "the same nodes stand in another order"
+    return "; ".join(_only(gone, "the engine's") + _only(come, "the model's"))
+
+
+def _only(line: str | None, whose: str) -> list[str]:
+    return [] if line is None else [f"only {whose} has {line}"]
+
+
+def _planned(
+    manifest: Manifest,
+    model: str | os.PathLike[str],
+    engine: Path,
+    calib: str | os.PathLike[str] | Table | None,
+    device: int,
+    reporter: Reporter,
+) -> BuildPlan:
+    """Plan the build that the engine's manifest tells of, for another model."""
+    spec = manifest.spec
+    precision, base = Precision(spec["precision"]), Precision(spec["precision"])
+    if precision.quantized:
+        base = Precision(spec["remainder"])
+        if spec.get("calibrator") == "native":
+            raise UnsupportedRequest(
+                f"{engine} can't take other weights",
+                [
+                    "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"
+                ],
+            )
+        if calib is None and not is_quantized(load_model(model).proto):
+            raise UsageError(
+                f"{engine} is {precision.upper()}, and its scales aren't in its manifest: give the table that it was built "
+                "with as `calib='T.calib.json'`, or one calibrated on the new model"
+            )
+    options: dict[str, Any] = {_RENAMED.get(name, name): spec[name] for name in _SAME if name in spec}
+    options |= {str(item): True for item in {precision, base} if item is not Precision.FP32}
+    if precision.quantized and base is Precision.FP16:
+        del options["fp16"]  # which is what the rest is in
+    embedded = manifest.embedded
+    return plan_build(
+        BuildRequest(
+            model,
+            engine,
+            **options,
+            calib=calib,
+            preprocess=None if embedded is None else embedded["preprocess"],
+            precision_override=tuple(spec.get("overrides", ())),
+            shapes=[{name: ShapeRange.parse(text) for name, text in item.items()} for item in spec.get("profiles", ())],
+            target=tuple(manifest.targets),
+            backend="rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
+            device=device,
+            reporter=reporter,
+        )
+    )
+
+
+def _lowered(build: BuildPlan, manifest: Manifest) -> ModelProto:
+    """The graph that TensorRT would be given, with what the build found of its nodes: it isn't measured again."""
+    compare = held_against(build.model, profiles=build.spec.profiles, reporter=build.request.reporter)
+    folded, _ = proven(build.model, build.folded(), compare, build.request.reporter)
+    measured: Mapping[str, str] = (manifest.safety or {}).get("in_fp32", {})
+    return lower(
+        folded,
+        build.spec,
+        build.generation,
+        build.table,
+        unquantized=dict(_left_out(manifest)),
+        embedded=build.embedded,
+        measured=measured,
+    ).proto
+
+
+def _left_out(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Nodes that the build kept out of INT8 or FP8, with the reason."""
+    if Precision(manifest.spec["precision"]).quantized:
+        yield from ((item["node"], item["reason"]) for item in manifest.kept)
