@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from standins import VERSIONS
 import trtopt
 from trtopt.builder.refit import structure
 from trtopt.core.errors import EngineMismatch, UnsupportedRequest, UsageError
+from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.engine.manifest import load_manifest
 
 Made = Callable[..., Path]
@@ -194,3 +196,33 @@ def test_scales_come_from_the_table_that_is_given(stand_in: Any, net: Path, vers
     result = trtopt.refit(engine, net, net.with_name("new.engine"), calib=table)
     manifest, before = load_manifest(result.engine), load_manifest(engine)
     assert manifest is not None and before is not None and manifest.calibration == before.calibration
+
+
+def test_a_session_puts_weights_in_and_opens_no_stripped_plan_without(
+    stand_in: Any, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in("10.16.1")
+    stripped, plain = _build(net, "stripped.engine", strip=True), _build(net, "plain.engine")
+    opened: list[bytes] = []
+
+    class Opened(Exception):
+        pass
+
+    def on_gpu(device: Any, generation: Any, plan: bytes, *_: Any) -> None:
+        opened.append(plan)
+        raise Opened
+
+    gpu = DeviceInfo(0, "Stand-in GPU", 90, 16 << 30)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe((gpu,), (13, 0)))
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.Device", lambda ordinal: SimpleNamespace(info=gpu))
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.GpuEngine", on_gpu)
+    with pytest.raises(UsageError, match=r"give the model as `weights=`.*trtopt refit"):
+        trtopt.Session(stripped)
+    with pytest.raises(UnsupportedRequest, match="`refit=True`"):
+        trtopt.Session(plain, weights=net)
+    with pytest.raises(UsageError, match=r"`calib=`.*`weights=`"):
+        trtopt.Session(plain, calib=net)
+    with pytest.raises(Opened):
+        trtopt.Session(stripped, weights=net)
+    full = trtopt.refit(stripped, net, net.with_name("full.engine")).engine
+    assert opened == [full.read_bytes()] != [stripped.read_bytes()]

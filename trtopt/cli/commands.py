@@ -209,7 +209,10 @@ def tune(result: Any, values: Options) -> Iterator[str]:
 
 @command_of(RefitRequest, "trtopt refit model.engine tuned.onnx -o tuned.engine")
 def refit(result: Any, values: Options) -> Iterator[str]:
-    """Put a model's weights into an engine that was built with --refit or --strip."""
+    """Put the weights of a model into an engine.
+
+    It was built with --refit, or with --strip.
+    """
     yield f"{result.engine}: {counted(result.weights, 'weight')} put in, in {result.seconds:.1f} s"
     yield f"  the engine {values['engine']} was built in {result.built_seconds:.1f} s"
 
