@@ -11,6 +11,7 @@ be installed here; this is how their code paths are run at all.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import hashlib
 import json
@@ -23,6 +24,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.numpy_helper
+
+from trtopt.cuda.tensors import DTYPES
 
 API = Path(__file__).parent / "api"
 VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
@@ -305,12 +308,17 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         return [name for name, _ in found], [getattr(sim.module.WeightsRole, role) for _, role in found]
 
     def set_weights(self: Any, name: str, role: Any, values: Any) -> bool:
-        key = f"{name}|{role.name}"
+        key, values = f"{name}|{role.name}", values._array
         shape = refittable(self._engine).get(key, "").partition(" ")[0]
         if shape != str(values.size):  # "a wrong weights name or a change in the weights count"
             return False
         self._given[key] = _of(values)
         return True
+
+    def weights_init(self: Any, dtype: Any, address: int, count: int) -> None:
+        kind = np.dtype(DTYPES[dtype.name])
+        memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
+        self._array = np.frombuffer(bytes(memory), kind)
 
     def do_refit(self: Any) -> bool:
         if refittable(self._engine).keys() - self._given:
@@ -478,7 +486,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             log(self._logger, "ERROR", sim.no_context)
             return None
         made = sim.module.IExecutionContext()
-        made._how, made._early = how, self._early
+        made._how, made._early, made._profile = how, self._early, 0
         made._set["active_optimization_profile"] = 0 if sim.shared or not sim.contexts else -1
         sim.contexts.append(made)
         return made
@@ -487,6 +495,10 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         assert not self._early, "it isn't handed on to a runtime before 10.1"
         assert size >= SCRATCH
         self._memory = (address, size)
+
+    def set_profile(self: Any, profile: int, stream: int) -> bool:
+        self._profile = profile
+        return True
 
     def set_shape(self: Any, name: str, shape: Any) -> None:
         assert self._set["active_optimization_profile"] >= 0, "8.6 ends the process here"
@@ -515,12 +527,14 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         return made
 
     def profile_shape(self: Any, *which: Any) -> list[tuple[int, ...]]:
-        assert sorted(map(str, which)) == ["0", "x"]
+        assert sorted(map(str, which)) in (["0", "x"], ["1", "x"])
         return [(batch, 3, 32, 32) for batch in (1, 4, 8)]
 
     def information(self: Any, form: Any) -> str:
         # As 8.6 was seen to answer for a dynamic engine whose shapes aren't set.
         context = self._set.get("execution_context")
+        if sim.major == 10 and context is not None and _loaded(self._report)["Profiles"] > 1 and not context._profile:
+            return ""  # as 10.6, where layers of another profile are Myelin's
         known = context is not None and getattr(context, "_shape", None) is not None
         return str(self._report) if known else _UNKNOWN_TYPE.sub(r'\1"N/A due to dynamic shapes"', self._report)
 
@@ -591,12 +605,17 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "get_aliased_input_tensor": aliased,
             "create_runtime_config": lambda self: sim.module.IRuntimeConfig(),
             "num_io_tensors": property(lambda self: 1),
+            "num_optimization_profiles": property(lambda self: _loaded(self._report).get("Profiles", 1)),
             "get_tensor_name": lambda self, index: "x",
             "get_tensor_mode": lambda self, name: sim.module.TensorIOMode.INPUT,
             "get_tensor_shape": lambda self, name: (-1, 3, 32, 32),
             "get_tensor_profile_shape": profile_shape,
         },
-        "IExecutionContext": {"set_input_shape": set_shape, "set_device_memory": set_memory},
+        "IExecutionContext": {
+            "set_optimization_profile_async": set_profile,
+            "set_input_shape": set_shape,
+            "set_device_memory": set_memory,
+        },
         "IRuntimeConfig": {
             "set_execution_context_allocation_strategy": lambda self, strategy: setattr(self, "_strategy", strategy),
             "create_runtime_cache": runtime_cache,
@@ -615,6 +634,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "set_weights": set_weights,
             "refit_cuda_engine": do_refit,
         },
+        "Weights": {"__init__": weights_init},
         "EngineInspector": {"get_engine_information": information},
     }
 
@@ -704,7 +724,7 @@ def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
                     "Metadata": f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]",
                 }
             )
-    flags, report = config._flags, {"Layers": layers, "Bindings": []}
+    flags, report = config._flags, {"Layers": layers, "Bindings": [], "Profiles": max(1, len(config._profiles))}
     stripped = bool(flags & {"STRIP_PLAN", "WEIGHTLESS"})  # its other name in 10
     if stripped or "REFIT" in flags:
         roles = ("KERNEL", "BIAS")

@@ -364,6 +364,15 @@ def test_a_calibrator_that_was_never_asked_is_an_error(stand_in: Install, float_
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_layers_are_known_where_an_engine_has_several_profiles(
+    version: str, stand_in: Install, float_net: Path
+) -> None:
+    _, generation = stand_in(version)
+    built = build(generation, float_net, BuildSpec(precision=Precision.FP16, profiles=PROFILES))
+    assert built.layers and not built.layers_unknown
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_unsupported_node_at_once(version: str, stand_in: Install, tmp_path: Path, float_net: Path) -> None:
     sim, generation = stand_in(version)
     model = nets.bad_nodes(tmp_path / "bad.onnx")

@@ -352,7 +352,8 @@ class Generation(Loader):
                     ):  # what the plan keeps for itself, perhaps scales of weights, would stay the old one
                         own = weights.keys() - {*asked}
                         lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
-                    refused = [key for key in asked if key in weights and not refitter.set_weights(*key, weights[key])]
+                    given = {key: parsing.as_weights(trt, weights[key]) for key in asked if key in weights}
+                    refused = [key for key, values in given.items() if not refitter.set_weights(*key, values)]
                     lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
                     if problems := [f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)]:
                         raise UnsupportedRequest(
@@ -475,6 +476,7 @@ class Generation(Loader):
             "VERSION_COMPATIBLE": spec.version_compatible,
             "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
             "STRIP_PLAN": spec.strip,
+            "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
             "REFIT": spec.refit,
             "SPARSE_WEIGHTS": spec.sparsity,
         }

@@ -175,6 +175,14 @@ def network_weights(module: Any, network: Any) -> Iterator[tuple[tuple[str, Any]
                 yield (layer.name, getattr(module.WeightsRole, role)), values
 
 
+def as_weights(module: Any, values: Any) -> Any:
+    """What a refitter takes of an array: its memory, since 10.6's bindings give FP16 weights as arrays of stride 0 (seen)."""
+    if not isinstance(values, np.ndarray):
+        return values
+    name = next(name for name, dtype in DTYPES.items() if dtype == values.dtype.name)
+    return module.Weights(getattr(module.DataType, name), values.ctypes.data, values.size)
+
+
 def may_change(values: Any, *, scalars: bool) -> bool:
     """Tell if weights are numbers that training changes, and not shapes, axes or masks; `scalars`: a single one is, too."""
     whole = isinstance(values, np.ndarray) and values.dtype.kind in "iub" and values.dtype not in (np.int8, np.uint8)

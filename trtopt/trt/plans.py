@@ -272,16 +272,23 @@ class LoadedEngine:
         """
         if not hasattr(self.module, "EngineInspector"):
             raise UnsupportedRequest("the lean runtime has no inspector of layers; the full TensorRT has")
+        # 10.6 says nothing at all beside a context at the first of several profiles where the others have layers of Myelin.
+        last = int(self.engine.num_optimization_profiles) - 1
+        return next(filter(None, map(self._inspected, dict.fromkeys((0, last, None)))), "")
+
+    def _inspected(self, profile: int | None) -> str:
         inspector = self.engine.create_engine_inspector()
         # Without a context at given shapes, the types in a dynamic engine are "N/A due to dynamic shapes" (seen on 8.6).
-        context = self.engine.create_execution_context()
+        context = None if profile is None else self.engine.create_execution_context()
         # Beside other contexts it may have no profile (see shares_profiles): then no shape may be set.
         if context is not None and self.shares_profiles(context):
+            if profile:
+                context.set_optimization_profile_async(profile, 0)
             for index in range(self.engine.num_io_tensors):
                 name = self.engine.get_tensor_name(index)
                 is_input = self.engine.get_tensor_mode(name) == self.module.TensorIOMode.INPUT
                 if is_input and -1 in tuple(self.engine.get_tensor_shape(name)):
-                    context.set_input_shape(name, self.engine.get_tensor_profile_shape(name, 0)[1])
+                    context.set_input_shape(name, self.engine.get_tensor_profile_shape(name, profile)[1])
             inspector.execution_context = context
         return str(inspector.get_engine_information(self.module.LayerInformationFormat.JSON))
 
