@@ -342,7 +342,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
     # OnnxParser
 
     def parser_init(self: Any, network: Any, logger: Any) -> None:
-        self._network, self._logger, self._errors, self._groups = network, logger, [], []
+        self._network, self._logger, self._errors, self._groups, self._asked = network, logger, [], [], False
 
     def look(self: Any, model: onnx.ModelProto) -> None:
         self._errors = [(i, node) for i, node in enumerate(model.graph.node) if node.op_type in UNSUPPORTED]
@@ -358,6 +358,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         self._groups = groups
 
     def parse_file(self: Any, path: str) -> bool:
+        assert not self._asked, "what supports_model has parsed is in the network"
         model = onnx.load(path)
         look(self, model)
         if self._errors:
@@ -374,6 +375,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 
     def supports_v2(self: Any, content: bytes, path: str | None = None) -> bool:
         model = onnx.load_from_string(content)
+        self._asked = True
         look(self, model)
         return not self._errors and all(
             node.op_type != "NonZero" for node in model.graph.node

@@ -20,6 +20,7 @@ from trtopt.core.errors import (
     DeviceError,
     EngineError,
     InvalidModel,
+    ModelError,
     OutputError,
     UnsupportedOperator,
     UnsupportedRequest,
@@ -194,6 +195,10 @@ class Generation(Loader):
         ours = self.limits(light)
         with self._parser() as (objects, _):
             theirs = parsing.ask_support(objects.parser, model, parsing.graph_nodes(light))
+        if theirs and all(issue.reason == parsing.UNEXPLAINED for issue in theirs):
+            # 10.6 counts NonMaxSuppression, NonZero and RoiAlign as unsupported, and parses and builds them.
+            with contextlib.suppress(ModelError), self._network(model):
+                theirs = ()
         nodes = {issue.node for issue in ours}
         return (*ours, *(issue for issue in theirs if issue.node not in nodes and (issue.node or not ours)))
 

@@ -76,6 +76,7 @@ def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
     return list(dict.fromkeys(issues))
 
 
+UNEXPLAINED = "TensorRT's parser doesn't support it in this place"
 _WITHOUT_GPU = "catchCudaError"  # said besides, of every error on a host without a GPU
 _UNKNOWN = ("Plugin not found", "No importer registered", "creator was not found", "found in plugin registry",
             "found in the plugin registry")  # fmt: skip
@@ -102,15 +103,14 @@ def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> t
         good, collection = parser.supports_model(content, path)
         groups = [subgraph for subgraph, _ in collection]
     issues = parser_issues(parser, nodes)
-    # 10.6 counts NonMaxSuppression, NonZero and RoiAlign as unsupported, without an error, and parses and builds them.
-    if good or (not issues and parser.parse_from_file(path)):
+    if good:
         return ()
     # A subgraph's own flag says whether it is the whole model; what is unsupported is in no subgraph at all.
     supported_indices = {int(index) for group in groups for index in group}
     explained_nodes = {issue.node for issue in issues}
     for index, (name, op) in enumerate(nodes):
         if index not in supported_indices and name not in explained_nodes:
-            issues.append(Issue(name, op, "TensorRT's parser doesn't support it in this place"))
+            issues.append(Issue(name, op, UNEXPLAINED))
     named_issues = [issue for issue in issues if issue.node]
     return tuple(named_issues or issues) or (Issue("", "", "TensorRT's parser refuses the model without a reason"),)
 
