@@ -346,7 +346,10 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 
     def look(self: Any, model: onnx.ModelProto) -> None:
         self._errors = [(i, node) for i, node in enumerate(model.graph.node) if node.op_type in UNSUPPORTED]
-        bad, groups, open_group = {index for index, _ in self._errors}, [], False
+        silent = {
+            index for index, node in enumerate(model.graph.node) if node.op_type == "NonZero"
+        }  # as 10.6, which builds it
+        bad, groups, open_group = silent | {index for index, _ in self._errors}, [], False
         for index in range(len(model.graph.node)):
             if index in bad:
                 open_group = False
@@ -377,9 +380,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         model = onnx.load_from_string(content)
         self._asked = True
         look(self, model)
-        return not self._errors and all(
-            node.op_type != "NonZero" for node in model.graph.node
-        )  # as 10.6, which builds it
+        return not self._errors and sum(map(len, self._groups)) == len(model.graph.node)
 
     def supports(self: Any, content: bytes, path: str | None = None) -> tuple[bool, list[tuple[list[int], bool]]]:
         good = supports_v2(self, content, path)
