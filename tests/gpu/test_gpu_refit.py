@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 import trtopt
-from trtopt.core.errors import UsageError
+from trtopt.core.errors import UnsupportedRequest, UsageError
 from trtopt.cuda.device import Device
 from trtopt.runtime.session import Session
 
@@ -66,7 +66,12 @@ def test_a_refitted_engine_is_what_a_build_of_the_model_is(
     same = trtopt.refit(built.engine, inputs.model, tmp_path / "same.engine", **options)
     np.testing.assert_array_equal(_logits(inputs, same.engine), old)
 
-    refitted = trtopt.refit(built.engine, tuned, tmp_path / "new.engine", **options)
+    try:
+        refitted = trtopt.refit(built.engine, tuned, tmp_path / "new.engine", **options)
+    except UnsupportedRequest as error:  # 10.6 has no weight behind QuantizeLinear replaced
+        assert "int8" in kind
+        rows.append((f"refit {kind}", "refused", str(error)))
+        return
     fresh = _build(builds, inputs, tuned, tmp_path / "fresh.engine", kind, refit=True)
     new, wanted = _logits(inputs, refitted.engine), _logits(inputs, fresh.engine)
     alike, apart = _decibels(wanted, new), _decibels(old, new)

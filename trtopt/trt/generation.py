@@ -32,6 +32,7 @@ from trtopt.core.native import last_words
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
+from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo, current_gpu
 from trtopt.data.rebatch import Arrays
 from trtopt.trt import lean_library, parsing, watch, weak
@@ -340,7 +341,9 @@ class Generation(Loader):
         trt, device, objects = self.module, self.device(spec), _Objects()
         with current_gpu(device.ordinal if device else 0):
             engine = self.load(plan, name, host_code=host_code).engine
-            if not engine.refittable:
+            if not (
+                engine.refittable or unchanged
+            ):  # 10.6 says no of a plan that takes the very weights it was built from
                 raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
             with self._lock, self._collector.collecting() as messages:
                 try:
@@ -349,7 +352,12 @@ class Generation(Loader):
                     if problem := parsing.parse(objects.parser, model, nodes, messages, str(model)):
                         raise problem
                     weights = dict(parsing.network_weights(trt, objects.network))
-                    refitter = trt.Refitter(engine, self._collector.logger)
+                    try:
+                        refitter = trt.Refitter(engine, self._collector.logger)
+                    except TypeError as error:  # as in `_start`
+                        raise translate(
+                            messages.errors or (str(error),), f"{self} can't refit {name}", BackendError
+                        ) from None
                     asked = list(zip(*refitter.get_all(), strict=True))
                     lacking = [key for key in asked if key not in weights]
                     if (
@@ -361,11 +369,9 @@ class Generation(Loader):
                     refused = [key for key, values in given.items() if not refitter.set_weights(*key, values)]
                     lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
                     if problems := [f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)]:
-                        raise UnsupportedRequest(
-                            f"{self} can't put all weights into {name}: build an engine of the new model instead. The plan and "
-                            "the model don't have these both",
-                            sorted(set(problems)),
-                        )
+                        listing = first_of(sorted(set(problems)), 5)
+                        why = f"it lets {listing} not be replaced, or the model lacks them: build an engine of the new model"
+                        raise UnsupportedRequest(f"{self} can't put all weights into {name}", [why])
                     if not refitter.refit_cuda_engine():
                         raise translate(messages.errors, f"{self} can't refit {name}", BackendError)
                     return memoryview(self._serialized(engine, refit=spec.refit)).cast("B"), len(asked)
