@@ -277,7 +277,9 @@ def test_metadata_of_the_model_stays_and_the_exporters_traces_go() -> None:
     helper.set_model_props(proto, {"classes": "cat,dog"})
     proto.producer_name, proto.doc_string = "someone", "a model"
     proto.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/someone/model.py")
+    proto.opset_import.append(helper.make_opsetid("nobody.uses", 1))
     result = folded(proto)
+    assert [item.domain for item in result.opset_import] == [""]
     assert {item.key: item.value for item in result.metadata_props} == {"classes": "cat,dog"}
     assert (result.producer_name, result.doc_string) == ("someone", "a model")
     assert b"/home/someone" not in bytes_of(result)
@@ -456,6 +458,16 @@ def test_a_branch_may_give_an_outer_value() -> None:
     same_outputs(proto, folded(proto), {"x": values(1, 3, 8, 8)}, {"x": -values(1, 3, 8, 8)})
 
 
+def test_what_a_decided_branch_does_keeps_its_name() -> None:
+    branches = {
+        name: body([node(op, "x", f"{op}_o", op.lower()), node("Neg", f"{op}_o", op, f"last_{op}")], "", op)
+        for name, op in (("then_branch", "Relu"), ("else_branch", "Abs"))
+    }
+    nodes = [helper.make_node("If", ["yes"], ["c"], "choose", **branches), node("Conv", "c w", "y", "conv")]
+    result = fold(model(nodes, weights={"yes": np.array(True), "w": values(4, 3, 1, 1)}))[0]
+    assert [item.name for item in result.graph.node] == ["relu", "choose_last_Relu", "conv"]
+
+
 def test_initializers_that_were_inputs_take_the_ir_version_along() -> None:
     proto = conv_relu()
     proto.ir_version = 3
@@ -598,6 +610,17 @@ def test_capital_letters_of_einsum_become_small_in_their_order(equation: str) ->
     feed = {name: values(*shape) for name, shape in inputs.items()}
     expected = np.einsum(equation, *feed.values())
     np.testing.assert_allclose(OnnxSession(made)(feed)["y"], expected, rtol=1e-5)
+
+
+def test_weights_of_any_size_fold() -> None:
+    nodes = [node("Neg", "w", "v"), node("Conv", "x v", "y")]
+    result = folded(model(nodes, weights={"w": values(512, 3, 8, 8)}))
+    assert operators(result) == {"Conv"}
+
+
+def test_one_move_is_cast_before_it() -> None:
+    moving = [node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Cast", "t", "y", "cast", to=1)]
+    assert [item.op_type for item in fold(pixels(*moving))[0].graph.node] == ["Cast", "Transpose"]
 
 
 def test_what_would_be_large_is_left_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:

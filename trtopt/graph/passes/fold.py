@@ -257,7 +257,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     substitute(model)
     _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
-    common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
     for _ in range(ROUNDS):
         with _library("onnxscript"):
@@ -265,11 +264,9 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
                 model,
                 onnx_shape_inference=True,
                 should_fold=budget,
-                input_size_limit=sys.maxsize,  # the budget judges
-                output_size_limit=sys.maxsize,
+                output_size_limit=sys.maxsize,  # the budget judges
             )
             lift(model)
-        _remove_identities(model)
         with _library("onnx-ir"):
             common.CommonSubexpressionEliminationPass()(model)
             common.DeduplicateInitializersPass()(model)
@@ -280,7 +277,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _cast_pixels_last(model)
     tidy(model)
     absorb(model)
-    common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
     return to_proto(model)
 
@@ -358,7 +354,6 @@ def _cast_pixels_first(model: ir.Model) -> None:
         for cast in casts:  # of a floating value to its own type; the round's end drops them
             cast.op_type = "Identity"
             cast.attributes.clear()
-        _remove_identities(model)
 
 
 def _cast_pixels_last(model: ir.Model) -> None:
@@ -413,30 +408,6 @@ def _spell_einsums(model: ir.Model) -> None:
             if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
                 small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
                 node.attributes["equation"] = ir.AttrString("equation", equation.translate(small))
-
-
-def _remove_identities(model: ir.Model) -> None:
-    """Drop Identity nodes, but for those that a graph needs to give one value under two names, or another graph's value.
-
-    onnx-ir's own pass renames the value even if it is an output already, or belongs to an outer graph.
-    """
-    for node in model.graph.all_nodes():
-        if node.op_type != "Identity" or node.domain or (source := node.inputs[0]) is None:
-            continue
-        (result,) = node.outputs
-        if result.is_graph_output():
-            taken = source.is_graph_input() or source.is_initializer() or source.is_graph_output()
-            if taken or source.graph is not node.graph:
-                continue
-            name = result.name
-            result.name = None
-            source.name = name
-        source.type = source.type or result.type
-        if source.shape is None:
-            source.shape = result.shape
-        ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
-        assert node.graph is not None
-        node.graph.remove(node, safe=True)
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
