@@ -109,7 +109,7 @@ def test_topk_beyond_tensorrts_most(k: int, refused: bool) -> None:
     weights = {"k": np.array([k], np.int64)}
     proto = model([node("TopK", "x k", "y i", "top")], inputs={"x": [1, 9000]}, weights=weights)
     assert [reason for name, reason in found(proto) if name == "top"] == [
-        f"takes the best {k}, and TensorRT's at most 3840"
+        f"takes the best {k}, and TensorRT's at most 3840: export the model with a smaller k"
     ] * refused
 
 

@@ -183,7 +183,8 @@ class _Limits:
             k = self.constants.get(node.input[1]) if len(node.input) > 1 else None
             most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
             if most > MOST_OF_TOPK:
-                yield Issue(node.name, "TopK", f"takes the best {most}, and TensorRT's at most {MOST_OF_TOPK}")
+                why = f"takes the best {most}, and TensorRT's at most {MOST_OF_TOPK}: export the model with a smaller k"
+                yield Issue(node.name, "TopK", why)
         elif node.op_type not in (*_MOVING, *_OWN_REFUSALS):
             instead = (
                 "TensorRT has it for quantized values only: use QuantizeLinear and DequantizeLinear, or another type"
