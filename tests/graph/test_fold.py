@@ -282,6 +282,7 @@ def test_metadata_of_the_model_stays_and_the_exporters_traces_go() -> None:
     assert [item.domain for item in result.opset_import] == [""]
     assert {item.key: item.value for item in result.metadata_props} == {"classes": "cat,dog"}
     assert (result.producer_name, result.doc_string) == ("someone", "a model")
+    assert result.graph.name == proto.graph.name
     assert b"/home/someone" not in bytes_of(result)
 
 
@@ -391,6 +392,13 @@ def test_the_size_that_an_output_is_declared_with_is_not_believed() -> None:
     result = folded(proto)
     assert operators(result) == {"Relu", "Shape"}
     same_outputs(proto, result, {"x": values(3, 4)})
+
+
+def test_bodies_that_do_not_see_the_graph_around_them_are_left_alone() -> None:
+    made, report = fold(
+        model([helper.make_node("FlexAttention", ["x", "x", "x"], ["y"], "a", domain="ai.onnx.preview")])
+    )
+    assert "FlexAttention's bodies" in report.problem and operators(made) == {"FlexAttention"}
 
 
 def test_results_joined_over_and_over_are_named_instead_of_folded() -> None:
@@ -740,7 +748,7 @@ def test_pixels_are_cast_after_they_were_moved(also: str) -> None:
     same_outputs(proto, folded, {"x": np.random.default_rng(0).integers(0, 256, (2, 3, 8, 8)).astype(np.float32)})
 
 
-@pytest.mark.parametrize("kind", ["arithmetic", "two types"])
+@pytest.mark.parametrize("kind", ["arithmetic", "two types", "an output"])
 def test_pixels_that_are_also_something_else_stay_as_they_are(kind: str) -> None:
     move, cast = node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Cast", "t", "f", to=1)
     if kind == "arithmetic":
@@ -752,6 +760,9 @@ def test_pixels_that_are_also_something_else_stay_as_they_are(kind: str) -> None
             node("Add", "f h", "y"),
             weights={"x2": np.uint8(9).reshape(())},
         )
+    elif kind == "an output":
+        proto = pixels(move, cast, node("Neg", "f", "y"))
+        proto.graph.output.append(helper.make_tensor_value_info("t", TensorProto.UINT8, ["n", 3, 8, 8]))
     else:
         other = [node("Cast", "t", "d", to=TensorProto.INT32), node("Cast", "d", "h", to=1)]
         proto = pixels(move, cast, *other, node("Add", "f h", "y"))

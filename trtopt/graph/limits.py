@@ -40,9 +40,7 @@ _MOVING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", 
 _OWN_REFUSALS = {
     "Constant", "Clip", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
 }  # fmt: skip
-MOST_NUMBERS = (
-    1 << 32
-)  # of a tensor whose sizes are fixed; the builder would fill the machine's memory before it gives up
+MOST_NUMBERS = 1 << 32  # of a tensor of fixed sizes; the builder would fill the machine's memory before it gives up
 MOST_OF_TOPK = 3840  # in every TensorRT; its builder says so, after minutes
 _OWNERS = {  # domain → what to do about its operators
     "ai.onnx.ml": "no TensorRT has operators of ai.onnx.ml (scalers, linear models, trees, texts): run that part outside the "
