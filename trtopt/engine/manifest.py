@@ -327,7 +327,7 @@ class Manifest:
     compute_capabilities: Sequence[_Capability] = ()
     safety: Mapping[str, Any] | None = None
     scratch: Count | None = None
-    structure: Sequence[Name] | None = None
+    structure: Annotated[Sequence[Name], Meta(min_length=1)] | None = None
     format: AnyText = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:
