@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from trtopt.core.files import check_ending, existing_file, json_bytes, whole, wr
 from trtopt.core.options import taking
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import scratch
-from trtopt.core.values import Precision, ShapeRange
+from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
 from trtopt.graph.io import load_model, save_model
@@ -224,8 +224,9 @@ def _digest(*parts: Any) -> str:
 
 def _difference(engine: Sequence[str], model: Sequence[str]) -> str:
     """Say the first thing in which two structures differ; empty: in nothing."""
-    gone = next((line for line in engine if line not in set(model)), None)
-    come = next((line for line in model if line not in set(engine)), None)
+    known, new = set(engine), set(model)
+    gone = next((line for line in engine if line not in new), None)
+    come = next((line for line in model if line not in known), None)
     if gone is None and come is None:
         return "" if list(engine) == list(model) else "the same nodes stand in another order"
     return "; ".join(_only(gone, "the engine's") + _only(come, "the model's"))
@@ -273,7 +274,7 @@ def _planned(
             calib=calib,
             preprocess=None if embedded is None else embedded["preprocess"],
             precision_override=tuple(spec.get("overrides", ())),
-            shapes=[{name: ShapeRange.parse(text) for name, text in item.items()} for item in spec.get("profiles", ())],
+            shapes=manifest.ranges,
             target=tuple(manifest.targets),
             backend="rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
             device=device,
@@ -287,18 +288,14 @@ def _lowered(build: BuildPlan, manifest: Manifest) -> ModelProto:
     compare = held_against(build.model, profiles=build.spec.profiles, reporter=build.request.reporter)
     folded, _ = proven(build.model, build.folded(), compare, build.request.reporter)
     measured: Mapping[str, str] = (manifest.safety or {}).get("in_fp32", {})
+    # In INT8 or FP8, what the build kept out of it.
+    left_out = {item["node"]: item["reason"] for item in manifest.kept} if build.spec.precision.quantized else {}
     return lower(
         folded,
         build.spec,
         build.generation,
         build.table,
-        unquantized=dict(_left_out(manifest)),
+        unquantized=left_out,
         embedded=build.embedded,
         measured=measured,
     ).proto
-
-
-def _left_out(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Nodes that the build kept out of INT8 or FP8, with the reason."""
-    if Precision(manifest.spec["precision"]).quantized:
-        yield from ((item["node"], item["reason"]) for item in manifest.kept)

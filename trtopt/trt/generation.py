@@ -341,9 +341,8 @@ class Generation(Loader):
         trt, device, objects = self.module, self.device(spec), _Objects()
         with current_gpu(device.ordinal if device else 0):
             engine = self.load(plan, name, host_code=host_code).engine
-            if not (
-                engine.refittable or unchanged
-            ):  # 10.6 says no of a plan that takes the very weights it was built from
+            # 10.6 says no of a plan that takes the very weights that it was built from.
+            if not (engine.refittable or unchanged):
                 raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
             with self._lock, self._collector.collecting() as messages:
                 try:
@@ -360,9 +359,8 @@ class Generation(Loader):
                         ) from None
                     asked = list(zip(*refitter.get_all(), strict=True))
                     lacking = [key for key in asked if key not in weights]
-                    if (
-                        not unchanged
-                    ):  # what the plan keeps for itself, perhaps scales of weights, would stay the old one
+                    if not unchanged:
+                        # What the plan keeps for itself, perhaps scales of weights, would stay the old one.
                         own = weights.keys() - {*asked}
                         lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
                     given = {key: parsing.as_weights(trt, weights[key]) for key in asked if key in weights}

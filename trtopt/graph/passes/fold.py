@@ -351,7 +351,7 @@ def _cast_pixels_first(model: ir.Model) -> None:
         model.graph.insert_before(model.graph[0], first)
         for value in moved[1:]:
             value.dtype = ir.DataType(kind)
-        for cast in casts:  # of a floating value to its own type; the round's end drops them
+        for cast in casts:  # of a floating value to its own type; the next round drops them
             cast.op_type = "Identity"
             cast.attributes.clear()
 
