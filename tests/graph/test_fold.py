@@ -90,13 +90,30 @@ def test_a_heavy_model_is_folded_without_its_weights_where_they_do_not_matter(
     assert max(rounds) < weight.nbytes
 
 
-def test_large_weights_of_one_shape_are_not_taken_for_each_other() -> None:
+def test_large_weights_of_one_shape_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [node("MatMul", "x first", "q"), node("MatMul", "x second", "k"), node("Sub", "q k", "y")]
     weights = {name: values(256, 256, seed=seed) for seed, name in enumerate(("first", "second", "unused"))}
     proto = model(nodes, inputs={"x": ["batch", 256]}, weights=weights)
     result = folded(proto)
     assert {item.name for item in result.graph.initializer} == {"first", "second"}
     same_outputs(proto, result, {"x": values(3, 256)})
+    sizes, collected = list[int](), list[bool]()
+
+    def evaluate(proto: ModelProto, most: int) -> ModelProto:
+        sizes.append(proto.ByteSize())
+        return _evaluate(proto, most)
+
+    monkeypatch.setattr("trtopt.graph.passes.fold._evaluate", evaluate)
+    monkeypatch.setattr("trtopt.graph.passes.fold.gc.collect", lambda: collected.append(True))
+    fold(proto)
+    assert max(sizes) > 256 * 256 * 4 and not collected, "a light model was taken for a heavy one"
+    sizes.clear()
+    monkeypatch.setattr("trtopt.graph.passes.fold.HEAVY", 0)
+    monkeypatch.setattr("trtopt.graph.passes.fold.APART", LARGE)
+    fold(result)
+    assert max(sizes) < 256 * 256 * 4 and not collected
+    fold(proto)
+    assert max(sizes) > 256 * 256 * 4 and collected, "the graphs that the library left aren't collected"
 
 
 @pytest.fixture(scope="module")
@@ -392,6 +409,14 @@ def test_the_size_that_an_output_is_declared_with_is_not_believed() -> None:
     result = folded(proto)
     assert operators(result) == {"Relu", "Shape"}
     same_outputs(proto, result, {"x": values(3, 4)})
+
+
+def test_the_size_that_an_output_is_declared_with_does_not_become_a_constant() -> None:
+    """Where inference says nothing, what is declared would be taken for what is known."""
+    proto = model([node("Reshape", "x s", "y"), node("Shape", "y", "z")], inputs={"x": ["n", 4]}, outputs={"y": [1, 4]})
+    proto.graph.input.append(helper.make_tensor_value_info("s", TensorProto.INT64, [2]))
+    proto.graph.output.append(helper.make_tensor_value_info("z", TensorProto.INT64, [2]))
+    assert operators(folded(proto)) == {"Reshape", "Shape"}
 
 
 def test_bodies_that_do_not_see_the_graph_around_them_are_left_alone() -> None:
@@ -696,6 +721,14 @@ def test_int32_biases_become_floating(channels: bool) -> None:
     folded, _ = fold(proto)
     assert operators(folded) == {"Conv"}
     same_outputs(proto, folded, {"x": values(2, 3, 8, 8)})
+
+
+def test_what_another_domain_calls_the_same_is_not_taken_for_it() -> None:
+    weights = {"b": np.arange(4, dtype=np.int32), "s": np.float32(0.5).reshape(())}
+    other = helper.make_node("DequantizeLinear", ["b", "s"], ["bias"], "other", domain="com.example")
+    proto = model([other, node("Conv", "x w bias", "y", "conv")], weights={"w": values(4, 3, 1, 1), **weights})
+    proto.opset_import.append(helper.make_opsetid("com.example", 1))
+    assert operators(fold(proto)[0]) == {"DequantizeLinear", "Conv"}
 
 
 def test_codes_of_weights_stay_codes() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
@@ -226,11 +226,9 @@ def _lightly(proto: ModelProto, most: int, apart: int, original: ModelProto) -> 
 
 def _content(proto: ModelProto) -> bytes:
     """Return a light model's content whatever the order of its nodes: the library sorts them, and it settles at once."""
-    nodes = sorted(node.SerializeToString(deterministic=True) for node in proto.graph.node)
-    rest = ModelProto()
-    rest.CopyFrom(proto)
-    del rest.graph.node[:]
-    return b"".join([rest.SerializeToString(deterministic=True), *nodes])
+    ordered = whole_copy(proto)
+    ordered.graph.node.sort(key=lambda node: node.SerializeToString(deterministic=True))
+    return bytes(ordered.SerializeToString(deterministic=True))
 
 
 def _count(proto: ModelProto) -> dict[str, int]:
@@ -277,7 +275,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _cast_pixels_last(model)
     tidy(model)
     absorb(model)
-    common.TopologicalSortPass()(model)
     return to_proto(model)
 
 
@@ -439,23 +436,13 @@ def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
     producer = {name: node for node in all_nodes(original.graph) for name in node.output}
     known, taken = {node.name for node in producer.values()}, set[str]()
     for node in all_nodes(proto.graph):
+        output = next(iter(node.output), "")
         counted = node.name.startswith("node_") and node.name not in known  # by onnx-ir, otherwise each time
-        name = _ancestor(node, producer) or (not counted and node.name)
-        name = name or f"{node.op_type}_{next(iter(node.output), '')}"
-        node.name = unique(name, taken)
-
-
-def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:
-    """The name of the original node this one stands for: same operator, reached back through what was fused into it."""
-    found = producer.get(next(iter(node.output), ""))
-    for _ in range(8):
-        if found is None:
-            return ""
-        if found.op_type == node.op_type:
-            return str(found.name)
-        steps = [producer[name] for name in found.input if name in producer]
-        found = next((step for step in steps if step.op_type != "Constant"), None)
-    return ""
+        if output in producer and producer[output].op_type == node.op_type:
+            node.name = producer[output].name  # a branch that was decided, or inlined, has another
+        elif counted:
+            node.name = ""
+        node.name = unique(node.name or f"{node.op_type}_{output}", taken)
 
 
 @contextlib.contextmanager
