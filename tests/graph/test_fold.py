@@ -358,10 +358,16 @@ def test_a_loop_that_goes_on_by_a_constant_is_folded() -> None:
     assert fold(result)[0].SerializeToString() == result.SerializeToString()
 
 
+BIASED = {"w": np.ones((4, 3), np.float32), "b": np.arange(3, dtype=np.float32)}
+
+
 def test_the_report_counts_what_went() -> None:
     _, report = fold(model([node("Identity", "x", "a"), node("Relu", "a", "y")]))
     assert report.removed == {"Identity": 1} and report.changed
     assert str(report) == "2 nodes → 1 (removed: 1 Identity)"
+    bias = model([node("MatMul", "x w", "p"), node("Add", "p b", "y")], inputs={"x": ["n", 4]}, weights=BIASED)
+    told = fold(bias)[1].to_json()
+    assert (told["removed"], told["added"]) == ({"MatMul": 1, "Add": 1}, {"Gemm": 1})
     assert not fold(conv_relu())[1].changed
 
 
@@ -529,10 +535,12 @@ def test_operator_forms_newer_than_the_opset_raise_it(opset: int) -> None:
     np.testing.assert_allclose(found, x @ values(4, 3), rtol=1e-5, atol=1e-6)
 
 
-def test_a_cast_that_does_not_saturate_stays_so() -> None:
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_cast_that_does_not_saturate_stays_so(computed: bool) -> None:
+    like = [node("Cast", "x", "like", to=TensorProto.FLOAT8E4M3FN)] if computed else []
     proto = model(
-        [node("CastLike", "x like", "f", "c", saturate=0), node("Cast", "f", "y", to=1)],
-        weights={"like": np.zeros(1, ml_dtypes.float8_e4m3fn)},
+        [*like, node("CastLike", "x like", "f", "c", saturate=0), node("Cast", "f", "y", to=1)],
+        weights={} if computed else {"like": np.zeros(1, ml_dtypes.float8_e4m3fn)},
         opset=19,
     )
     result, report = fold(proto)
@@ -875,7 +883,7 @@ def test_a_product_that_takes_its_bias_in_keeps_its_own_name() -> None:
     proto = model(
         [node("MatMul", "x w", "p", "product"), node("Add", "p b", "y", "bias")],
         inputs={"x": ["n", 4]},
-        weights={"w": np.ones((4, 3), np.float32), "b": np.arange(3, dtype=np.float32)},
+        weights=BIASED,
         outputs={"y": ["n", 3]},
     )
     result, report = fold(proto)

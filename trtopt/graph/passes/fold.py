@@ -326,7 +326,7 @@ def _float_biases(model: ir.Model) -> None:
         if scale.size not in (1, codes.size):
             continue
         bias = ir.tensor((codes.numpy().astype(np.float32) * scale.numpy().reshape(-1)).reshape(codes.shape.numpy()))
-        made = ir.Node("", "Constant", [], [ir.AttrTensor("value", bias)], name=node.name)
+        made = ir.Node("", "Constant", [], [ir.AttrTensor("value", bias)])
         made.outputs[0].dtype, made.outputs[0].shape = bias.dtype, bias.shape
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
@@ -350,7 +350,6 @@ def _cast_pixels_first(model: ir.Model) -> None:
             value.dtype = ir.DataType(kind)
         for cast in casts:  # of a floating value to its own type; the next round drops them
             cast.op_type = "Identity"
-            cast.attributes.clear()
 
 
 def _cast_pixels_last(model: ir.Model) -> None:
