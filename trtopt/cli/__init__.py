@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from typing import NoReturn
 import trtopt.cli.commands  # noqa: F401  (adds them)
 from trtopt.cli.application import FLAGS, app
 from trtopt.core import stopping
-from trtopt.core.errors import BuildCancelled, TrtoptError, without_graphs
+from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError, without_graphs
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
@@ -69,25 +68,34 @@ def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     keep_apart()
     os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
-    with escaped():
-        try:
-            status = app(prog_name="trtopt", standalone_mode=False)
-            sys.stdout.flush()
-        except BrokenPipeError:  # its reader has seen enough, as click takes it within a command
-            status = 1
-        except Exception as error:
-            status = _failure(error)
-        except KeyboardInterrupt:
-            status = 130
-        status = stopping.status() or status
-        if status == 130 or stopping.status():
-            print("stopped", file=sys.stderr)
-        _tell_of_native_lines(bool(status))
+    try:
+        with escaped():
+            try:
+                status = app(prog_name="trtopt", standalone_mode=False)
+                sys.stdout.flush()
+            except BrokenPipeError:  # its reader has seen enough, as click takes it within a command
+                status = 1
+            except Exception as error:
+                status = _failure(error)
+            except KeyboardInterrupt:
+                status = 130
+            status = stopping.status() or status
+            if status == 130 or stopping.status():
+                print("stopped", file=sys.stderr)
+            _tell_of_native_lines(bool(status))
+        sys.exit(status if isinstance(status, int) else 0)
+    finally:
+        if _lost_output():  # said before; what is still in the buffers isn't to be tried once more at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _lost_output() -> OSError | None:
+    """Return why standard output takes nothing more; None: it does."""
     try:
         sys.stdout.flush()
-    except (TrtoptError, OSError):  # said before; and not to be tried once more at the exit
-        sys.stdout, status = io.StringIO(), status or 1
-    sys.exit(status if isinstance(status, int) else 0)
+    except OSError as error:
+        return error
+    return None
 
 
 def _tell_of_native_lines(failed: bool) -> None:
@@ -132,6 +140,8 @@ def _failure(error: Exception) -> int:
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption
+    if isinstance(error, OSError) and (lost := _lost_output()):
+        error = OutputError(f"can't write to standard output: {lost.strerror or lost}")
     error = without_graphs(error, "".join(sys.argv[1:2])) or error
     if isinstance(error, TrtoptError):
         kind, status, texts = type(error).__name__, error.exit_code, error.for_cli(FLAGS)
@@ -156,6 +166,6 @@ def _failure(error: Exception) -> int:
         texts = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]
     print("error:", "\n".join(map(visible, texts)), file=sys.stderr)
     if "--json" in sys.argv:
-        with contextlib.suppress(TrtoptError, OSError):
+        with contextlib.suppress(OSError):
             print(json.dumps({"error": {"type": kind, "message": "\n".join(texts)}}))
     return status

@@ -1,7 +1,6 @@
 """JSON and TOML from anywhere: read within limits, and of the types that the code behind them counts on.
 
-Their numbers fit in 64 bits, as TOML says of integers, and are finite; deeper nesting than `DEPTH` is in no document of trtopt's,
-and would cost stack.
+Their numbers fit in 64 bits, as TOML says of integers, and are finite; no document of trtopt's is nested deeper than `DEPTH`.
 """
 
 from __future__ import annotations
@@ -140,8 +139,8 @@ def _check_limits(value: Any, where: str, depth: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses as mappings, sequences as lists, paths and members of enumerations as text, and a
-    number that isn't finite as its name ("inf", "-inf", "nan")."""
+    """Return a value as JSON has it: dataclasses as mappings, sequences as lists, paths and members of enumerations as text, and
+    a number that isn't finite as its name ("inf", "-inf", "nan")."""
     if dataclasses.is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
