@@ -216,7 +216,7 @@ def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_takes_one_word_says_so_where_several_are_typed(world: World) -> None:
     for option, words, said in (
         ("--images", "a.jpg b.jpg", "--images takes one folder, no list such as a shell makes of *"),
-        ("--opt-shapes", "a:1x3 b:1x4", "--opt-shapes takes the shapes of several inputs in one text, 'a:1x3;b:1x4'"),
+        ("--shapes", "a:1x3 b:1x4", "--shapes takes the shapes of several inputs in one text, 'a:1x3;b:1x4'"),
     ):
         assert world.refused("check", world.model, option, *words.split()).startswith(said)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from trtopt.core.options import spoken
 from trtopt.core.shapes import (
     parse_profile,
     parse_profiles,
-    profiles_asked,
     seen_sizes,
     shapes_option,
     suggested_shapes,
@@ -113,47 +111,6 @@ def test_profiles_from_python_that_are_something_else_say_so(typed: list[Profile
 def _typed(text: str) -> str:
     """As the command line says it."""
     return spoken(text, {"shapes": "--shapes"})
-
-
-def _asked(**options: object) -> tuple[Profile, ...]:
-    given: dict[str, object] = dict.fromkeys(("shapes", "min_shapes", "opt_shapes", "max_shapes"), ())
-    return profiles_asked(SimpleNamespace(**{**given, **options}))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "profile"),
-    [
-        ({"min_shapes": "a:1x8", "opt_shapes": "a:8x32", "max_shapes": "a:16x128"}, {"a": A}),
-        (
-            {"min_shapes": ["a:1x8,b:1x4"], "opt_shapes": ["a:8x32;b:1x4"], "max_shapes": ["a:16x128 b:1x4"]},
-            {"a": A, "b": B},
-        ),
-        (
-            {"min_shapes": ["a:[1,8]", "b:1x4"], "opt_shapes": "a:[8, 32],b:[1,4]", "max_shapes": "a:16x128,b:1x4"},
-            {"a": A, "b": B},
-        ),
-        ({"opt_shapes": "x:0:1x4"}, {"x:0": B}),
-        ({"shapes": "a:1x8,8x32,16x128"}, {"a": A}),
-    ],
-)
-def test_one_profile_may_be_written_as_other_tools_take_it(options: dict[str, object], profile: Profile) -> None:
-    assert _asked(**options) == (profile,)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"min_shapes": "a:1x8"}, "`opt_shapes=` is missing"),
-        ({"shapes": "a:1x8", "opt_shapes": "a:1x8"}, "`shapes=` names profiles whole"),
-        ({"min_shapes": "a:1x8", "opt_shapes": "a:1x8,b:1x4"}, "'b' isn't in each"),
-        ({"opt_shapes": "a:1x8,a:2x8"}, "names 'a' twice"),
-        ({"opt_shapes": "a=1x8"}, "`opt_shapes=` 'a=1x8' can't be read"),
-        ({"min_shapes": "a:4x8", "opt_shapes": "a:1x8"}, "min ≤ opt ≤ max"),
-    ],
-)
-def test_what_does_not_go_together_says_so(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        _asked(**options)
 
 
 IDS = TensorInfo("input_ids", "int64", ("batch_size", "sequence_length"))

@@ -43,10 +43,7 @@ _ELSEWHERE = {
 _ONE_VALUE = {
     "--images": "one folder, no list such as a shell makes of *",
     "--data": "one file or folder, no list such as a shell makes of *",
-    **dict.fromkeys(
-        ("--shapes", "--min-shapes", "--opt-shapes", "--max-shapes"),
-        "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
-    ),
+    "--shapes": "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
 }
 
 # What other tools call a command.
@@ -114,7 +111,7 @@ def _tell_of_native_lines(failed: bool) -> None:
 def _instead(command: str, option: str, message: str) -> str:
     """Return what to type for an option or a command that isn't there; empty: nothing is known."""
     if option:
-        if known := went(option) or _ELSEWHERE.get((command, option)):
+        if known := _ELSEWHERE.get((command, option)):
             return known
         from trtopt.diagnosis.migration import OPTIONS
 
@@ -129,7 +126,7 @@ def _instead(command: str, option: str, message: str) -> str:
             return f"it is trtopt deploy triton {shlex.quote(name[1])} --repo FOLDER"
         if command == "trtopt jobs" and name[1].endswith(".toml"):
             return f"it is trtopt jobs run {shlex.quote(name[1])}"
-        return went(name[1]) or _COMMANDS.get(name[1], "")
+        return _COMMANDS.get(name[1], "")
     return ""
 
 
@@ -150,10 +147,11 @@ def _failure(error: Exception) -> int:
         return 2
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
-        kind, status = "UsageError", 2
-        instead = _instead(command, str(getattr(error, "option_name", "")), error.format_message())
-        message = error.format_message().rstrip(".?")
-        problem = f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message
+        kind, status, message = "UsageError", 2, error.format_message().rstrip(".?")
+        option = str(getattr(error, "option_name", ""))
+        typed = option or next(iter(re.findall(r"No such command '(.*?)'", message)), "")
+        instead = _instead(command, option, message)
+        problem = went(typed) or (f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message)
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in _ONE_VALUE and not behind.startswith("-"):
                 problem = f"{flag} takes {_ONE_VALUE[flag]}"

@@ -139,8 +139,8 @@ def _check_limits(value: Any, where: str, depth: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses as mappings, sequences as lists, paths and members of enumerations as text, and
-    a number that isn't finite as its name ("inf", "-inf", "nan")."""
+    """Return a value as JSON has it: dataclasses as mappings, sequences as lists, paths and members of enumerations as text,
+    and a number that isn't finite as its name ("inf", "-inf", "nan")."""
     if dataclasses.is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):

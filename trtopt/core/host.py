@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from pathlib import Path
 
 from trtopt.core.files import whole
 
@@ -43,14 +42,6 @@ def free_memory() -> int | None:
 def import_path() -> dict[str, str]:
     """For the environment of another Python: it then imports from where this one does."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def forget_peak() -> None:
-    """Let `peak_memory` count from here on, where the system can."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def peak_memory() -> int:
