@@ -87,7 +87,7 @@ def host() -> dict[str, Any]:
         "garbage collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), gc.get_debug()),
         "folder": Path.cwd(),
         "imports": (list(sys.path), {name for name in sys.modules if name.startswith(("small_", "own_"))}),
-        "network": (socket.getaddrinfo, vars(socket.socket).get("connect")),
+        "network": socket.getaddrinfo,
         "hooks": (sys.excepthook, threading.excepthook, sys.displayhook),
         "recursion": sys.getrecursionlimit(),
         "NumPy": np.geterr(),
