@@ -15,7 +15,7 @@ from world import World, net
 
 from trtopt.cli.tables import print_table
 from trtopt.core.errors import TrtoptError, UnsupportedOperator
-from trtopt.core.progress import PlainReporter, Reporter, RichReporter, reporter
+from trtopt.core.progress import PlainReporter, Reporter, TerminalReporter, reporter
 from trtopt.core.terminal import Escaped, escaped, visible
 from trtopt.core.values import Issue
 
@@ -57,10 +57,10 @@ def test_streams_keep_the_programs_lines_and_names_make_none(monkeypatch: pytest
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_progress_is_one_line_whatever_it_names(stream: io.StringIO) -> None:
     said = reporter(Escaped(stream))  # type: ignore[arg-type]
-    assert type(said) is (RichReporter if stream.isatty() else PlainReporter)
+    assert type(said) is (TerminalReporter if stream.isatty() else PlainReporter)
     _say(said)
     text = stream.getvalue()
-    if stream.isatty():  # rich's own sequences: what is left without them is text
+    if stream.isatty():  # sequences of its own: what is left without them is text
         text = _plain(text)
     assert text.replace("\n", "").isprintable(), ascii(text)
     assert text.count("\\x1b]0;PWNED") >= 3
@@ -76,7 +76,7 @@ def _say(said: Reporter) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without the sequences that rich itself writes: styles, cursor, lines."""
+    """Without the sequences that the line in place takes."""
 
     return re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "", text)
 

@@ -51,28 +51,20 @@ class Shared(AbstractContextManager[None]):
 
 
 @contextlib.contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """The environment with a variable that isn't set; one that is set is the user's word, and stays. Use it in `Shared`."""
-    ours = name not in os.environ
-    if ours:
+def variable(name: str, value: str | None = None) -> Iterator[None]:
+    """Put a variable of the environment back afterwards, whatever a library sets it to. Use it in `Shared`.
+
+    Args:
+        value: what it is meanwhile; one that is set is the user's word, and stays.
+    """
+    before = os.environ.get(name)
+    if before is None and value is not None:
         os.environ[name] = value
     try:
         yield
     finally:
-        if ours and os.environ.get(name) == value:
-            os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def _kept(name: str) -> Iterator[None]:
-    """A variable of the environment stays as it was, whatever a library sets it to."""
-    before = os.environ.get(name)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if before is not None:
             os.environ[name] = before
 
 
@@ -82,8 +74,8 @@ rewriting = threading.RLock()
 # Held while the user's own modules are imported and used: what is importable, PyTorch's random numbers, threads and exporter,
 # and who may connect to the network are the whole process's.
 importing = threading.RLock()
-compiler_folder = Shared(lambda: _kept("TORCHINDUCTOR_CACHE_DIR"))  # torch sets it when its exporter is first used
-loader_path = Shared(lambda: _kept("LD_LIBRARY_PATH"))  # OpenCV sets it when it is imported
+compiler_folder = Shared(lambda: variable("TORCHINDUCTOR_CACHE_DIR"))  # torch sets it when its exporter is first used
+loader_path = Shared(lambda: variable("LD_LIBRARY_PATH"))  # OpenCV sets it when it is imported
 _telemetry = Shared(lambda: variable(TELEMETRY_OFF, "1"))
 
 
