@@ -107,10 +107,8 @@ def test_a_job_lists_outputs_are_none_of_its_inputs(world: World, mine: Path) ->
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "a.lock").symlink_to("precious")
-    os.mkfifo(tmp_path / "b.lock")
-    for name in ("a.lock", "b.lock"):
-        with pytest.raises(OutputError, match="can't lock"), alone(tmp_path / name):
-            pass
+    with pytest.raises(OutputError, match="can't lock"), alone(tmp_path / "a.lock"):
+        pass
     assert (tmp_path / "precious").read_text() == "mine"
 
 

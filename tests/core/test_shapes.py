@@ -44,12 +44,10 @@ def test_one_shape_stands_for_all_three() -> None:
     ("text", "said"),
     [
         ("", "is empty"),
-        ("1x3", "can't be read"),
         ("x:1x8;y", "can't be read"),
         ("x:1x8,,y:1x8", "can't be read"),
         (f"x:1x{'9' * 5000}", "can't be read"),
         ("x:1x3,2x3", "can't be read"),
-        ("x:axb", "can't be read"),
         ("x:1x3,2x3,3", "differ in rank"),
         ("x:4x3,2x3,8x3", "dimension 0 has 4, 2, 8"),
         ("x:1;x:2", "twice"),
@@ -69,11 +67,9 @@ A, B, C = ShapeRange.parse("1x8,8x32,16x128"), ShapeRange.parse("1x4"), ShapeRan
         (["a:1x8,8x32,16x128", "b:1x4"], [{"a": A, "b": B}]),
         (["a:1x8,8x32,16x128;b:1x4"], [{"a": A, "b": B}]),
         (["a:1x8,8x32,16x128,b:1x4"], [{"a": A, "b": B}]),  # as trtexec takes them
-        (["a:1x4;b:1x4;"], [{"a": B, "b": B}]),
         (["a:1x4", "a:2x4"], [{"a": B}, {"a": C}]),
         (["a:1x4;b:1x4", "a:2x4;b:2x4"], [{"a": B, "b": B}, {"a": C, "b": C}]),
         (["a:1x4", "b:1x4", "a:2x4", "b:2x4"], [{"a": B, "b": B}, {"a": C, "b": C}]),
-        ([{"a": B}, {"b": C}], [{"a": B, "b": C}]),
         ([{"a": B, "b": B}, {"b": C, "a": C}], [{"a": B, "b": B}, {"a": C, "b": C}]),
         ({"a": "1x4"}, [{"a": B}]),
         ("x:0:1x4,2x4,2x4", [{"x:0": ShapeRange.parse("1x4,2x4,2x4")}]),
@@ -90,7 +86,6 @@ def test_different_inputs_are_one_profile_and_an_input_again_is_another(
     [
         (["a:1x4", "a:2x4", "b:1x4", "b:2x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:2x4'"),
         (["a:1x4;b:1x4", "a:2x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:1x4'"),
-        (["a:1x4", "a:2x4", "b:1x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:1x4'"),
     ],
 )
 def test_profiles_that_can_not_be_told_apart_print_the_line_to_type(typed: list[str], line: str) -> None:
@@ -156,7 +151,6 @@ def test_the_option_to_type_is_whole_and_says_what_to_adapt(
     assert (_typed(said.option), _typed(str(said))) == (line, line + adapt)
     if line:
         assert said.option == f"`shapes={shlex.split(line)[1]!r}`"
-    if line:
         validate_profiles(inputs, parse_profiles(shlex.split(line)[1]))
 
 

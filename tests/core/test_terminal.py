@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 from hostile_values import TERMINAL
-from onnx import TensorProto
 from world import World, net
 
 from trtopt.cli.tables import print_table
@@ -111,31 +110,22 @@ def test_tables_show_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
 def _named() -> dict[str, onnx.ModelProto]:
     """Models with a hostile name in each place."""
     name = TERMINAL.replace("\x00", "")
-    models = {place: net() for place in ("node", "input", "operator", "cycle", "external")}
-    models["node"].graph.node[0].name = name
+    models = {place: net() for place in ("input", "operator", "cycle")}
     models["input"].graph.input[0].name = models["input"].graph.node[0].input[0] = name
     models["operator"].graph.node[1].op_type = name
     models["cycle"].graph.node[1].name = name
     models["cycle"].graph.node[0].input[0] = "d"
-    weight = models["external"].graph.initializer[0]
-    weight.ClearField("raw_data")
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value=name)
     return models
 
 
 @pytest.mark.parametrize("place", _named())
 def test_names_in_models(world: World, place: str) -> None:
     world.model.write_bytes(_named()[place].SerializeToString())
-    for command in (
-        ("check", world.model),
-        ("calibrate", world.model, "--data", world.arrays, "-o", world.output / "t.json"),
-    ):
-        found = world.run(*command)
-        assert found.status in (0, 1, 2), found
-        for text in (found.out, found.err):
-            assert text.replace("\n", "").isprintable(), ascii(text)
-        assert not any(line.startswith("error: forged") for line in (found.out + found.err).splitlines())
+    found = world.run("check", world.model)
+    assert found.status in (0, 1, 2), found
+    for text in (found.out, found.err):
+        assert text.replace("\n", "").isprintable(), ascii(text)
+    assert not any(line.startswith("error: forged") for line in (found.out + found.err).splitlines())
 
 
 def test_names_of_files_members_and_options(world: World) -> None:
@@ -148,21 +138,11 @@ def test_names_of_files_members_and_options(world: World) -> None:
     preprocess = world.folder / "p.toml"
     preprocess.write_text('preset = "imagenet"\nsize = [32, 32]\n')
     table = world.output / "t.json"
+    images = ("--images", world.photos, "--preprocess", preprocess, "--allow-unusual-data")
     for command in (
-        ("check", strange),
         ("check", strange, "--json"),
         ("check", world.folder / f"{name}.absent"),
-        (
-            "calibrate",
-            strange,
-            "--images",
-            world.photos,
-            "--preprocess",
-            preprocess,
-            "--allow-unusual-data",
-            "-o",
-            table,
-        ),
+        ("calibrate", strange, *images, "-o", table),
         ("calibrate", world.model, "--data", arrays, "-o", table),
         ("build", world.model, "--shapes", name, "-o", world.output / "e"),
         (name,),
@@ -172,12 +152,3 @@ def test_names_of_files_members_and_options(world: World) -> None:
         assert found.status != 70, found
         for text in (found.out, found.err):
             assert text.replace("\n", "").isprintable(), ascii(text)
-
-
-def test_json_needs_no_escape(world: World) -> None:
-    model = net()
-    model.graph.node[0].name = model.graph.node[0].op_type = "\x1b\x9b\u202e"
-    world.model.write_bytes(model.SerializeToString())
-    found = world.run("check", world.model, "--json")
-    assert found.out.isascii()
-    assert "\\u009b" in found.out
