@@ -278,12 +278,9 @@ def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
 
 def _created(partial: Path, target: Path) -> int:
     """Make an empty file; the mode it is to have."""
-    descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the system takes the umask off
-    try:
-        mode = _mode(target)
-        return 0o777 & (os.fstat(descriptor).st_mode if mode is None else mode)
-    finally:
-        os.close(descriptor)
+    partial.touch(0o666, exist_ok=False)  # the system takes the umask off
+    mode = _mode(target)
+    return 0o777 & (partial.stat().st_mode if mode is None else mode)
 
 
 def sync(path: Path) -> None:

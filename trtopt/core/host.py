@@ -19,8 +19,7 @@ def cores() -> int:
 
 def visible_cores() -> int:
     """CPUs that libraries count when they start threads: the affinity; they don't ask for a container's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def quota() -> float | None:

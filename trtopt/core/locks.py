@@ -18,31 +18,6 @@ from trtopt.core.temporary import locked
 POLL = 0.05  # seconds between tries: a wait of the system's couldn't be ended by Ctrl-C in every thread
 
 
-class Lock:
-    """A lock that is held until it is closed, or collected."""
-
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self._descriptor, self._path = descriptor, path
-
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(
-                OSError
-            ):  # while it is held: who has it open finds that it is no longer the one there
-                self._path.unlink()
-            os.close(descriptor)
-
-    def __enter__(self) -> Lock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
 @contextlib.contextmanager
 def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting", advice: str = "") -> Iterator[None]:
     """Hold the lock file `path`. While another process holds it, wait, in a phase named `waiting`.
@@ -60,14 +35,21 @@ def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting", adv
         yield
 
 
-def alone_now(path: Path, advice: str = "") -> Lock | None:
-    """Take the lock of `alone` without waiting: the lock, or None where another holds it.
+def alone_now(path: Path, advice: str = "") -> contextlib.ExitStack | None:
+    """Take the lock of `alone` without waiting: what lets it go when it is closed, or None where another holds it.
 
     Raises:
         OutputError: the file can't be made, or its file system has no locks.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        return Lock(descriptor, path) if locked(descriptor, path) else None
+        if not locked(descriptor, path):
+            return None
     except OSError as error:
         raise OutputError(f"can't lock {path}: {error.strerror or error}", advice) from error
+    lock = contextlib.ExitStack()
+    lock.callback(os.close, descriptor)
+    lock.callback(
+        path.unlink, missing_ok=True
+    )  # while it is held: who has it open finds that it is no longer the one there
+    return lock
