@@ -93,24 +93,12 @@ def test_an_empty_path_is_refused_by_name(name: str, world: World) -> None:
         assert world.refused(*words, *typed) == f"{called} is '': a path is needed", typed
 
 
-@pytest.mark.parametrize("name", ["run", "bench"])
-def test_trust_in_a_plan_reaches_its_session(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Opened(Exception):
-        pass
-
-    def session(path: Path, **options: Any) -> Any:
-        raise Opened(options["trust_host_code"])
-
-    engine = tmp_path / "m.engine"
-    engine.write_bytes(b"plan")
-    for module in ("trtopt.runtime.inference", "trtopt.evaluation.benchmark"):
-        monkeypatch.setattr(f"{module}.Session", session)
-    monkeypatch.setattr("trtopt.evaluation.benchmark.probe", lambda: True)
-    given = ["--input", str(tmp_path / "x.npy")] if name == "run" else []
-    for options in ([], ["--trust-host-code"]):
-        result = CliRunner().invoke(cli.app, [name, str(engine), *given, *options])
-        assert isinstance(result.exception, Opened)
-        assert result.exception.args == (bool(options),)
+def test_trust_in_a_plan_reaches_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(trtopt, "bench", lambda *_, **options: given.update(options), raising=False)
+    for typed in ([], ["--trust-host-code"]):
+        CliRunner().invoke(cli.app, ["bench", "m.engine", *typed])
+        assert given["trust_host_code"] is bool(typed)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -158,22 +158,6 @@ def test_nodes_are_listed_by_the_names_of_overrides(world: World, detector: Path
         has(world.refused(*command, *override), "matches no node; near: conv3, ", "trtopt check MODEL --nodes lists")
 
 
-def test_a_mask_beyond_fp16_is_said_by_check_and_by_the_build(world: World) -> None:
-    nodes = [node("Add", "x mask", "a", "masked"), node("Add", "a mask", "b"), node("Softmax", "b", "y", "softmax")]
-    made = model(nodes, inputs={"x": [1, 8]}, weights={"mask": np.array([[0.0] * 4 + [-3.4e38] * 4], np.float32)})
-    onnx.save(made, world.folder / "m.onnx")
-    has(world.run("check", world.folder / "m.onnx").out, "fp16-mask-constant", "infinity − infinity is NaN")
-    asked = ("build", world.folder / "m.onnx", *FOR, "-o", world.output / "m.engine")
-    has(
-        world.run(*asked, "--fp16").err,
-        "warning: masked (Add) (2 such nodes): ",
-        "infinity − infinity is NaN",
-        "--precision-override masked=fp32",
-    )
-    for fine in (["--fp16", "--precision-override", "Add=fp32"], ["--bf16"], []):
-        assert "infinity" not in world.run(*asked, *fine).err
-
-
 def test_what_an_onnx_file_holds(world: World, detector: Path) -> None:
     found = world.run("inspect", detector)
     has(

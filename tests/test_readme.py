@@ -160,20 +160,6 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert "built for       sm89" in done.stdout, done.stdout
 
 
-def test_the_options_of_the_comparison_exist() -> None:
-    from typer.testing import CliRunner
-
-    from trtopt.cli import app
-
-    page = ("docs/accuracy.md", "Never slower than FP16")
-    options = set(re.findall(r"--[a-z][a-z0-9-]*", _section(*page)))
-    assert {"--best", "--no-compare", "--min-agreement", "--min-snr"} <= options
-    told = CliRunner().invoke(app, ["build", "--help"], terminal_width=200).output
-    assert [option for option in options if option not in told] == []
-    (command,) = _blocks("bash", *page)
-    assert command.startswith("trtopt build ")
-
-
 def test_what_replaces_the_flags_of_trtexec_exists() -> None:
     from typer.testing import CliRunner
 

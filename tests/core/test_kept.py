@@ -209,20 +209,3 @@ def test_samples_in_a_folder_are_kept_and_the_rest_of_it_may_change(inside: Path
         (inside / name / "x.jpg").write_bytes(b"x")
         Call.of(BuildRequest("m.onnx", "e2.engine", preprocess=name)).refuse(inside / name / "x.jpg")
         (inside / name / "x.jpg").unlink()
-
-
-def test_external_weights_are_found_wherever_they_stand_in_the_file(
-    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trtopt.core import kept
-
-    name = f"sub/{'n' * 200}.bin"
-    tensor = TensorProto(name="w", dims=[1], data_type=1, data_location=TensorProto.EXTERNAL)
-    tensor.external_data.add(key="location", value=name)
-    filler = onnx.numpy_helper.from_array(np.zeros(1 << 22, np.float32), "f")  # past a block of the search
-    node = helper.make_node("Identity", ["w"], ["y"])
-    model = helper.make_model(helper.make_graph([node], "g", [], [], [filler, tensor]))
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    assert kept._weights(tmp_path / "m.onnx") == [name]
-    (tmp_path / "no.onnx").write_bytes(b"ftrt" + model.SerializeToString())
-    assert kept._weights(tmp_path / "no.onnx") == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import warnings
 
 import pytest
 
-from trtopt.core.library_output import quiet
+from trtopt.core.library_output import Shared, quiet, variable
 
 
 def _speak(text: str) -> None:
@@ -65,3 +66,29 @@ def test_who_takes_records_over_meanwhile_keeps_them(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(logging.Logger, "callHandlers", lambda _, record: records.append(record.getMessage()))
     logging.getLogger("onnxscript").error("outside")
     assert records == ["outside"]
+
+
+def test_a_shared_change_is_made_once_and_put_back_by_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TRTOPT_TEST_SHARED"
+    shared = Shared(lambda: variable(name, "1"))
+    inside, go = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with shared:
+            inside.set()
+            assert go.wait(10)
+
+    thread = threading.Thread(target=stay)
+    with shared:
+        thread.start()
+        assert inside.wait(10)
+    assert os.environ[name] == "1"  # the other is inside still
+    go.set()
+    thread.join()
+    assert name not in os.environ
+    monkeypatch.setenv(name, "the user's")
+    with shared:
+        assert os.environ[name] == "the user's"
+    with variable(name):
+        os.environ[name] = "a library's"
+    assert os.environ[name] == "the user's"

@@ -60,18 +60,6 @@ def test_a_terminal_has_a_moving_line_in_its_own_stream(capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("the user's own\n", "")
 
 
-def test_the_libraries_own_messages_reach_who_listens(tmp_path: Path) -> None:
-    class Listening(Reporter):
-        def library(self, severity: str, text: str) -> None:
-            heard.append((severity, text))
-
-    heard: list[tuple[str, str]] = []
-    for log in (None, tmp_path / "b.log"):
-        with recorded(Listening(), log) as told:
-            told.library("VERBOSE", "a tactic")
-    assert heard == [("VERBOSE", "a tactic")] * 2
-
-
 def test_a_log_replaces_a_log_and_nothing_else(tmp_path: Path) -> None:
     mine, log = tmp_path / "notes.txt", tmp_path / "b.log"
     mine.write_text("12:00 trtopt is fine\n")
@@ -135,13 +123,10 @@ def test_a_log_holds_all_that_is_said_and_the_libraries_own_messages(
 
 
 def test_a_log_ends_with_the_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError), recorded(SILENT, tmp_path / "none" / "b.log"):
+        raise AssertionError("the work began")
     log = tmp_path / "b.log"
     with pytest.raises(UsageError), recorded(SILENT, log) as told, told.phase("build"):
         raise UsageError("no such shape")
     lines = log.read_text().splitlines()
     assert "build: stopped after" in lines[-2] and lines[-1].endswith("ended by UsageError: no such shape")
-
-
-def test_a_log_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(OutputError), recorded(SILENT, tmp_path / "none" / "b.log"):
-        raise AssertionError("the work began")

@@ -12,7 +12,6 @@ import pytest
 from hostile_values import TERMINAL
 from world import World, net
 
-from trtopt.cli.tables import print_table
 from trtopt.core.errors import TrtoptError, UnsupportedOperator
 from trtopt.core.progress import PlainReporter, Reporter, TerminalReporter, reporter
 from trtopt.core.terminal import Escaped, escaped, visible
@@ -96,15 +95,6 @@ def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPa
     many = UnsupportedOperator("can't take", [Issue(f"n{index}", "Foo", "r") for index in range(70)], "do this")
     assert failing(many).splitlines()[6:] == ["  n5 (Foo): r", "  and 64 more of Foo", "do this"]
     assert len(many.advised("").retold(str).issues) == 70
-
-
-def test_tables_show_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with escaped():
-        print_table("a\x1b[2J", ("name",), [(":smile: [b]x[/b]",), ("one\ntwo",)])
-    out = capsys.readouterr().out
-    assert ":smile: [b]x[/b]" in out
-    assert "one\\ntwo" in out
-    assert "\x1b" not in out
 
 
 def _named() -> dict[str, onnx.ModelProto]:
