@@ -3,7 +3,6 @@ none where the place doesn't matter; no internal error, nothing that steers a te
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,7 +22,6 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.quality import refuse, warnings
 from trtopt.calibration.table import Table
-from trtopt.calibration.text_cache import read_cache
 from trtopt.core.errors import CalibrationError, EngineError, TrtoptError, UsageError
 from trtopt.core.options import options
 from trtopt.data.preprocess import PRESETS, Preprocess
@@ -185,23 +183,6 @@ def test_tables_of_anything(world: World) -> None:
         tame(found := world.run("calibrate", world.model, "--calib", path, "-o", world.output / "o.json"))
         assert found.status == 1, change
         assert world.contents() == {}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"TRT-" + b"9" * 5000 + b"-EntropyCalibration2\nx: 3c000000\n",
-        f"TRT-8600-E\n{TERMINAL}: zz\n".encode(),
-        f"TRT-8600-E\n{TERMINAL}: 3c000000\n".encode(),
-        b"TRT-8600-E\n" + b":" * 100_000,
-    ],
-)
-def test_text_caches_of_anything(world: World, content: bytes) -> None:
-    path = world.folder / "old.cache"
-    path.write_bytes(content)
-    with contextlib.suppress(TrtoptError):
-        assert read_cache(path).amax
-    tame(world.run("calibrate", world.model, "--import-cache", path, "-o", world.output / "o.json"))
 
 
 # TOML ------------------------------------------------------------------------------------------------------------------

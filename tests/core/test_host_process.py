@@ -34,7 +34,6 @@ from trtopt.calibration.calibrator import calibrate
 from trtopt.core import library_output
 from trtopt.core.errors import DeviceError
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.cuda import device
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
@@ -225,31 +224,3 @@ def test_what_measures_and_serves_changes_nothing_either(
             assert not turn or changes(before, host()) == {}
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
-
-
-def test_a_probe_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str | None] = []
-
-    class Driver:
-        def cuInit(self, _: int) -> int:  # noqa: N802  (the driver's own name)
-            seen.append(os.environ.get("CUDA_MODULE_LOADING"))
-            return 0
-
-        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
-            return 0
-
-        def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-            return 0
-
-    monkeypatch.setattr(device, "_started", [])
-    monkeypatch.setattr(device, "driver_library", Driver)
-    for given in (None, "EAGER"):
-        device._started.clear()
-        if given:
-            monkeypatch.setenv("CUDA_MODULE_LOADING", given)
-        else:
-            monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
-        before = dict(os.environ)
-        assert "finds no GPU" in device.probe().reason
-        assert dict(os.environ) == before
-    assert seen == ["LAZY", "EAGER"]
