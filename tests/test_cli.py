@@ -76,7 +76,7 @@ def test_names_and_defaults_are_those_of_the_api(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_an_empty_path_is_refused_by_name(name: str, world: World) -> None:
-    """Of every path that the command takes; nothing is written, as it were into this folder."""
+    """Try every path that the command takes; nothing is written, as it were into this folder."""
     command: Any = typer.main.get_command(cli.app)
     for word in (words := TYPED.get(name, [name])):
         command = command.commands[word]

@@ -1,4 +1,4 @@
-"""What the pages say can be typed: every command and every option in them exists, as does each script and what is imported."""
+"""Commands of the pages can be typed: each command and option in them exists, as does each script and what is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new user types for a model with several inputs, and for one that leaves its image size open."""
+"""Commands of a new user for a model with several inputs, and for one that leaves its image size open."""
 
 from __future__ import annotations
 

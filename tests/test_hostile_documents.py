@@ -37,7 +37,7 @@ from trtopt.runtime.session import Session
 
 
 def tame(found: Outcome) -> None:
-    """What every command owes whatever it read."""
+    """Check all that every command owes, whatever it read."""
     assert found.status in (0, 1, 2), found
     assert "Traceback" not in found.err
     for text in (found.out, found.err):

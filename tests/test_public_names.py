@@ -1,4 +1,4 @@
-"""What `trtopt` gives by name: functions, everything that they take and return, and every error to catch."""
+"""Names that `trtopt` gives: functions, everything that they take and return, and every error to catch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PAGES = [
 
 
 def _section(page: str, heading: str = "") -> str:
-    """What stands under a heading of a page; without one, what stands before the first."""
+    """Return what stands under a heading of a page; without one, what stands before the first."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return (text.split(f"\n## {heading}\n")[1] if heading else text).split("\n## ")[0]
 
@@ -29,7 +29,7 @@ def _blocks(language: str, page: str, heading: str = "") -> list[str]:
 
 
 def _said(script: str) -> list[str]:
-    """What the comments of a script say that it prints."""
+    """List what the comments of a script say that it prints."""
     return re.findall(r"^ *print\(.*\)  # (.*)$", script, re.M)
 
 

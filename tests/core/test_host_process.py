@@ -86,7 +86,7 @@ def host() -> dict[str, Any]:
 
 
 def opened() -> list[str]:
-    """What every descriptor of the process is of."""
+    """List what every descriptor of the process is of."""
     found = []
     for place in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # that of the folder itself
@@ -95,7 +95,7 @@ def opened() -> list[str]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What isn't as before; loggers that came with an import in the meantime are no change."""
+    """Return what isn't as before; loggers that came with an import in the meantime are no change."""
     seen = {name: (before[name], after[name]) for name in before if name != "loggers" and before[name] != after[name]}
     loggers = {
         name: (value, after["loggers"].get(name))

@@ -1,4 +1,4 @@
-"""What long work says: lines in a log, nothing in the API."""
+"""Messages of long work: lines in a log, nothing in the API."""
 
 from __future__ import annotations
 

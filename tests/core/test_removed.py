@@ -1,4 +1,4 @@
-"""What went says what to use instead, on the command line and in Python."""
+"""A name that went says what to use instead, on the command line and in Python."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_profiles_from_python_that_are_something_else_say_so(typed: list[Profile
 
 
 def _typed(text: str) -> str:
-    """As the command line says it."""
+    """Put a message in the command line's words."""
     return spoken(text, {"shapes": "--shapes"})
 
 

@@ -1,4 +1,4 @@
-"""What names out of files can do to a terminal: nothing."""
+"""Names out of files do nothing to a terminal."""
 
 from __future__ import annotations
 

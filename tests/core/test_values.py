@@ -1,4 +1,4 @@
-"""What is asked for, checked when it is made."""
+"""Values of requests, checked when it is made."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def place(error: BaseException) -> str:
-    """Where the user's own code stood, as "FILE, line N: CODE"; empty if only installed packages had part in it."""
+    """Name the place where the user's own code stood, as "FILE, line N: CODE"; empty if only packages had part in it."""
     location = ""
     for link in chain(error):
         if isinstance(link, SyntaxError) and link.filename:

@@ -161,7 +161,7 @@ def _paths(value: str | os.PathLike[str], folder: Path) -> Iterator[Path]:
 
 
 def _weights(path: Path) -> list[str]:
-    """Where an ONNX model's external weights are, without reading it as such."""
+    """List the places of an ONNX model's external weights, without reading it as such."""
     places = dict[str, None]()
     with (
         opened_regular(path) as file,
