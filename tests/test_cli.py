@@ -76,7 +76,7 @@ def test_names_and_defaults_are_those_of_the_api(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_an_empty_path_is_refused_by_name(name: str, world: World) -> None:
-    """Of every path that the command takes; nothing is written, as it were into this folder."""
+    """Try every path that the command takes; nothing is written, as it were into this folder."""
     command: Any = typer.main.get_command(cli.app)
     for word in (words := TYPED.get(name, [name])):
         command = command.commands[word]
@@ -93,24 +93,12 @@ def test_an_empty_path_is_refused_by_name(name: str, world: World) -> None:
         assert world.refused(*words, *typed) == f"{called} is '': a path is needed", typed
 
 
-@pytest.mark.parametrize("name", ["run", "bench"])
-def test_trust_in_a_plan_reaches_its_session(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Opened(Exception):
-        pass
-
-    def session(path: Path, **options: Any) -> Any:
-        raise Opened(options["trust_host_code"])
-
-    engine = tmp_path / "m.engine"
-    engine.write_bytes(b"plan")
-    for module in ("trtopt.runtime.inference", "trtopt.evaluation.benchmark"):
-        monkeypatch.setattr(f"{module}.Session", session)
-    monkeypatch.setattr("trtopt.evaluation.benchmark.probe", lambda: True)
-    given = ["--input", str(tmp_path / "x.npy")] if name == "run" else []
-    for options in ([], ["--trust-host-code"]):
-        result = CliRunner().invoke(cli.app, [name, str(engine), *given, *options])
-        assert isinstance(result.exception, Opened)
-        assert result.exception.args == (bool(options),)
+def test_trust_in_a_plan_reaches_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(trtopt, "bench", lambda *_, **options: given.update(options), raising=False)
+    for typed in ([], ["--trust-host-code"]):
+        CliRunner().invoke(cli.app, ["bench", "m.engine", *typed])
+        assert given["trust_host_code"] is bool(typed)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -171,11 +159,6 @@ def test_messages_name_options_that_there_are_and_no_flags(module: str) -> None:
         ), text
 
 
-def test_there_are_messages_that_name_options() -> None:
-    named = {found[1] for name in MESSAGES for text in _texts(MODULES[name]) for found in NAMED.finditer(text)}
-    assert len(named) > 40
-
-
 def test_options_in_messages_are_told_as_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,12 +194,13 @@ def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> Non
     result = CliRunner().invoke(cli.app, ["version", "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["trtopt"] == trtopt.__version__
+    assert CliRunner().invoke(cli.app, ["--version"]).output == f"trtopt {trtopt.__version__}\n"
 
 
 def test_what_takes_one_word_says_so_where_several_are_typed(world: World) -> None:
     for option, words, said in (
         ("--images", "a.jpg b.jpg", "--images takes one folder, no list such as a shell makes of *"),
-        ("--opt-shapes", "a:1x3 b:1x4", "--opt-shapes takes the shapes of several inputs in one text, 'a:1x3;b:1x4'"),
+        ("--shapes", "a:1x3 b:1x4", "--shapes takes the shapes of several inputs in one text, 'a:1x3;b:1x4'"),
     ):
         assert world.refused("check", world.model, option, *words.split()).startswith(said)
 
@@ -284,11 +268,6 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr.strip().endswith("[]"), done.stderr
 
 
-def test_the_version_is_an_option_too() -> None:
-    result = CliRunner().invoke(cli.app, ["--version"])
-    assert (result.exit_code, result.output) == (0, f"trtopt {trtopt.__version__}\n")
-
-
 @pytest.mark.parametrize("arguments", [["-v", "version"], ["version", "--verbose"], ["version", "-v", "--json"]])
 def test_verbose_stands_before_or_after_the_command(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     monkeypatch.setenv("TRTOPT_DEBUG", "")
@@ -298,14 +277,10 @@ def test_verbose_stands_before_or_after_the_command(monkeypatch: pytest.MonkeyPa
     assert wanted == [True]
 
 
-def test_verbose_shows_tracebacks_and_the_libraries_lines_on_stderr(
+def test_verbose_shows_tracebacks_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trtopt.core.library_output import quiet
-
     def broken(*_: Any, **__: Any) -> None:
-        with quiet():
-            print("a library's own line")
         raise RuntimeError("the sky fell")
 
     monkeypatch.setenv("TRTOPT_DEBUG", "")
@@ -315,7 +290,7 @@ def test_verbose_shows_tracebacks_and_the_libraries_lines_on_stderr(
         with pytest.raises(SystemExit):
             cli.main()
         written = capsys.readouterr()
-        assert ("Traceback" in written.err and "a library's own line" in written.err) is shown
+        assert ("Traceback" in written.err) is shown
         assert list(json.loads(written.out)) == ["error"]
 
 
@@ -430,21 +405,6 @@ def test_check_has_a_line_for_each_finding_and_a_fix_under_it(verbose: bool, mon
     assert lines[-1].startswith("m.onnx: 1 error, 1 warning, 2 info")
 
 
-def test_in_a_narrow_terminal_each_cell_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    rows = [("info", "", "x", "folds"), ("error", "n", "", "is bad, whatever is done about it")]
-    tables.print_table("m.onnx", ("level", "node", "", "finding"), rows)
-    lines = ["m.onnx", "", "level: info", "x", "finding: folds", "", "level: error", "node: n"]
-    assert terminal.getvalue().splitlines() == [*lines, "finding: is bad, whatever is", "  done about it"]
-
-
 def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(trtopt, "export", lambda *_, **options: given.update(options), raising=False)
@@ -473,13 +433,3 @@ def test_a_list_with_an_empty_place_is_refused(
     assert left.value.code == 2
     flag, value = typed.split()[-2:]
     assert f"{flag} {value!r} lacks something beside a comma" in " ".join(capsys.readouterr().err.split())
-
-
-def test_an_option_that_went_says_what_to_type(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["trtopt", "export", "torchvision:resnet18", "-o", "m.onnx", "--dynamic", "x:0=n"])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
-    assert "write a name in place of a size" in " ".join(capsys.readouterr().err.split())

@@ -1,9 +1,8 @@
-"""What the pages say can be typed: every command and every option in them exists, as does each script and what is imported."""
+"""Commands of the pages can be typed: each command and option in them exists, as does each script and what is imported."""
 
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 from documented import PAGES, ROOT, commands, complaint, options, parse, spans, text_of, typed
@@ -60,30 +59,14 @@ A=1 trtopt run M.engine --input a=a.npy && trtopt version
     ("command", "said"),
     [
         ("trtopt build m.onnx --int7 -o m.engine", "--int7"),
-        ("trtopt build m.onnx … --int7 -o m.engine", "--int7"),
         ("trtopt store list --nothing", "--nothing"),
-        ("trtopt nothing", "nothing"),
-        ("trtopt --nothing", "--nothing"),
         ("trtopt bench m.engine --iterations many", "many"),
         ("trtopt inspect m.engine another.engine", "another.engine"),
     ],
 )
 def test_what_does_not_exist_is_noticed(command: str, said: str) -> None:
     assert said in complaint(command)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "trtopt build --help",
-        "trtopt -v check m.onnx",
-        "trtopt build --store",
-        "trtopt bench M.engine --iterations N > b.json",
-        "trtopt tune m.onnx --min-snr N [--bf16] …",
-    ],
-)
-def test_parts_of_commands_and_redirections_are_no_faults(command: str) -> None:
-    assert complaint(command) == ""
+    assert complaint("trtopt tune m.onnx --min-snr N [--bf16] …") == complaint("trtopt build --store") == ""
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith(FOREIGN)])
@@ -128,9 +111,3 @@ def test_python_in_pages_compiles_and_names_what_there_is(page: str) -> None:
         names = re.findall(r"\btrtopt\.(\w+)", re.sub(r"^\s*(?:from|import) .*", "", block, flags=re.M))
         names += [name for line in re.findall(r"^from trtopt import (.*)", block, re.M) for name in line.split(", ")]
         assert [name for name in names if not hasattr(trtopt, name)] == []
-
-
-def test_a_whole_command_is_asked_for_its_arguments() -> None:
-    with pytest.raises(Exception, match="model"):
-        parse("trtopt build -o m.engine")
-    parse(shlex.join(["trtopt", "build", "m.onnx", "-o", "m.engine"]))

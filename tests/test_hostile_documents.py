@@ -3,50 +3,41 @@ none where the place doesn't matter; no internal error, nothing that steers a te
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from hostile_values import DEEP, TERMINAL, changed, mutants, toml_file
-from onnx import TensorProto
+from hostile_values import TERMINAL, changed, mutants, toml_file
 from world import Outcome, World, samples
 
 from trtopt import workflow as stages
 from trtopt.autotune.selection import Candidate, Comparison, stored_comparison
-from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.quality import refuse, warnings
 from trtopt.calibration.table import Table
-from trtopt.calibration.text_cache import read_cache
-from trtopt.core.errors import BuildFailed, CalibrationError, EngineError, TrtoptError, UsageError
+from trtopt.core.errors import CalibrationError, EngineError, TrtoptError, UsageError
 from trtopt.core.options import options
 from trtopt.data.preprocess import PRESETS, Preprocess
-from trtopt.data.samples import load_crops
 from trtopt.engine.manifest import Manifest, load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.timing import Times
 from trtopt.graph.io import load_model
-from trtopt.jobs.contents import Contents
 from trtopt.jobs.joblist import load_jobs
 from trtopt.jobs.runner import show_jobs
 from trtopt.jobs.state import read_state
-from trtopt.recipes.classnames import load_classes
 from trtopt.recipes.loader import load_recipe
 from trtopt.runtime.session import Session
 
 
 def tame(found: Outcome) -> None:
-    """What every command owes whatever it read."""
+    """Check all that every command owes, whatever it read."""
     assert found.status in (0, 1, 2), found
     assert "Traceback" not in found.err
     for text in (found.out, found.err):
@@ -119,20 +110,6 @@ def described(world: World) -> dict[str, Any]:
     return content
 
 
-def test_inspect_takes_any_manifest(world: World, described: dict[str, Any]) -> None:
-    path = world.output / "m.engine.json"
-    statuses = set()
-    for said, mutant in mutants(described, 30):
-        path.write_text(json.dumps(mutant))
-        before = world.contents()
-        for flags in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
-            found = world.run("inspect", world.output / "m.engine", *flags)
-            tame(found)
-            statuses.add(found.status)
-        assert world.contents() == before
-    assert statuses == {0, 1}
-
-
 def test_sessions_and_contests_take_any_manifest(world: World, described: dict[str, Any]) -> None:
     path, plan = world.output / "m.engine.json", world.output / "m.engine"
 
@@ -147,25 +124,6 @@ def test_sessions_and_contests_take_any_manifest(world: World, described: dict[s
     use(described)
     assert stored_comparison(plan) == comparison()
     survived(200, described, use)
-
-
-@pytest.mark.usefixtures("rtx")
-def test_what_does_not_describe_the_plan_is_built_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = world.output / "m.engine"
-    options: dict[str, Any] = {"target": "sm89", "backend": "rtx", "save_onnx": world.output / "kept.onnx"}
-    engine.build(world.model, plan, fp16=True, **options)
-    path = world.output / "m.engine.json"
-    whole = json.loads(path.read_bytes())
-
-    def again(*_: Any, **__: Any) -> Any:
-        raise BuildFailed("built again")
-
-    monkeypatch.setattr("trtopt.trt.generation.Generation.build", again)
-    assert engine.build(world.model, plan, fp16=True, **options).cached
-    survived(40, whole | {"kept": [{"node": "n", "op": "o", "precision": "fp16", "reason": "r"}]}, lambda mutant: (
-        path.write_text(json.dumps(mutant)),
-        engine.build(world.model, plan, fp16=True, **options),
-    ))  # fmt: skip
 
 
 def test_a_manifest_names_a_graph_beside_its_plan_alone(world: World, described: dict[str, Any]) -> None:
@@ -227,26 +185,6 @@ def test_tables_of_anything(world: World) -> None:
         assert world.contents() == {}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"TRT-" + b"9" * 5000 + b"-EntropyCalibration2\nx: 3c000000\n",
-        b"TRT-8600-Entropy\nx: 3c000000\nx: 3d000000\n",
-        f"TRT-8600-E\n{TERMINAL}: zz\n".encode(),
-        f"TRT-8600-E\n{TERMINAL}: 3c000000\n".encode(),
-        b"TRT-8600-E\n\xff\xfe: 3c000000\n",
-        b"TRT-8600-E\n" + b":" * 100_000,
-        "TRT-٣٣٣-E\nx: 3c000000\n".encode(),
-    ],
-)
-def test_text_caches_of_anything(world: World, content: bytes) -> None:
-    path = world.folder / "old.cache"
-    path.write_bytes(content)
-    with contextlib.suppress(TrtoptError):
-        assert read_cache(path).amax
-    tame(world.run("calibrate", world.model, "--import-cache", path, "-o", world.output / "o.json"))
-
-
 # TOML ------------------------------------------------------------------------------------------------------------------
 
 RECIPE: dict[str, Any] = {
@@ -264,21 +202,10 @@ RECIPE: dict[str, Any] = {
     "classes": "imagenet",
     "inputs": {"x": {"shape": ["batch", 3, 32, 32], "dtype": "float32", "range": "1x3x32x32,2x3x32x32,8x3x32x32"}},
 }
-CROPS: dict[str, Any] = {
-    "description": "crops",
-    "count": 4,
-    "seed": 1,
-    "size": 32,
-    "scale": [0.2, 1.0],
-    "photos": ["package:skimage/data/astronaut.png"],
-}
 BEYOND = [
     b"a = " + b"[" * 5000 + b"]" * 5000,
     b"a = " + b"{a=" * 5000 + b"1" + b"}" * 5000,
-    b".".join([b"a"] * 20_000) + b" = 1",
-    b"[" + b".".join([b"'a'"] * 20_000) + b"]",
     b"a = " + b"9" * 5000,
-    b"a = 0x" + b"f" * 5000,
     b"\xff\xfe",
     b"#" * (2 << 20),
     TERMINAL.encode(),
@@ -320,17 +247,6 @@ def test_recipes_of_anything(world: World) -> None:
             load_recipe(path)
 
 
-def test_crop_recipes_of_anything(world: World) -> None:
-    path = world.folder / "c.toml"
-
-    def use(mutant: dict[str, Any]) -> None:
-        path.write_bytes(toml_file(mutant))
-        load_crops(path)
-
-    use(CROPS)
-    survived(60, CROPS, use)
-
-
 def test_preprocessing_of_anything(world: World) -> None:
     path, image = world.folder / "p.toml", np.zeros((40, 60, 3), np.uint8)
     whole = PRESETS["yolo"].describe() | {
@@ -359,12 +275,7 @@ def test_job_lists_of_anything(world: World) -> None:
             "arrays": {"data": "data.npz", "allow_unusual_data": True},
         },
         "job": [
-            {
-                "model": ["model.onnx", "mod*.onnx"],
-                "data": ["photos"],
-                "method": ["auto"],
-                "precision_override": ["a=fp32"],
-            },
+            {"model": ["mod*.onnx"], "data": ["photos"], "method": ["auto"], "precision_override": ["a=fp32"]},
             {"name": "n", "model": "model.onnx", "data": "arrays", "method": "minmax"},
             {
                 "kind": "build",
@@ -380,7 +291,6 @@ def test_job_lists_of_anything(world: World) -> None:
             },
         ],
     }
-    whole["job"][0]["model"] = ["mod*.onnx"]  # type: ignore[index]
     small = {name: said.least - 1 for name, (_, said) in options(BuildRequest).items() if said.least is not None}
     assert small
     wrong = {
@@ -389,15 +299,9 @@ def test_job_lists_of_anything(world: World) -> None:
         "min_snr": "x",
         "optimization_level": 9,
         "workspace": -1,
+        "device": -1,
     }
-    for name, value in (
-        *small.items(),
-        *wrong.items(),
-        ("preprocess", []),
-        ("classes", 7),
-        ("report", ""),
-        ("device", -1),
-    ):
+    for name, value in {**small, **wrong, "preprocess": [], "classes": 7, "report": ""}.items():
         path.write_bytes(toml_file(changed(whole, ("job", 2, name), value)))
         with pytest.raises(UsageError, match=rf"jobs\.toml: \[\[job\]\] 3: .*{name}"):
             load_jobs(path)
@@ -410,16 +314,6 @@ def test_job_lists_of_anything(world: World) -> None:
 
     use(whole)
     survived(150, whole, use)
-
-
-def test_class_names_of_anything(world: World) -> None:
-    path = world.folder / "names.json"
-    for value in (DEEP, [10**400], [1], {"a": 1}, [TERMINAL], "x", None, [float("nan")]):
-        path.write_text(json.dumps(value))
-        try:
-            assert load_classes(path) == (TERMINAL,)
-        except TrtoptError as error:
-            assert "names.json" in str(error)
 
 
 def test_a_pipelines_ledger_of_anything(tmp_path: Path) -> None:
@@ -449,11 +343,8 @@ def test_states_of_anything(world: World) -> None:
     record: dict[str, Any] = {"state": "failed", "key": "k", "error": {"type": "ModelError", "message": "m"}}
     record |= {"notes": ["n"], "seconds": 1.5, "samples": 8, "tensors": {"minmax": 3}, "targets": ["sm89"]}
     whole = {"format": "trtopt.jobs/1", "jobs": {"model.d.auto": record}}
-    for said, mutant in mutants(whole, 20):
-        path.write_text(json.dumps(mutant))
-        before = world.contents()
-        tame(world.run("jobs", "show", path, *(("--json",) if len(said) % 3 == 0 else ())))
-        assert world.contents() == before
+    path.write_text(json.dumps(changed(whole, ("jobs", "model.d.auto", "error", "message"), TERMINAL)))
+    tame(world.run("jobs", "show", path))
 
     def use(mutant: Any) -> None:
         path.write_text(json.dumps(mutant))
@@ -466,25 +357,3 @@ def test_states_of_anything(world: World) -> None:
     for place, value in ((("samples",), -1), (("state",), "well"), (("notes", 0), 7)):
         path.write_text(json.dumps({**whole, "jobs": {"model.d.auto": changed(record, place, value)}}))
         assert read_state(path) == {}, f"{place} = {value!r}"  # and so it is done again
-
-
-@pytest.mark.parametrize("place", ["/dev/zero", "../secret", "pipe", "absent", "\0", "x" * 5000])
-def test_a_job_lists_model_is_not_followed_elsewhere(world: World, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    model = onnx.load(world.model)
-    weight = model.graph.initializer[0]
-    weight.ClearField("raw_data")
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value=place)
-    folder = world.folder / "models"
-    folder.mkdir()
-    os.mkfifo(folder / "pipe")
-    (world.folder / "secret").write_bytes(bytes(1 << 16))
-    (folder / "m.onnx").write_bytes(model.SerializeToString())
-    (world.folder / "jobs.toml").write_text(
-        '[data.d]\ndata = "data.npz"\n[[job]]\nmodel = "models/m.onnx"\ndata = "d"\n'
-    )
-    opened: list[Path] = []
-    monkeypatch.setattr("trtopt.jobs.contents.sha256_file", lambda path: opened.append(Path(path)) or "digest")
-    (job,) = load_jobs(world.folder / "jobs.toml")
-    assert Contents({}).key(job)
-    assert opened == [world.arrays]

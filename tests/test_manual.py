@@ -234,17 +234,3 @@ def test_the_site_builds_and_is_complete(tmp_path: Path) -> None:
         found for text in pages.values() for found in re.findall(r"<(?:script|link|img)[^>]+https?://[^>]+>", text)
     ]
     assert fetched == []
-
-
-@pytest.mark.usefixtures("zensical")
-@pytest.mark.parametrize("broken", ["[x](nowhere.md)", "[x](#nowhere)", "[x][trtopt.nowhere]", "[x](nowhere.txt)"])
-def test_what_leads_nowhere_fails_the_build(manual: ModuleType, tmp_path: Path, broken: str) -> None:
-    (tmp_path / "pages").mkdir()
-    text = (ROOT / "docs" / "manual" / "zensical.toml").read_text(encoding="utf-8")
-    (tmp_path / "zensical.toml").write_text(re.sub(r"^nav = \[\n.*?^\]\n", "", text, flags=re.S | re.M))
-    page = tmp_path / "pages" / "index.md"
-    page.write_text("# Page\n\n[here](#page)\n")
-    manual.build(tmp_path)
-    page.write_text(f"# Page\n\n{broken}\n")
-    with pytest.raises(SystemExit):
-        manual.build(tmp_path)

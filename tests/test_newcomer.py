@@ -1,7 +1,4 @@
-"""What a new user types first, as it is first typed: the page on an own model, and segmentation.
-
-The walkthrough of an installed trtopt is in test_readme.py.
-"""
+"""The page on an own model, run as printed; the walkthrough of an installed trtopt is in test_readme.py."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from world import World
 
@@ -25,18 +21,6 @@ def ran(world: World, *arguments: object) -> str:
     found = world.run(*arguments)
     assert found.status == 0, found.err
     return found.out
-
-
-def test_a_segmentation_model_of_torchvision_without_a_download(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-
-    def download(*_: object, **__: object) -> None:
-        raise AssertionError("a download was tried")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
-    model = world.output / "segment.onnx"
-    ran(world, "export", "torchvision:lraspp_mobilenet_v3_large", "--inputs", "input:batchx3x128x128", "-o", model)
-    assert onnx.load(model).graph.output
 
 
 @pytest.mark.usefixtures("rtx")

@@ -1,16 +1,14 @@
-"""What `trtopt` gives by name: functions, everything that they take and return, and every error to catch."""
+"""Names that `trtopt` gives: functions, everything that they take and return, and every error to catch."""
 
 from __future__ import annotations
 
 import ast
-import functools
-import importlib
 import inspect
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, ForwardRef, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -20,77 +18,47 @@ from trtopt.core import errors
 PUBLIC = {name: getattr(trtopt, name) for name in trtopt.__all__ if not name.startswith("_")}
 
 
-@functools.cache
-def _typing_imports(module: ModuleType) -> dict[str, tuple[str, str]]:
-    """Name → module and name there, of what `module` imports from trtopt for type checking alone."""
-    guarded = [
-        item
-        for item in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(item, ast.If) and isinstance(item.test, ast.Name) and item.test.id == "TYPE_CHECKING"
-    ]
-    return {
-        alias.asname or alias.name: (item.module, alias.name)
-        for block in guarded
-        for item in block.body
-        if isinstance(item, ast.ImportFrom) and item.module and item.module.startswith("trtopt")
-        for alias in item.names
-    }
+FOUND = [
+    item
+    for module in sorted(name for name in sys.modules if name.startswith("trtopt."))
+    for item in vars(sys.modules[module]).items()
+    if (isinstance(item[1], type) and item[1].__module__.startswith("trtopt.")) or get_args(item[1])
+]
+# Of trtopt, by name, and what stands for several; of a name with two meanings nothing is known.
+CLASSES = {name: value for name, value in FOUND if all(other is value for also, other in FOUND if also == name)}
 
 
-@functools.cache
-def _names(module: str) -> Mapping[str, Any]:
-    """What annotations of a module may name: its own globals and what it imports for type checking."""
-    here = sys.modules[module]
-    late = {name: getattr(importlib.import_module(home), own) for name, (home, own) in _typing_imports(here).items()}
-    return {**vars(here), **late}
-
-
-def _classes(annotation: Any, module: str) -> Iterator[type]:
+def _classes(annotation: Any) -> Iterator[type]:
     """trtopt's classes in an annotation, through aliases, unions and type arguments."""
-    if isinstance(annotation, ForwardRef):
-        annotation = annotation.__forward_arg__
-    if isinstance(annotation, str):
-        try:
-            tree = ast.parse(annotation, mode="eval")
-        except SyntaxError:  # a value of Literal
-            return
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name):
-                yield from _classes(_names(module).get(node.id), module)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield from _classes(node.value, module)
-    elif isinstance(annotation, (list, tuple)):
-        for item in annotation:
-            yield from _classes(item, module)
-    elif isinstance(annotation, type) and not get_args(annotation):
+    if isinstance(annotation, type) and not get_args(annotation):
         if annotation.__module__.startswith("trtopt."):
             yield annotation
-    else:
-        yield from _classes(get_args(annotation), module)
+        return
+    for item in get_args(annotation):
+        yield from _classes(item)
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__forward_arg__", "")
+    for name in re.findall(r"\w+", text):
+        yield from _classes(CLASSES.get(name))
 
 
-def _annotated(value: Any) -> Iterator[tuple[str, Any, str]]:
-    """Place, annotation and module of a function's parameters and result, or of a class's public attributes and methods.
+def _annotated(value: Any) -> Iterator[tuple[str, Any]]:
+    """Place and annotation of a function's parameters and result, or of a class's public attributes and methods.
 
     Not of class methods: they are other ways to make an object, such as `JobResult.of`, which the job lists use.
     """
     if inspect.isfunction(value):
-        yield from (
-            (f"{value.__qualname__}({name})", kind, value.__module__) for name, kind in value.__annotations__.items()
-        )
+        yield from ((f"{value.__qualname__}({name})", kind) for name, kind in value.__annotations__.items())
         return
     for base in value.__mro__:
         if not base.__module__.startswith("trtopt."):
             continue
         for name, kind in vars(base).get("__annotations__", {}).items():
             if not name.startswith("_"):
-                yield f"{value.__name__}.{name}", kind, base.__module__
+                yield f"{value.__name__}.{name}", kind
         for name, member in vars(base).items():
             found = getattr(member, "fget", None) or getattr(member, "func", None) or member  # of properties
             if inspect.isfunction(found) and (name == "__init__" or not name.startswith("_")):
-                yield from (
-                    (f"{value.__name__}.{name}: {place}", kind, module) for place, kind, module in _annotated(found)
-                )
+                yield from ((f"{value.__name__}.{name}: {place}", kind) for place, kind in _annotated(found))
 
 
 def _reached(value: Any) -> dict[type, str]:
@@ -99,10 +67,10 @@ def _reached(value: Any) -> dict[type, str]:
     pending = [value]
     wrapped = inspect.unwrap(value)
     if wrapped is not value:  # takes the keywords of an object that its caller never sees
-        pending += [found for _, kind, module in _annotated(wrapped) for found in _classes(kind, module)]
+        pending += [found for _, kind in _annotated(wrapped) for found in _classes(kind)]
     while pending:
-        for place, kind, module in _annotated(pending.pop()):
-            for found in _classes(kind, module):
+        for place, kind in _annotated(pending.pop()):
+            for found in _classes(kind):
                 if found not in places and not found.__name__.startswith("_"):
                     places[found] = place
                     pending.append(found)

@@ -19,7 +19,7 @@ PAGES = [
 
 
 def _section(page: str, heading: str = "") -> str:
-    """What stands under a heading of a page; without one, what stands before the first."""
+    """Return what stands under a heading of a page; without one, what stands before the first."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return (text.split(f"\n## {heading}\n")[1] if heading else text).split("\n## ")[0]
 
@@ -29,7 +29,7 @@ def _blocks(language: str, page: str, heading: str = "") -> list[str]:
 
 
 def _said(script: str) -> list[str]:
-    """What the comments of a script say that it prints."""
+    """List what the comments of a script say that it prints."""
     return re.findall(r"^ *print\(.*\)  # (.*)$", script, re.M)
 
 
@@ -158,20 +158,6 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     )
     assert done.returncode in (0, 1) and "error:" not in done.stderr, done.stderr[-2000:]
     assert "built for       sm89" in done.stdout, done.stdout
-
-
-def test_the_options_of_the_comparison_exist() -> None:
-    from typer.testing import CliRunner
-
-    from trtopt.cli import app
-
-    page = ("docs/accuracy.md", "Never slower than FP16")
-    options = set(re.findall(r"--[a-z][a-z0-9-]*", _section(*page)))
-    assert {"--best", "--no-compare", "--min-agreement", "--min-snr"} <= options
-    told = CliRunner().invoke(app, ["build", "--help"], terminal_width=200).output
-    assert [option for option in options if option not in told] == []
-    (command,) = _blocks("bash", *page)
-    assert command.startswith("trtopt build ")
 
 
 def test_what_replaces_the_flags_of_trtexec_exists() -> None:

@@ -105,7 +105,7 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
 
 
 def test_values_too_small_for_fp16_are_named_as_the_cause(world: World) -> None:
-    """As with random weights, whose features fade from layer to layer."""
+    """Build as with random weights, whose features fade from layer to layer."""
     folder = world.model.parent
     faded = onnx.load(world.model)
     for item in faded.graph.initializer:

@@ -192,7 +192,7 @@ class _Entry(TypedDict):
 
 
 class _Ledger:
-    """Which stage made which files from what: `pipeline.json` in the output folder."""
+    """A record of the stages, with what each made from what: `pipeline.json` in the output folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "pipeline.json"

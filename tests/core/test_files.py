@@ -19,8 +19,6 @@ from trtopt.core.files import (
     check_writable,
     existing_file,
     made_folder,
-    sha256_file,
-    sha256_json,
     write_json,
     writing,
     writing_together,
@@ -35,16 +33,6 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
         assert not target.exists()
     assert target.read_bytes() == b"half"
     assert [path.name for path in tmp_path.iterdir()] == ["out.bin"]
-
-
-def test_a_scratch_file_can_be_written_again_after_it_failed() -> None:
-    with scratch() as folder:
-        with pytest.raises(RuntimeError), writing(folder / "m.onnx"):
-            raise RuntimeError
-        assert list(folder.iterdir()) == []
-        with writing(folder / "m.onnx") as partial:
-            partial.write_bytes(b"whole")
-        assert [path.name for path in folder.iterdir()] == ["m.onnx"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -82,12 +70,6 @@ def test_places_that_can_not_be_written_are_found_before_the_work(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_digests(tmp_path: Path) -> None:
-    (tmp_path / "abc").write_bytes(b"abc")
-    assert sha256_file(tmp_path / "abc").startswith("ba7816bf8f01cfea")
-    assert sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1}) != sha256_json({"a": 2, "b": 1})
-
-
 def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "own"))
     assert cache_folder("a", "b") == tmp_path / "own" / "a" / "b"
@@ -98,13 +80,6 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "file"))
     with pytest.raises(OutputError, match="set TRTOPT_CACHE"):
         cache_folder("a")
-
-
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the table .*absent doesn't exist"):
-        existing_file(tmp_path / "absent", "the table")
-    with pytest.raises(UsageError, match="is a folder"):
-        existing_file(tmp_path, "the table")
 
 
 def _special(folder: Path) -> dict[str, Path]:
@@ -156,11 +131,6 @@ def test_links_are_followed_and_modes_are_kept(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "out.json")
     with pytest.raises(OutputError, match="gone doesn't exist, create it with mkdir -p"):
         check_writable(tmp_path / "dangling")
-
-
-def test_the_umask_of_the_process_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("other threads' files would get another mode"))
-    write_json(tmp_path / "out.json", {})
 
 
 def test_content_is_on_the_disk_before_it_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

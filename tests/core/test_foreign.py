@@ -23,16 +23,12 @@ def test_this_thread_is_offline_and_the_others_are_not() -> None:
         with offline() as asked:
             with pytest.raises(NoDownload):
                 connect()
-            with socket.socket() as plain, pytest.raises(OSError, match="downloads nothing"):
-                plain.connect(address)
-            first, second = socket.socketpair()  # not a network
-            first.close(), second.close()
             thread = threading.Thread(target=connect)
             thread.start()
             thread.join(30)
             guarded = socket.getaddrinfo
-        assert asked == ["127.0.0.1"] * 2 and reached == [True]
-        assert socket.getaddrinfo is lookup and "connect" not in vars(socket.socket)
+        assert asked == ["127.0.0.1"] and reached == [True]
+        assert socket.getaddrinfo is lookup
         assert guarded("127.0.0.1", 80)  # kept by somebody meanwhile
         connect()
     assert reached == [True, True]

@@ -1,4 +1,4 @@
-"""What is said where native code ends the process."""
+"""The words said where native code ends the process."""
 
 from __future__ import annotations
 

@@ -95,12 +95,7 @@ def test_what_an_encoding_lacks_is_escaped(environment: dict[str, str]) -> None:
     assert (done.returncode, done.stdout) == (0, "6 \\u2192 3 \\xd7 2\n"), done.stderr
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    done = _command("| head -n 1", "version")
-    assert done.stdout.startswith("trtopt ")
-    assert done.stderr == ""
-
-
-@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["-v", "version", "--json"]])
-def test_a_reader_that_is_gone_before_the_end_is_no_error(arguments: list[str]) -> None:
-    assert _command("| true", *arguments).stderr == ""
+@pytest.mark.parametrize("arguments", [["version"], ["--help"]])
+def test_a_reader_that_has_seen_enough_is_no_error(arguments: list[str]) -> None:
+    for reader in ("| head -n 1", "| true"):
+        assert _command(reader, *arguments).stderr == ""

@@ -92,18 +92,14 @@ FLAGS = {
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("`min_snr=` is nan", "--min-snr is nan"),
         ("`min_snr=20`, or more", "--min-snr 20, or more"),
-        ("add `target='sm89'`", "add --target sm89"),
         ("add `target='a b'`", "add --target 'a b'"),
-        ("add `target=['sm89']`", "add --target sm89"),
         ("add `target=['a', 'b c']`", "add --target a --target 'b c'"),
         ("add `target={'a': None, 'b': 'x'}`", "add --target a=None --target b=x"),
         ("give `target=NAME`", "give --target NAME"),
         ("give another `output=`", "give another -o/--output"),
         ("`output='x'`", "--output x"),
         ("drop `compare=False`", "drop --no-compare"),
-        ("`compare=True`", "--compare"),
         ("`compare=`", "--compare"),
         ("`int8=True` and `min_snr=`", "--int8 and --min-snr"),
         ("torch says: pass `strict=False`", "torch says: pass `strict=False`"),
@@ -187,7 +183,6 @@ def plainly(request: Plain) -> Plain:
     "given, said",
     [
         ({"count": "abc"}, "`count=` is 'abc'; a whole number is needed"),
-        ({"count": 3.5}, "`count=` is 3.5; a whole number is needed"),
         ({"count": [object()]}, "`count=` is list; a whole number is needed"),
         ({"share": b"1"}, "`share=` is bytes; a text or a number is needed"),
         ({"least": "abc"}, "`least=` is 'abc'; a number is needed"),
@@ -195,22 +190,18 @@ def plainly(request: Plain) -> Plain:
         ({"on": None}, "`on=` is NoneType; True or False is needed"),
         ({"out": 3}, "`out=` is 3; a path is needed"),
         ({"words": 3}, "`words=` is 3; a list, each a text, is needed"),
-        ({"words": ["a", object()]}, "`words=` is list; a list, each a text, is needed"),
         ({"sizes": "12"}, "`sizes=` is '12'; a list, each a whole number, is needed"),
-        ({"sizes": {1: 2}}, "`sizes=` is dict; a list, each a whole number, is needed"),
         ({"sizes": {1, 2}}, "`sizes=` is set; a list, each a whole number, is needed"),
         ({"sizes": [4, 0]}, "`sizes=` is 0; at least 1 is needed"),
         ({"threads": -7}, "`threads=` is -7; at least 1 is needed"),
         ({"threads": 2**70}, f"`threads=` is {2**70}; a whole number is needed"),
         ({"words": iter(["a", 3])}, "`words=` is tuple; a list, each a text, is needed"),
         ({"kinds": {"y": 3}}, "`kinds=` is dict; a mapping of a text to a text or a list, each a text, is needed"),
-        ({"kinds": [object()]}, "`kinds=` is list; a mapping of a text to a text or a list, each a text, is needed"),
         (
             {"shapes": 3.5},
             "`shapes=` is 3.5; a text or a mapping of inputs to their shapes or a list of these is needed",
         ),
         ({"reporter": None}, "`reporter=` is NoneType; a trtopt.Reporter is needed"),
-        ({"reporter": print}, "`reporter=` is builtin_function_or_method; a trtopt.Reporter is needed"),
         ({"out": "a\0b"}, r"`out=` is 'a\x00b': it has a NUL"),
         ({"words": "\ud800"}, r"`words=` is '\ud800': it can't be encoded"),
         ({"out": "x" * 300}, f"`out=` is '{'x' * 40}'…: File name too long"),
@@ -248,13 +239,8 @@ def test_functions_with_arguments_of_their_own_refuse_other_types_too() -> None:
         Opened()  # type: ignore[call-arg]
 
 
-def test_an_option_may_take_more_than_its_path() -> None:
-    images: Any = ["a.png", "b.png"]
-    assert look("m", images=images).images == images
-    assert look("m", run=len).run is len
-
-
 def test_one_text_is_a_list_of_it() -> None:
+    assert look("m", run=len).run is len
     assert look("m", names="conv1=fp32").names == ("conv1=fp32",)
     assert look("m", files=Path("a")).files == (Path("a"),)
     assert look("m", names=["a", "b"]).names == ["a", "b"]
@@ -280,8 +266,10 @@ def beside(request: Beside) -> Beside:
     "given, said",
     [
         ({"limit": 3}, "`limit=` has no effect without `data='F.npz'`: add that, or drop it"),
-        ({"source": "m"}, "`source=` has no effect without `against=['torch']` or `data='F.npz'`: add one of them, or"),
-        ({"source": "m", "against": ["onnxruntime"]}, "`source=` has no effect without `against=['torch']`"),
+        (
+            {"source": "m", "against": ["onnxruntime"]},
+            "`source=` has no effect without `against=['torch']` or `data='F.npz'`: add one of them, or",
+        ),
         ({"tolerance": 0.2, "verify": False}, "`tolerance=` has no effect without `verify=True`: add that, or drop it"),
         ({"keep": False}, "`keep=False` has no effect without"),
     ],
@@ -291,24 +279,15 @@ def test_an_option_that_has_no_effect_is_refused(given: dict[str, Any], said: st
         beside(**given)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"limit": 8},  # as if it weren't given
-        {"limit": 3, "data": np.zeros(3)},
-        {"source": "m", "against": ["onnxruntime", "torch"]},
-        {"source": "m", "data": np.zeros(3)},
-        {"tolerance": 0.2},
-        {"keep": False, "data": 0.0},
-    ],
-)
-def test_an_option_beside_what_it_belongs_to_is_taken(given: dict[str, Any]) -> None:
-    beside(**given)
+def test_an_option_beside_what_it_belongs_to_is_taken() -> None:
+    beside(limit=8)  # as if it weren't given
+    beside(limit=3, data=np.zeros(3), source="m", keep=False)
+    beside(source="m", against=["onnxruntime", "torch"], tolerance=0.2)
 
 
 REQUESTS = [
     request
-    for module in (
+    for module in [
         "autotune",
         "builder",
         "calibration",
@@ -318,7 +297,7 @@ REQUESTS = [
         "frontend",
         "jobs",
         "linting",
-    )
+    ]
     for name, request in vars(importlib.import_module(f"trtopt.{module}.request")).items()
     if name.endswith("Request") and request.__module__ == f"trtopt.{module}.request"
 ]

@@ -1,4 +1,4 @@
-"""What went says what to use instead, on the command line and in Python."""
+"""A name that went says what to use instead, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_a_command_that_went_says_what_to_use_instead(command: str, typed: Calla
 
 def test_an_option_that_went_says_what_to_use_instead(typed: Callable[..., str], tmp_path: Path) -> None:
     for command in ("run", "bench", "profile"):
-        assert WENT["trusted_keys"] in typed(command, "m.engine", "--trusted-keys", "key.pem")
+        said = typed(command, "m.engine", "--trusted-keys", "key.pem")
+        assert said == f"error: {WENT['trusted_keys']}; try 'trtopt {command} -h'\n"
     for call in (trtopt.Session, trtopt.run, trtopt.bench, trtopt.profile):
         with pytest.raises(TypeError) as refused:
             call(tmp_path / "m.engine", trusted_keys=["key.pem"])  # type: ignore[operator]

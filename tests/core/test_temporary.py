@@ -19,15 +19,9 @@ with folder_in(Path(sys.argv[1]), ".out."):
 """
 
 
-def _holder(folder: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
 def test_what_a_living_process_holds_stays_and_what_a_killed_one_held_goes(tmp_path: Path) -> None:
-    with _holder(tmp_path) as process:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
         (theirs,) = tmp_path.iterdir()
         (theirs / "half").write_text("x")
         with folder_in(tmp_path, ".out.") as own:

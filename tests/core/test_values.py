@@ -1,4 +1,4 @@
-"""What is asked for, checked when it is made."""
+"""Values of requests, checked when it is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_targets_are_read_in_order_without_repeats() -> None:
     assert parse_targets("sm89,SM_120, 86,sm89") == (89, 120, 86)
     assert parse_targets(["sm80,sm86", "sm89"]) == (80, 86, 89)
     assert parse_targets("8.9,12.0,sm_120") == (89, 120)  # as NVIDIA's tables have them
-    assert parse_targets(()) == ()
+    assert parse_targets(89) == (89,) and parse_targets([80, "sm89,sm120"]) == (80, 89, 120) and parse_targets(()) == ()
     with pytest.raises(UsageError, match=r"'turing'.*sm89"):
         parse_targets("turing")
     with pytest.raises(UsageError, match=r"'8\.96'.*sm89"):
@@ -92,9 +92,3 @@ def test_shapes_that_a_range_holds() -> None:
     assert not bounds.holds((1, 3, 7))
     assert not bounds.holds((1, 3))
     assert not bounds.holds((1, 3, 8, 8))
-
-
-def test_targets_as_numbers() -> None:
-    assert parse_targets(89) == (89,) == parse_targets("sm89")
-    assert parse_targets([80, "sm89,sm120"]) == (80, 89, 120)
-    assert parse_targets(()) == ()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.core.errors import DataError, WorkerDied
-from trtopt.core.host import cores, forget_peak, free_memory, peak_memory
+from trtopt.core.host import cores, free_memory, peak_memory
 from trtopt.jobs.workers import Workers, gpu_places
 
 
@@ -121,15 +121,10 @@ def test_each_worker_sees_one_gpu(
     assert gpu_places(names) == [{"CUDA_VISIBLE_DEVICES": name} for name in places]
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
 def test_the_machine_is_measured() -> None:
     assert 1 <= cores() <= (os.cpu_count() or 1)
     free = free_memory()
     assert free is not None
     assert 1 << 20 < free < 1 << 50
-    before = peak_memory()
     block = bytearray(b"1") * (1 << 27)
     assert peak_memory() > len(block)
-    del block
-    forget_peak()
-    assert peak_memory() < before + (1 << 27)

@@ -104,8 +104,6 @@ def build(request: BuildRequest) -> BuildResult:
             are one profile; an input again begins another.
             Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
             of its images open, they are prepared in the opt size, unless `preprocess` has one.
-        min_shapes, opt_shapes, max_shapes: one profile, instead of shapes, as other tools take it: each
-            "input:1x3x224x224,mask:1x10"; min and max are as opt where they aren't given.
         target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
         device: number of the GPU to build on and to time engines on. TensorRT-RTX builds without one, and says so. The calling
             thread's current device stays what it was.

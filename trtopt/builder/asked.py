@@ -12,7 +12,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import UsageError
 from trtopt.core.files import check_ending
 from trtopt.core.progress import Reporter
-from trtopt.core.shapes import DEFAULT_BATCH, SeenSizes, batch_alone, profiles_asked, shapes_option
+from trtopt.core.shapes import DEFAULT_BATCH, SeenSizes, batch_alone, parse_profiles, shapes_option
 from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse_size, parse_targets
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
@@ -56,7 +56,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         remainder=base if precision.quantized else Precision.FP16,
         io_fp32=request.fp32_io,
         overrides=overrides,
-        profiles=profiles_asked(request),
+        profiles=parse_profiles(request.shapes),
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace, "`workspace=`"),
         timing_cache=Path(request.timing_cache) if request.timing_cache and not is_none(request.timing_cache) else None,

@@ -94,9 +94,6 @@ class BuildRequest:
         help="Let the fastest over all profiles be slower than FP16 in one of them (--best, and --int8 with a limit).",
     )
     shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes(group="Shapes")
-    min_shapes: Sequence[str] | str = shared.min_shapes()
-    opt_shapes: Sequence[str] | str = shared.opt_shapes()
-    max_shapes: Sequence[str] | str = shared.max_shapes()
     target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()
     device: int = option(0, help="The GPU to build on, and to time engines on.")

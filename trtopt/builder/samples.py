@@ -6,7 +6,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import check_preparation
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
-from trtopt.core.shapes import SeenSizes, profiles_asked, seen_sizes
+from trtopt.core.shapes import SeenSizes, parse_profiles, seen_sizes
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
@@ -27,7 +27,9 @@ def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
         return Preprocess.load(preprocess) if passed_on else None
     if preprocess is None and table is not None:
         preprocess = table.preprocess
-    return None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, profiles_asked(request))
+    return (
+        None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(request.shapes))
+    )
 
 
 def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from typing import NoReturn
 import trtopt.cli.commands  # noqa: F401  (adds them)
 from trtopt.cli.application import FLAGS, app
 from trtopt.core import stopping
-from trtopt.core.errors import BuildCancelled, TrtoptError, without_graphs
+from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError, without_graphs
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
@@ -44,10 +43,7 @@ _ELSEWHERE = {
 _ONE_VALUE = {
     "--images": "one folder, no list such as a shell makes of *",
     "--data": "one file or folder, no list such as a shell makes of *",
-    **dict.fromkeys(
-        ("--shapes", "--min-shapes", "--opt-shapes", "--max-shapes"),
-        "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
-    ),
+    "--shapes": "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
 }
 
 # What other tools call a command.
@@ -69,25 +65,34 @@ def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     keep_apart()
     os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
-    with escaped():
-        try:
-            status = app(prog_name="trtopt", standalone_mode=False)
-            sys.stdout.flush()
-        except BrokenPipeError:  # its reader has seen enough, as click takes it within a command
-            status = 1
-        except Exception as error:
-            status = _failure(error)
-        except KeyboardInterrupt:
-            status = 130
-        status = stopping.status() or status
-        if status == 130 or stopping.status():
-            print("stopped", file=sys.stderr)
-        _tell_of_native_lines(bool(status))
+    try:
+        with escaped():
+            try:
+                status = app(prog_name="trtopt", standalone_mode=False)
+                sys.stdout.flush()
+            except BrokenPipeError:  # its reader has seen enough, as click takes it within a command
+                status = 1
+            except Exception as error:
+                status = _failure(error)
+            except KeyboardInterrupt:
+                status = 130
+            status = stopping.status() or status
+            if status == 130 or stopping.status():
+                print("stopped", file=sys.stderr)
+            _tell_of_native_lines(bool(status))
+        sys.exit(status if isinstance(status, int) else 0)
+    finally:
+        if _lost_output():  # said before; what is still in the buffers isn't to be tried once more at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _lost_output() -> OSError | None:
+    """Return why standard output takes nothing more; None: it does."""
     try:
         sys.stdout.flush()
-    except (TrtoptError, OSError):  # said before; and not to be tried once more at the exit
-        sys.stdout, status = io.StringIO(), status or 1
-    sys.exit(status if isinstance(status, int) else 0)
+    except OSError as error:
+        return error
+    return None
 
 
 def _tell_of_native_lines(failed: bool) -> None:
@@ -106,7 +111,7 @@ def _tell_of_native_lines(failed: bool) -> None:
 def _instead(command: str, option: str, message: str) -> str:
     """Return what to type for an option or a command that isn't there; empty: nothing is known."""
     if option:
-        if known := went(option) or _ELSEWHERE.get((command, option)):
+        if known := _ELSEWHERE.get((command, option)):
             return known
         from trtopt.diagnosis.migration import OPTIONS
 
@@ -121,7 +126,7 @@ def _instead(command: str, option: str, message: str) -> str:
             return f"it is trtopt deploy triton {shlex.quote(name[1])} --repo FOLDER"
         if command == "trtopt jobs" and name[1].endswith(".toml"):
             return f"it is trtopt jobs run {shlex.quote(name[1])}"
-        return went(name[1]) or _COMMANDS.get(name[1], "")
+        return _COMMANDS.get(name[1], "")
     return ""
 
 
@@ -132,6 +137,8 @@ def _failure(error: Exception) -> int:
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption
+    if isinstance(error, OSError) and (lost := _lost_output()):
+        error = OutputError(f"can't write to standard output: {lost.strerror or lost}")
     error = without_graphs(error, "".join(sys.argv[1:2])) or error
     if isinstance(error, TrtoptError):
         kind, status, texts = type(error).__name__, error.exit_code, error.for_cli(FLAGS)
@@ -140,10 +147,11 @@ def _failure(error: Exception) -> int:
         return 2
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
-        kind, status = "UsageError", 2
-        instead = _instead(command, str(getattr(error, "option_name", "")), error.format_message())
-        message = error.format_message().rstrip(".?")
-        problem = f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message
+        kind, status, message = "UsageError", 2, error.format_message().rstrip(".?")
+        option = str(getattr(error, "option_name", ""))
+        typed = option or next(iter(re.findall(r"No such command '(.*?)'", message)), "")
+        instead = _instead(command, option, message)
+        problem = went(typed) or (f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message)
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in _ONE_VALUE and not behind.startswith("-"):
                 problem = f"{flag} takes {_ONE_VALUE[flag]}"
@@ -156,6 +164,6 @@ def _failure(error: Exception) -> int:
         texts = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]
     print("error:", "\n".join(map(visible, texts)), file=sys.stderr)
     if "--json" in sys.argv:
-        with contextlib.suppress(TrtoptError, OSError):
+        with contextlib.suppress(OSError):
             print(json.dumps({"error": {"type": kind, "message": "\n".join(texts)}}))
     return status

@@ -1,7 +1,6 @@
 """JSON and TOML from anywhere: read within limits, and of the types that the code behind them counts on.
 
-Their numbers fit in 64 bits, as TOML says of integers, and are finite; deeper nesting than `DEPTH` or more values than `VALUES`
-are in no document of trtopt's, and would cost stack, time or memory.
+Their numbers fit in 64 bits, as TOML says of integers, and are finite; no document of trtopt's is nested deeper than `DEPTH`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.files import WHOLE, whole
 
 DEPTH = 64
-VALUES = 4_000_000  # of a JSON document; each takes at most some 250 bytes
 JSON_LIMIT, TOML_LIMIT = WHOLE, 1 << 20  # bytes of a file
-# So many dotted parts of a key; tomllib takes the square of their number in time.
-_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEPTH}}}""")
 
 Kind = TypeVar("Kind")
 Given = TypeVar("Given")
@@ -90,30 +86,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         Damaged: it can't be read, isn't JSON, or is beyond the limits.
     """
-    return parsed_json(read_document(path))
-
-
-def read_document(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a JSON file.
-
-    Raises:
-        Damaged: it can't be read, or is beyond the limit.
-    """
-    return _content(path, JSON_LIMIT)
+    return parsed_json(_content(path, JSON_LIMIT))
 
 
 def parsed_json(text: str | bytes) -> Any:
     """Parse JSON that has been read, within `read_json`'s limits."""
-    marks = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
-    if sum(map(text.count, marks)) > VALUES:  # type: ignore[arg-type]
-        raise Damaged(f"more than {VALUES} values")
-    try:
-        content = json.loads(text)
-    except RecursionError:
-        raise Damaged(f"nested deeper than {DEPTH} levels") from None
-    except ValueError as error:
-        raise Damaged(f"not JSON: {error}") from None
-    return _bounded(content)
+    return _within_limits("JSON", json.loads, text)
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -122,16 +100,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         Damaged: it can't be read, isn't TOML, or is beyond the limits.
     """
-    try:
-        text = _content(path, TOML_LIMIT).decode("utf-8-sig")  # editors add a mark
-        if _LONG_KEY.search(text):
-            raise Damaged(f"nested deeper than {DEPTH} levels")
-        content = tomllib.loads(text)
-    except RecursionError:
-        raise Damaged(f"nested deeper than {DEPTH} levels") from None
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError among them
-        raise Damaged(f"not TOML: {error}") from None
-    return cast("dict[str, Any]", _bounded(content))
+    content = _content(path, TOML_LIMIT)
+    # editors add a mark
+    return cast("dict[str, Any]", _within_limits("TOML", lambda text: tomllib.loads(text.decode("utf-8-sig")), content))
 
 
 def _content(path: str | os.PathLike[str], limit: int) -> bytes:
@@ -141,34 +112,35 @@ def _content(path: str | os.PathLike[str], limit: int) -> bytes:
         raise Damaged(error.strerror or str(error)) from None
 
 
-def _bounded(content: Any) -> Any:
-    """Return a document once all of it is seen to be within the limits; by levels, not by recursion."""
-    level = [("", content)]
-    for _ in range(DEPTH + 1):
-        for where, value in level:
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise Damaged(f"{where or 'it'} is a whole number that doesn't fit in 64 bits")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise Damaged(f"{where or 'it'} is the number {value}")
-        level = [
-            item
-            for where, value in level
-            for item in (
-                ((f"{where}.{name}".strip("."), inner) for name, inner in value.items())
-                if isinstance(value, dict)
-                else ((f"{where}[{number}]", inner) for number, inner in enumerate(value))
-                if isinstance(value, list)
-                else ()
-            )
-        ]
-        if not level:
-            return content
-    raise Damaged(f"nested deeper than {DEPTH} levels")
+def _within_limits(language: str, parse: Callable[[Any], Any], text: str | bytes) -> Any:
+    try:
+        content = parse(text)
+        _check_limits(content, "", DEPTH)
+    except RecursionError:
+        raise Damaged(f"nested deeper than {DEPTH} levels") from None
+    except ValueError as error:  # JSONDecodeError, TOMLDecodeError and UnicodeDecodeError among them
+        raise Damaged(f"not {language}: {error}") from None
+    return content
+
+
+def _check_limits(value: Any, where: str, depth: int) -> None:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise Damaged(f"{where or 'it'} is a whole number that doesn't fit in 64 bits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Damaged(f"{where or 'it'} is the number {value}")
+    if depth < 0:
+        raise RecursionError
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_limits(inner, f"{where}.{name}".strip("."), depth - 1)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _check_limits(inner, f"{where}[{number}]", depth - 1)
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: dataclasses as mappings, sequences as lists, paths and members of enumerations as text, and a
-    number that isn't finite as its name ("inf", "-inf", "nan")."""
+    """Return a value as JSON has it: dataclasses as mappings, sequences as lists, paths and members of enumerations as text,
+    and a number that isn't finite as its name ("inf", "-inf", "nan")."""
     if dataclasses.is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -195,7 +167,7 @@ class Described:
 
 
 def path_in(folder: Path, text: str) -> Path:
-    """A path that a document in `folder` names, there or not.
+    """Join the path that a document in `folder` names, which may be there or not.
 
     Raises:
         Damaged: no system could have such a path.
@@ -212,7 +184,7 @@ def path_in(folder: Path, text: str) -> Path:
 
 
 def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
-    """A value out of a document as what it is meant to be.
+    """Convert a value out of a document into what it is meant to be.
 
     Args:
         kind: a dataclass or another type that msgspec knows. What a dataclass doesn't have, as from a newer trtopt, is left
@@ -231,13 +203,13 @@ def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
 
 
 def checked(value: Any, kind: type[Kind], where: str = "") -> Kind:
-    """The value as it is, with what `kind` (a TypedDict) doesn't name, once it is seen to be `converted`'s."""
+    """Return the value as it is, with what `kind` (a TypedDict) doesn't name, once it is seen to be `converted`'s."""
     converted(value, kind, where)
     return cast(Kind, value)
 
 
 def parsed(value: Given, parse: Callable[[Given], Kind], where: str) -> Kind:
-    """`parse` of a value out of a document; Damaged in place of its UsageError, and with the place."""
+    """Parse a value out of a document; Damaged in place of its UsageError, and with the place."""
     try:
         return parse(value)
     except (UsageError, Damaged) as error:
@@ -251,7 +223,7 @@ def _path(kind: type[Any], value: Any) -> Any:
 
 
 def _damaged(said: str, value: Any, where: str) -> Damaged:
-    """msgspec's error in words for people: its text is all that it gives of what is wrong, and where."""
+    """Put msgspec's error in words for people: its text is all that it gives of what is wrong, and where."""
     problem, _, place = said.replace("[...]", "[…]").partition(" - at ")
     in_keys = place.startswith("`key` in ")
     path = place.removeprefix("`key` in ").strip("`$")
@@ -259,7 +231,11 @@ def _damaged(said: str, value: Any, where: str) -> Damaged:
     if lacking := re.search("required field `(.*)`", problem):
         return Damaged(f"{name} lacks {lacking[1]!r}")
     problem, _, _ = problem.removeprefix("Expected ").partition(", got ")
-    kinds = re.sub("`([a-z |]+)`", lambda found: _in_words(found[1]), problem)
+    kinds = re.sub(
+        "`([a-z |]+)`",
+        lambda found: " or ".join(_WORDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"),
+        problem,
+    )
     for sign, words in _SIGNS.items():
         kinds = kinds.replace(sign, words)
     needed = f"{_NEEDED.get(problem, kinds)} is needed" if "Invalid" not in problem else "another value is needed"
@@ -270,7 +246,3 @@ def _damaged(said: str, value: Any, where: str) -> Damaged:
         return Damaged(f"{name}: {needed}")
     shown = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
     return Damaged(f"{name}: {needed}" if in_keys else f"{name} is {shown[:60]}; {needed}")
-
-
-def _in_words(kinds: str) -> str:
-    return " or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | ") if kind != "null")

@@ -53,27 +53,15 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
     try:
         with contextlib.ExitStack() as stack:
             # Not by their own names: who looks for files of some kind must not find what a killed run left.
-            partials += [_partial(target, stack) for target in targets]
+            partials += [stack.enter_context(_beside(target)) / "partial" for target in targets]
             modes = [_created(partial, target) for partial, target in zip(partials, targets)]
             yield tuple(partials)
             for partial, mode in zip(partials, modes):
                 partial.chmod(mode)
                 if not is_scratch(partial):
                     sync(partial)
-            new: list[Path] = []
-            try:
-                for partial, target in zip(partials, targets):
-                    new += [] if target.exists() else [target]
-                    partial.replace(target)
-            except OSError:
-                for target in new:
-                    target.unlink(missing_ok=True)
-                raise
-            except BaseException:  # interrupted, with all on the disk: what lies side by side must belong together
-                for partial, target in zip(partials, targets):
-                    with contextlib.suppress(FileNotFoundError):
-                        partial.replace(target)
-                raise
+            for partial, target in zip(partials, targets):
+                partial.replace(target)
     except OSError as error:
         failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
         raise _output_error((failed or targets)[0], error) from error
@@ -246,17 +234,9 @@ def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> 
     return file
 
 
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-}
-
-
 def _kind(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    kinds = {"d": "a folder", "c": "a device", "b": "a device", "p": "a pipe", "s": "a socket"}
+    return kinds.get(stat.filemode(mode)[0], "no regular file")
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
@@ -292,26 +272,15 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _partial(target: Path, stack: contextlib.ExitStack) -> Path:
-    if is_scratch(target):  # that folder is nobody else's
-        partial = target.with_name(f".{target.name[:40]}.partial")
-        stack.callback(partial.unlink, missing_ok=True)
-        return partial
-    return stack.enter_context(_beside(target)) / "partial"
-
-
 def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
     return folder_in(target.parent, f".{target.name[:40]}.")  # long names must leave room for more
 
 
 def _created(partial: Path, target: Path) -> int:
     """Make an empty file; the mode it is to have."""
-    descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the system takes the umask off
-    try:
-        mode = _mode(target)
-        return 0o777 & (os.fstat(descriptor).st_mode if mode is None else mode)
-    finally:
-        os.close(descriptor)
+    partial.touch(0o666, exist_ok=False)  # the system takes the umask off
+    mode = _mode(target)
+    return 0o777 & (partial.stat().st_mode if mode is None else mode)
 
 
 def sync(path: Path) -> None:

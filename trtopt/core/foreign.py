@@ -34,7 +34,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def place(error: BaseException) -> str:
-    """Where the user's own code stood, as "FILE, line N: CODE"; empty if only installed packages had part in it."""
+    """Name the place where the user's own code stood, as "FILE, line N: CODE"; empty if only packages had part in it."""
     location = ""
     for link in chain(error):
         if isinstance(link, SyntaxError) and link.filename:
@@ -58,34 +58,20 @@ class NoDownload(ConnectionError):
 
 @contextlib.contextmanager
 def offline() -> Iterator[list[str]]:
-    """Refuse connections of this thread to other machines; gives the names of those that were asked for."""
+    """Refuse to look up other machines for this thread; give the names of those that were asked for."""
     hosts: list[str] = []
     thread: int | None = threading.get_ident()
-    lookup, connect = socket.getaddrinfo, socket.socket.connect
+    lookup = socket.getaddrinfo
 
-    def refuse(host: Any) -> None:
+    def guarded(host: Any, *arguments: Any, **options: Any) -> Any:
         if threading.get_ident() == thread:
             hosts.append(str(host))
             raise NoDownload(f"trtopt downloads nothing: {host} isn't asked")
-
-    def guarded_lookup(host: Any, *arguments: Any, **options: Any) -> Any:
-        refuse(host)
         return lookup(host, *arguments, **options)
 
-    def guarded_connect(self: socket.socket, address: Any) -> None:
-        if isinstance(address, tuple):  # a Unix socket's is a path
-            refuse(address[0])
-        connect(self, address)
-
-    inherited = "connect" not in vars(socket.socket)
-    setattr(socket, "getaddrinfo", guarded_lookup)  # noqa: B010  (as an assignment it doesn't type-check)
-    setattr(socket.socket, "connect", guarded_connect)  # noqa: B010
+    setattr(socket, "getaddrinfo", guarded)  # noqa: B010  (as an assignment it doesn't type-check)
     try:
         yield hosts
     finally:
-        thread = None  # should another thread have kept a guard as the original, it refuses nothing from now on
+        thread = None  # should another thread have kept the guard as the original, it refuses nothing from now on
         socket.getaddrinfo = lookup
-        if inherited:
-            del socket.socket.connect
-        else:
-            setattr(socket.socket, "connect", connect)  # noqa: B010

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from pathlib import Path
 
 from trtopt.core.files import whole
 
@@ -20,8 +19,7 @@ def cores() -> int:
 
 def visible_cores() -> int:
     """CPUs that libraries count when they start threads: the affinity; they don't ask for a container's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def quota() -> float | None:
@@ -43,14 +41,6 @@ def free_memory() -> int | None:
 def import_path() -> dict[str, str]:
     """For the environment of another Python: it then imports from where this one does."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def forget_peak() -> None:
-    """Let `peak_memory` count from here on, where the system can."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def peak_memory() -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import mmap
 import os
 import re
 import stat
@@ -160,16 +161,17 @@ def _paths(value: str | os.PathLike[str], folder: Path) -> Iterator[Path]:
 
 
 def _weights(path: Path) -> list[str]:
-    """Where an ONNX model's external weights are, without reading it as such."""
-    places, before = list[str](), b""
-    with opened_regular(path) as file:
-        while (block := file.read(1 << 24)) and (before or block.startswith(b"\x08")):  # an ONNX model's first field
-            content = before + block
-            for found in _LOCATION.finditer(content):
-                size = found[1][0] & 0x7F | (found[1][1] << 7 if len(found[1]) > 1 else 0)
-                places.append(os.fsdecode(content[found.end() : found.end() + size]))
-            before = content[-8192:]  # in which one may begin
-    return list(dict.fromkeys(places))
+    """List the places of an ONNX model's external weights, without reading it as such."""
+    places = dict[str, None]()
+    with (
+        opened_regular(path) as file,
+        contextlib.suppress(ValueError),  # it is empty
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        for found in _LOCATION.finditer(content) if content[:1] == b"\x08" else ():  # an ONNX model's first field
+            size = found[1][0] & 0x7F | (found[1][1] << 7 if len(found[1]) > 1 else 0)
+            places[os.fsdecode(content[found.end() : found.end() + size])] = None
+    return list(places)
 
 
 def _lost(option: str, given: str, file: Path, by: str) -> UsageError:

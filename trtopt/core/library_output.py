@@ -1,7 +1,7 @@
-"""Mute what foreign libraries print, log and warn about their internals while they are at work, and what they'd report home.
+"""Mute what foreign libraries log and warn about their internals while they are at work, and what they'd report home.
 
-The streams, filters, loggers and environment are the whole process's: each is changed under one lock by the first thread that
-asks for it and put back by the last, and what is written meanwhile is dropped by the thread that it comes from.
+The filters, loggers and environment are the whole process's: each is changed under one lock by the first thread that asks for
+it and put back by the last, and what is said meanwhile is dropped in the thread that it comes from. Prints are left alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import os
 import sys
 import threading
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
-_AFTERWARDS = ("torch", "torchvision")  # they set their loggers up when they are imported, which isn't to be undone
-_LIBRARIES = ("onnxscript", "onnx_ir", *_AFTERWARDS)
+_LIBRARIES = ("onnxscript", "onnx_ir", "torch", "torchvision")
 
 
 def wanted() -> bool:
@@ -52,28 +51,20 @@ class Shared(AbstractContextManager[None]):
 
 
 @contextlib.contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """The environment with a variable that isn't set; one that is set is the user's word, and stays. Use it in `Shared`."""
-    ours = name not in os.environ
-    if ours:
+def variable(name: str, value: str | None = None) -> Iterator[None]:
+    """Put a variable of the environment back afterwards, whatever a library sets it to. Use it in `Shared`.
+
+    Args:
+        value: what it is meanwhile; one that is set is the user's word, and stays.
+    """
+    before = os.environ.get(name)
+    if before is None and value is not None:
         os.environ[name] = value
     try:
         yield
     finally:
-        if ours and os.environ.get(name) == value:
-            os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def _kept(name: str) -> Iterator[None]:
-    """A variable of the environment stays as it was, whatever a library sets it to."""
-    before = os.environ.get(name)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if before is not None:
             os.environ[name] = before
 
 
@@ -83,8 +74,8 @@ rewriting = threading.RLock()
 # Held while the user's own modules are imported and used: what is importable, PyTorch's random numbers, threads and exporter,
 # and who may connect to the network are the whole process's.
 importing = threading.RLock()
-compiler_folder = Shared(lambda: _kept("TORCHINDUCTOR_CACHE_DIR"))  # torch sets it when its exporter is first used
-loader_path = Shared(lambda: _kept("LD_LIBRARY_PATH"))  # OpenCV sets it when it is imported
+compiler_folder = Shared(lambda: variable("TORCHINDUCTOR_CACHE_DIR"))  # torch sets it when its exporter is first used
+loader_path = Shared(lambda: variable("LD_LIBRARY_PATH"))  # OpenCV sets it when it is imported
 _telemetry = Shared(lambda: variable(TELEMETRY_OFF, "1"))
 
 
@@ -115,7 +106,7 @@ def _counted(threads: Counter[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the libraries' output away in this thread; other threads are heard. With TRTOPT_DEBUG it goes to stderr instead."""
+    """Drop the libraries' records and warnings in this thread; other threads are heard, and with TRTOPT_DEBUG this one, too."""
     with _muting, unreported(), _counted(_quiet_threads):
         yield
 
@@ -130,39 +121,6 @@ def unwarned() -> Iterator[None]:
 def _dropped() -> bool:
     """Tell if what this thread says is dropped."""
     return threading.get_ident() in _quiet_threads and not wanted()
-
-
-class _Muted:
-    """Python's stdout or stderr without what the quiet threads write; what users want of it goes to stderr."""
-
-    def __init__(self, stream: Any, errors: Any) -> None:
-        self.stream, self.errors = stream, errors
-
-    def write(self, text: str) -> int:
-        if threading.get_ident() not in _quiet_threads:
-            return int(self.stream.write(text))
-        return int(self.errors.write(text)) if wanted() else len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-class _Passing(logging.Handler):
-    """A logger's own handlers, for all threads but the quiet ones."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        super().__init__()
-        self._own = logging.Logger(logger.name)
-        self._own.handlers, self._own.propagate, self._own.parent = logger.handlers, logger.propagate, logger.parent
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        if not _dropped():
-            self._own.callHandlers(record)
-        return True
 
 
 class _FromQuietThreads:
@@ -188,59 +146,19 @@ _filtering = Shared(_filtered)
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    with contextlib.ExitStack() as undo:
-        for logger in _loggers():
-            undo.callback(_restore, logger, logger.level, logger.handlers, logger.propagate)
-            logger.handlers, logger.propagate = [_Passing(logger)], False
-        errors = _own(sys.stderr)
-        for name in ("stdout", "stderr"):
-            muted = _muted_stream(_own(getattr(sys, name)), errors)
-            undo.callback(_unmute, name, muted)
-            setattr(sys, name, muted)
-        undo.enter_context(_filtering)
-        yield
+    before = logging.Logger.callHandlers
+
+    def call(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if not (_dropped() and logger.name.partition(".")[0] in _LIBRARIES):
+            before(logger, record)
+
+    with _filtering:
+        setattr(logging.Logger, "callHandlers", call)  # noqa: B010  (as an assignment it doesn't type-check)
+        try:
+            yield
+        finally:
+            if logging.Logger.callHandlers is call:  # else somebody else took it over meanwhile, and ours passes on
+                setattr(logging.Logger, "callHandlers", before)  # noqa: B010
 
 
 _muting = Shared(_muted)
-
-
-def _loggers() -> list[logging.Logger]:
-    """The libraries' loggers; of those below them, the ones that don't leave their records to the one above."""
-    imported = [name for name in _LIBRARIES if name in sys.modules or name not in _AFTERWARDS]
-    loggers = [logging.getLogger(name) for name in imported]
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        below = "." in name and name.partition(".")[0] in imported
-        if below and isinstance(logger, logging.Logger) and (logger.handlers or not logger.propagate):
-            loggers.append(logger)
-    return loggers
-
-
-def _restore(logger: logging.Logger, level: int, handlers: list[logging.Handler], propagate: bool) -> None:
-    if logger.level != level:
-        logger.setLevel(level)
-    logger.handlers, logger.propagate = handlers, propagate
-
-
-# CPython's print() before 3.13.3 uses sys.stdout without holding it: freed while another thread prints, it is a crash.
-_lately_muted: deque[_Muted] = deque(maxlen=32)
-
-
-def _muted_stream(stream: Any, errors: Any) -> _Muted:
-    """The one for these streams that was used before, or a new one. It outlives the muting."""
-    for muted in _lately_muted:
-        if muted.stream is stream and muted.errors is errors:
-            return muted
-    _lately_muted.append(_Muted(stream, errors))
-    return _lately_muted[-1]
-
-
-def _own(stream: Any) -> Any:
-    """A stream as it is without us: somebody who took it over meanwhile may have put a muted one back."""
-    while isinstance(stream, _Muted):
-        stream = stream.stream
-    return stream
-
-
-def _unmute(name: str, muted: _Muted) -> None:
-    if getattr(sys, name) is muted:  # else somebody else took it over meanwhile
-        setattr(sys, name, muted.stream)

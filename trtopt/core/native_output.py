@@ -12,52 +12,24 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import IO, Any
 
-from trtopt.core.errors import OutputError
 from trtopt.core.terminal import visible
 
 _kept: IO[bytes] | None = None
 
 
-class _Guarded(io.TextIOWrapper):
-    def guard(self) -> AbstractContextManager[None]:
-        """Around each call."""
-        raise NotImplementedError
+class _Messages(io.TextIOWrapper):
+    """Standard error; what can't be written there is lost, and the work goes on."""
 
     def write(self, text: str) -> int:
-        with self.guard():
+        with contextlib.suppress(OSError):
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self.guard():
+        with contextlib.suppress(OSError):
             super().flush()
-
-
-class _Output(_Guarded):
-    """Standard output whose failures are errors like others: a disk that is full."""
-
-    @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:  # its reader has seen enough, and what is still in the buffers is for nobody
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            raise
-        except OSError as error:
-            raise OutputError(f"can't write to standard output: {error.strerror or error}") from error
-
-
-class _Messages(_Guarded):
-    """Standard error; what can't be written there is lost, and the work goes on."""
-
-    def guard(self) -> AbstractContextManager[None]:
-        return contextlib.suppress(OSError)
 
 
 def open_closed() -> None:
@@ -85,7 +57,7 @@ def keep_apart() -> None:
             return
         for stream in own:
             stream.flush()
-        sys.stdout, sys.stderr = _copy(own[0], _Output), _copy(own[1], _Messages)
+        sys.stdout, sys.stderr = _copy(own[0], io.TextIOWrapper), _copy(own[1], _Messages)
         diverted = tempfile.TemporaryFile()  # noqa: SIM115  (for the life of the process)
     except (AttributeError, OSError, ValueError):
         return

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from trtopt.core.errors import UsageError
 from trtopt.core.removed import went
@@ -170,7 +170,7 @@ def typed(work: Callable[P, T]) -> Callable[P, T]:
                 item = known.parameters[name]
                 plain = item.kind is not item.VAR_KEYWORD and isinstance(item.annotation, str)
                 if plain and value is not item.default:
-                    _refuse_other(name, value, _kind(item.annotation))
+                    _refuse_other(name, value, item.annotation)
         return work(*arguments, **keywords)
 
     return public
@@ -184,7 +184,7 @@ def fitting(request: R) -> R:
     """
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
-        value, kind = getattr(request, name), _kind(str(item.type))
+        value = getattr(request, name)
         takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
         path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
         for text in value if isinstance(value, (list, tuple)) else (value,):
@@ -199,7 +199,7 @@ def fitting(request: R) -> R:
         if takes is not None:
             _refuse_unless(takes, name, value)
         else:
-            _refuse_other(name, value, kind)
+            _refuse_other(name, value, str(item.type))
         for number in () if said.least is None else value if isinstance(value, Sequence) else (value,):
             if number is not None and number < said.least:
                 raise UsageError(f"{named(name)} is {number}; at least {said.least} is needed")
@@ -232,11 +232,11 @@ def _is_on(value: Any, wanted: str) -> bool:
     return not wanted.startswith("[") or set(ast.literal_eval(wanted)) <= set(value)
 
 
-def _refuse_other(name: str, value: Any, kind: ast.expr) -> None:
-    """Raise UsageError for a value of another type, where it is one that can be told."""
-    if _known(kind) and not _is_of(value, kind):
+def _refuse_other(name: str, value: Any, written: str) -> None:
+    """Raise UsageError for a value of another type than the annotation's, where that is one that can be told."""
+    if (kind := _kind(written)) is not None and not kind.fits(value):
         shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
-        raise UsageError(f"{named(name)} is {shown}; {_words(kind)} is needed")
+        raise UsageError(f"{named(name)} is {shown}; {kind} is needed")
 
 
 def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bool) -> None:
@@ -282,6 +282,25 @@ def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
 # Types of fields, as they are written ---------------------------------------------------------------------------------------
 
 
+class _Kind(NamedTuple):
+    """Values that an annotation allows.
+
+    Attributes:
+        words: what each alternative is, for people.
+        listed: what the items of each list among the alternatives are.
+    """
+
+    fits: Callable[[Any], bool]
+    words: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        words = [word for word in self.words if word != "a text" or "a path" not in self.words]
+        if self.listed and words and set(self.listed) <= set(words):
+            return " or ".join([*words, "a list of these"])
+        return " or ".join([*words, *(f"a list, each {each}," for each in self.listed)])
+
+
 def _whole(value: Any) -> bool:
     try:
         return -(2**63) <= operator.index(value) < 2**63
@@ -289,82 +308,55 @@ def _whole(value: Any) -> bool:
         return False
 
 
+def _class(name: str) -> _Kind:
+    return _Kind(lambda value: any(kind.__name__ == name for kind in type(value).__mro__), (f"a trtopt.{name}",))
+
+
 # Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none; classes
 # of trtopt by their names.
-_PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (_whole, "a whole number"),
-    "float": (lambda value: isinstance(value, numbers.Real) or _whole(value), "a number"),
-    "bool": (lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value), "True or False"),
-    "str": (lambda value: isinstance(value, str), "a text"),
-    "os.PathLike[str]": (lambda value: isinstance(value, (str, os.PathLike)), "a path"),
-    "GivenProfile": (lambda value: isinstance(value, Mapping), "a mapping of inputs to their shapes"),
-    "Reporter": (lambda value: _named_class(value, "Reporter"), "a trtopt.Reporter"),
-    "Session": (lambda value: _named_class(value, "Session"), "a trtopt.Session"),
-    "Any": (lambda value: True, "anything"),
-    "None": (lambda value: value is None, ""),
+_PLAIN = {
+    "int": _Kind(_whole, ("a whole number",)),
+    "float": _Kind(lambda value: isinstance(value, numbers.Real) or _whole(value), ("a number",)),
+    "bool": _Kind(lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value), ("True or False",)),
+    "str": _Kind(lambda value: isinstance(value, str), ("a text",)),
+    "os.PathLike[str]": _Kind(lambda value: isinstance(value, (str, os.PathLike)), ("a path",)),
+    "GivenProfile": _Kind(lambda value: isinstance(value, Mapping), ("a mapping of inputs to their shapes",)),
+    "Reporter": _class("Reporter"),
+    "Session": _class("Session"),
+    "Any": _Kind(lambda value: True, ("anything",)),
+    "None": _Kind(lambda value: value is None),
 }
-_LISTS: dict[str, Callable[[Any], bool]] = {
-    "Iterable": lambda value: isinstance(value, Iterable) and not isinstance(value, Mapping),
-    "Sequence": lambda value: isinstance(value, Iterable) and not isinstance(value, (Mapping, Set, Iterator)),
-}
-
-
-def _named_class(value: Any, name: str) -> bool:
-    return any(kind.__name__ == name for kind in type(value).__mro__)
+_LISTS = {"Iterable": (str, bytes, Mapping), "Sequence": (str, bytes, Mapping, Set, Iterator)}  # and what is none
 
 
 @functools.cache
-def _kind(written: str) -> ast.expr:
-    return ast.parse(written, mode="eval").body
+def _kind(written: str) -> _Kind | None:
+    """Return what an annotation allows; None: it has a type that isn't looked at."""
+    return _read(ast.parse(written, mode="eval").body)
 
 
-def _parts(kind: ast.expr) -> Sequence[ast.expr]:
-    """The alternatives of a union."""
-    return (*_parts(kind.left), *_parts(kind.right)) if isinstance(kind, ast.BinOp) else (kind,)
-
-
-def _held(kind: ast.expr) -> tuple[str, list[ast.expr]]:
-    """Return the name of a list or mapping, and its items' kind, or its keys' and values'; "" for any other kind."""
-    name = ast.unparse(kind.value) if isinstance(kind, ast.Subscript) else ""
-    if not isinstance(kind, ast.Subscript) or name not in (*_LISTS, "Mapping"):
-        return "", []
-    return name, kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-
-
-def _known(kind: ast.expr) -> bool:
-    return all(
-        all(map(_known, inner)) if (inner := _held(part)[1]) else ast.unparse(part) in _PLAIN for part in _parts(kind)
-    )
-
-
-def _is_of(value: Any, kind: ast.expr) -> bool:
-    return any(_is_one(value, part) for part in _parts(kind))
-
-
-def _is_one(value: Any, kind: ast.expr) -> bool:
-    name, inner = _held(kind)
-    if name == "Mapping":
-        keyed_by, holds = inner
-        fits = isinstance(value, Mapping)
-        return fits and all(_is_of(key, keyed_by) and _is_of(item, holds) for key, item in value.items())
-    if name:
-        fits = _LISTS[name](value) and not isinstance(value, (str, bytes))
-        # what gives its items only once isn't looked into
-        return fits and (not isinstance(value, Collection) or all(_is_of(item, inner[0]) for item in value))
-    return _PLAIN[ast.unparse(kind)][0](value)
-
-
-def _words(kind: ast.expr) -> str:
-    parts = {ast.unparse(part): _held(part) for part in _parts(kind)}
-    words: list[str] = []
-    for text, (name, inner) in parts.items():
-        if name == "Mapping":
-            words.append(f"a mapping of {_words(inner[0])} to {_words(inner[1])}")
-        elif not name and text != "None" and not (text == "str" and "os.PathLike[str]" in parts):
-            words.append(_PLAIN[text][1])
-    listed = [_words(inner[0]) for name, inner in parts.values() if name in _LISTS]
-    if listed:
-        words += (
-            ["a list of these"] if words and set(listed) <= set(words) else [f"a list, each {each}," for each in listed]
+def _read(kind: ast.expr) -> _Kind | None:
+    name, inner = ast.unparse(kind), list[ast.expr]()
+    if isinstance(kind, ast.BinOp):
+        inner = [kind.left, kind.right]
+    elif isinstance(kind, ast.Subscript) and name not in _PLAIN:
+        name, inner = ast.unparse(kind.value), kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+    parts = [part for item in inner if (part := _read(item)) is not None]
+    if not inner or len(parts) < len(inner):
+        return None if inner else _PLAIN.get(name)
+    one, other = parts[0], parts[-1]
+    if isinstance(kind, ast.BinOp):
+        return _Kind(
+            lambda value: one.fits(value) or other.fits(value), one.words + other.words, one.listed + other.listed
         )
-    return " or ".join(words)
+    if name == "Mapping":
+        return _Kind(
+            lambda given: isinstance(given, Mapping) and all(one.fits(key) and other.fits(given[key]) for key in given),
+            (f"a mapping of {one} to {other}",),
+        )
+
+    def holds(value: Any) -> bool:  # what gives its items only once isn't looked into
+        fits = isinstance(value, Iterable) and not isinstance(value, _LISTS[name])
+        return fits and (not isinstance(value, Collection) or all(map(one.fits, value)))
+
+    return _Kind(holds, listed=(str(one),)) if name in _LISTS else None

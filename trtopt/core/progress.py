@@ -7,13 +7,14 @@ import datetime
 import os
 import platform
 import re
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import opened_regular
@@ -23,7 +24,8 @@ from trtopt.core.version import __version__
 from trtopt.core.words import spoken
 
 _FIRST = re.compile(rb"[\d:.]{12} trtopt ")  # of a log
-HEARTBEAT = 10.0  # seconds between signs of life in a log
+HEARTBEAT, SPIN = 10.0, 0.125  # seconds between signs of life in a log, and on a terminal
+_CLEAR = "\r\x1b[K"  # the line that the cursor is in
 
 
 class Phase:
@@ -178,6 +180,7 @@ class PlainReporter(Reporter):
 
     def __init__(self, stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> None:
         self.stream, self.flags = stream or sys.stderr, flags or {}
+        self._at_work = list[Phase]()
 
     def _line(self, text: str) -> None:
         print(self._shown(text), file=self.stream, flush=True)
@@ -193,70 +196,48 @@ class PlainReporter(Reporter):
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        phase, state = Phase(name, total), "stopped after "
-        try:
-            with self._alive(phase):
-                yield phase
-            state = ""
-        finally:
-            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
-
-    @contextlib.contextmanager
-    def _alive(self, phase: Phase) -> Iterator[None]:
-        """Give signs of life."""
-        over = threading.Event()
+        phase, state, over = Phase(name, total), "stopped after ", threading.Event()
 
         def beat() -> None:
-            while not over.wait(HEARTBEAT):
-                self._line(f"  {phase}… {phase.seconds:.0f} s")
+            while not over.wait(self.interval()):
+                self._beat(phase)
 
         thread = threading.Thread(target=beat, name="trtopt-heartbeat", daemon=True)
+        self._at_work.append(phase)
         thread.start()
         try:
-            yield
+            yield phase
+            state = ""
         finally:
             over.set()
             thread.join()  # no sign of life after the end
+            self._at_work.remove(phase)
+            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
+
+    def interval(self) -> float:
+        """Return the seconds between signs of life."""
+        return HEARTBEAT
+
+    def _beat(self, phase: Phase) -> None:
+        self._line(f"  {phase}… {phase.seconds:.0f} s")
 
 
-class RichReporter(PlainReporter):
-    """A spinner with elapsed time on a terminal; a finished phase leaves one line."""
+class TerminalReporter(PlainReporter):
+    """A line in place that says what is at work, with the time taken; a finished phase leaves one line."""
 
-    _live: Any = None  # the console that spins now: lines go above the spinner
+    def interval(self) -> float:
+        return SPIN
 
     def _line(self, text: str) -> None:
-        if self._live is None:
-            super()._line(text)
-        else:
-            self._live.print(self._shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+        styled(self.stream).write(_CLEAR)
+        super()._line(text)
 
-    @contextlib.contextmanager
-    def _alive(self, phase: Phase) -> Iterator[None]:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.spinner import Spinner
-        from rich.text import Text
-
-        spinner = Spinner("dots")
-
-        def render() -> Spinner:
-            spinner.update(text=Text(self._shown(f"{phase}… {phase.seconds:.0f} s")))
-            return spinner
-
-        before, console = self._live, Console(file=styled(self.stream))
-        try:
-            with Live(
-                get_renderable=render,
-                console=console,
-                refresh_per_second=8,
-                transient=True,
-                redirect_stdout=False,  # it would take them away from `trtopt.core.terminal`
-                redirect_stderr=False,
-            ):
-                self._live = console
-                yield
-        finally:
-            self._live = before
+    def _beat(self, phase: Phase) -> None:
+        if self._at_work[-1:] == [phase]:  # the innermost
+            mark = "|/-\\"[int(phase.seconds / SPIN) % 4]
+            text = self._shown(f"{mark} {phase}… {phase.seconds:.0f} s")[: shutil.get_terminal_size().columns - 1]
+            styled(self.stream).write(f"{_CLEAR}{text}")
+            self.stream.flush()
 
 
 class QuietReporter(PlainReporter):
@@ -266,8 +247,8 @@ class QuietReporter(PlainReporter):
 
 
 def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None, quiet: bool = False) -> Reporter:
-    """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere; `quiet`: warnings alone."""
+    """Return what fits `stream` (default: stderr): a line in place on a terminal, else plain lines; `quiet`: warnings alone."""
     target = stream or sys.stderr
     if quiet:
         return QuietReporter(target, flags)
-    return RichReporter(target, flags) if target.isatty() else PlainReporter(target, flags)
+    return TerminalReporter(target, flags) if target.isatty() else PlainReporter(target, flags)

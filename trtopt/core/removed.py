@@ -16,6 +16,10 @@ WENT = {
     "M.engine.results.json what was measured",
     "for_generation": "--for-generation went: every TensorRT reads the default, opset 17; 10, 11 and RTX also --opset 20",
     "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
+    **dict.fromkeys(
+        ("min_shapes", "opt_shapes", "max_shapes"),
+        "--min-shapes, --opt-shapes and --max-shapes went: --shapes NAME:MIN,OPT,MAX has all three, once for each input",
+    ),
     AT_URL: "stores at URLs went: give a folder, and copy it by rsync or a CI cache, docs/store.md has the lines",
 }
 

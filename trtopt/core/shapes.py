@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations_with_replacement
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import EXAMPLE, SHAPE, GivenProfile, Profile, ShapeRange, TensorInfo, named_size, x
@@ -20,8 +20,6 @@ _LONGER = (4, 16, 64, 256)  # times: audio has as many samples for what text has
 _TRIALS = 200  # at most, of other ranges
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
-
-_ONE = re.compile(rf"(?P<name>[^;,\s][^;\s]*?)\s*:\s*(?P<shape>{SHAPE}|\[[\d,\s]+\])(?:[;,\s]|$)")
 
 
 def parse_profile(text: str) -> dict[str, ShapeRange]:
@@ -85,66 +83,8 @@ def parse_profiles(shapes: str | GivenProfile | Iterable[str | GivenProfile]) ->
     return tuple(profiles)
 
 
-class AsksForProfiles(Protocol):
-    """A request whose options name profiles."""
-
-    @property
-    def shapes(self) -> str | GivenProfile | Iterable[str | GivenProfile]: ...
-    @property
-    def min_shapes(self) -> str | Iterable[str]: ...
-    @property
-    def opt_shapes(self) -> str | Iterable[str]: ...
-    @property
-    def max_shapes(self) -> str | Iterable[str]: ...
-
-
-def profiles_asked(request: AsksForProfiles) -> tuple[Profile, ...]:
-    """The profiles of a request: by `shapes=`, or one by `opt_shapes=`, with `min_shapes=` and `max_shapes=` where those
-    are others, as other tools take it.
-
-    Raises:
-        UsageError: one can't be read, they don't go together, or name different inputs.
-    """
-    parts = {name: _each(getattr(request, name), name) for name in ("min_shapes", "opt_shapes", "max_shapes")}
-    if not any(parts.values()):
-        return parse_profiles(request.shapes)
-    if request.shapes:
-        raise UsageError("`shapes=` names profiles whole: drop it, or `min_shapes=`, `opt_shapes=` and `max_shapes=`")
-    best = parts["opt_shapes"]
-    if not best:
-        raise UsageError("`opt_shapes=` is missing: the shapes that the engine is tuned for, such as input:8x3x224x224")
-    bounds = [part or best for part in parts.values()]
-    names = {name for part in bounds for name in part}
-    if odd := [name for name in sorted(names) if any(name not in part for part in bounds)]:
-        raise UsageError(
-            f"{', '.join(map(repr, odd))} isn't in each of `min_shapes=`, `opt_shapes=` and `max_shapes=`: name the same "
-            "inputs in all that are given"
-        )
-    return ({name: ShapeRange(*(part[name] for part in bounds)) for name in best},)
-
-
-def _each(texts: str | Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
-    """Read `NAME:1x3x224x224` or `NAME:[1,3,224,224]`, several with commas, semicolons or spaces between."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in [texts] if isinstance(texts, str) else texts:
-        rest = text.strip(" ,;")
-        while rest:
-            match = _ONE.match(rest)
-            if not match:
-                raise UsageError(
-                    f"`{option}=` {rest!r} can't be read; write NAME:1x3x224x224, of several inputs NAME:…,NAME:…"
-                )
-            if match["name"] in shapes:
-                raise UsageError(
-                    f"`{option}=` names {match['name']!r} twice; several profiles are written with `shapes=`"
-                )
-            shapes[match["name"]] = tuple(map(int, re.findall(r"\d+", match["shape"])))
-            rest = rest[match.end() :].strip(" ,;")
-    return shapes
-
-
 def _stated(profile: Any) -> dict[str, ShapeRange]:
-    """A profile from Python, its ranges as objects or as text."""
+    """Read a profile from Python: each range as an object, as text, as one shape, or as three."""
     if not isinstance(profile, Mapping):
         raise UsageError(
             f"`shapes=` holds {profile!r}; 'NAME:MIN,OPT,MAX' or a mapping of names to ShapeRange is needed"
@@ -153,18 +93,12 @@ def _stated(profile: Any) -> dict[str, ShapeRange]:
 
 
 def _range(name: str, shape: Any) -> ShapeRange:
-    """A range from Python: as an object or as text, one shape, or three."""
-    if isinstance(shape, ShapeRange):
-        return shape
-    if isinstance(shape, str):
-        return ShapeRange.parse(shape)
-    if isinstance(shape, Sequence) and shape:
-        items = [tuple(item) if isinstance(item, Sequence) else item for item in shape]
-        whole = items if isinstance(items[0], tuple) else [tuple(items)] * 3
-        if len(whole) == 3 and all(
-            isinstance(item, tuple) and all(isinstance(size, int) for size in item) for item in whole
-        ):
-            return ShapeRange(*whole)
+    if isinstance(shape, (ShapeRange, str)):
+        return ShapeRange.parse(shape) if isinstance(shape, str) else shape
+    items = list(shape) if isinstance(shape, Sequence) else []
+    shapes = items if items and isinstance(items[0], Sequence) else [items] * 3
+    if items and len(shapes) == 3 and all(isinstance(size, int) for item in shapes for size in item):
+        return ShapeRange(*map(tuple, shapes))
     raise UsageError(
         f"`shapes=` holds {shape!r} for {name!r}; a ShapeRange, 'MIN,OPT,MAX', one shape, or three (min, opt, max) are needed"
     )

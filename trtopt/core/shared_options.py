@@ -26,10 +26,6 @@ limit = partial(option, None, help="Use at most so many samples.", typed=int, le
 batch = partial(option, 8, help="Samples at a time; the result doesn't depend on it.", least=1, beside=SAMPLES)
 threads = partial(option, None, help="CPU threads; default: one per core.", typed=int, least=1)
 precision_override = partial(option, (), help="By node name or operator; repeatable.", metavar="PATTERN=PRECISION")
-_one = partial(option, (), metavar="NAME:1x3x224x224[,…]")
-min_shapes = partial(_one, help="Smallest shapes, beside --opt-shapes; of several inputs NAME:…,NAME:….")
-opt_shapes = partial(_one, help="Instead of --shapes: the shapes to tune for, one profile.")
-max_shapes = partial(_one, help="Largest shapes, beside --opt-shapes.")
 shapes = partial(
     option,
     (),

@@ -25,8 +25,8 @@ _received: int | None = None
 def listen() -> None:
     """From here on the signals end the command. One that is ignored, as under nohup, stays so."""
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-    handled = [number for number in numbers if number is not None and signal.getsignal(number) in usual]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = [number for number in numbers if signal.getsignal(number) in usual]
     if threading.current_thread() is not threading.main_thread() or not handled:
         return
     atexit.register(_leave)  # the first that is registered is the last that runs

@@ -30,18 +30,23 @@ def folder_in(parent: Path, prefix: str) -> Iterator[Path]:
     Raises:
         OSError: it can't be made.
     """
-    parent = parent.absolute()
+    parent, lock = parent.absolute(), None
     if parent not in _searched:
         _searched.add(parent)
         remove_leftovers(parent)
-    folder, lock = _made(parent, prefix)
+    while lock is None:  # else a run that removes leftovers was faster
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=SUFFIX, dir=parent))
+        try:
+            lock = _lock(folder)
+        except OSError:  # a file system without locks: nobody else gets one either, so the folder is safe
+            lock = -1
     _held.add(folder)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         _held.discard(folder)
-        if lock is not None:
+        if lock >= 0:
             os.close(lock)
 
 
@@ -84,18 +89,8 @@ def remove_leftovers(parent: str | os.PathLike[str]) -> None:
                     os.close(lock)
 
 
-def _made(parent: Path, prefix: str) -> tuple[Path, int | None]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=SUFFIX, dir=parent))
-        try:
-            if (lock := _lock(folder)) is not None:  # else a run that removes leftovers was faster
-                return folder, lock
-        except OSError:  # a file system without locks: nobody else gets one either, so the folder is safe
-            return folder, None
-
-
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None: it is gone, or another process holds it.
+    """Return a descriptor that holds the folder's lock; None: it is gone, or another process holds it.
 
     Raises:
         OSError: it is no folder, or can't be locked.

@@ -18,7 +18,7 @@ def visible(text: str) -> str:
 
 class Escaped:
     """A stream on which everything is `visible`, its own line feeds aside. `stream` is the one below, for what is escaped
-    already and styled: rich's tables and spinners."""
+    already and styled: rich's tables and the line that says what is at work."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream

@@ -31,7 +31,7 @@ from trtopt.core.shapes import (
     SeenSizes,
     Suggestion,
     batch_alone,
-    profiles_asked,
+    parse_profiles,
     seen_sizes,
     suggested_shapes,
 )
@@ -152,7 +152,7 @@ def check(request: CheckRequest) -> CheckReport:
             inputs that these don't need go.
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
-        shapes, min_shapes, opt_shapes, max_shapes: profiles, as for `build`, to check against the inputs.
+        shapes: profiles, as for `build`, to check against the inputs.
         images, data, preprocess, limit: real samples (at most 64, or `limit`), as for `build`, to run the model on: what isn't
             finite in it, or wouldn't be in FP16, is named with the value seen.
         nodes: list the nodes too, and what an INT8 build makes of each.
@@ -165,7 +165,7 @@ def check(request: CheckRequest) -> CheckReport:
     reporter = request.reporter
     chosen_builder(request.backend)
     targets = parse_targets(request.target)
-    profiles = profiles_asked(request)
+    profiles = parse_profiles(request.shapes)
     sampled = request.images is not None or request.data is not None
     name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)
     try:
