@@ -153,7 +153,7 @@ def test_repeated_images_are_used_and_told(photos: list[Path], tmp_path: Path) -
         shutil.copy(file, tmp_path / f"{index}.png")
     result = calibrate(net(), images=tmp_path, preprocess=PRESET, threads=2)
     assert result.samples == 3
-    assert any("1 of the 3 images are copies" in note for note in result.notes)
+    assert any("1 of the 3 samples are copies" in note for note in result.notes)
 
 
 # --- a small classifier of real digits ---

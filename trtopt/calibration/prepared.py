@@ -14,7 +14,7 @@ from trtopt.calibration.table import Table, choose_all
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import sha256_json
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import Override
+from trtopt.core.values import Override, check_overrides
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
 from trtopt.data.rebatch import Arrays
@@ -164,6 +164,7 @@ def prepare(
     folded, _ = fold(model.proto, reporter=reporter, compare=compare)
     proto, _ = fp32_typed(folded)
     refuse_damaged(folded, str(model.path or "the model"))
+    check_overrides(overrides, proto.graph.node)
     graph = to_ir(proto)
     products = gates_of(graph) if gates else ()
     if gates and not products:
