@@ -12,7 +12,7 @@ import pytest
 from skimage import data, filters
 
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.calibration.table import Table, TableEntry, choose_all, packed, unpacked
+from trtopt.calibration.table import Table, TableEntry, choose_all
 from trtopt.calibration.thresholds import choose
 from trtopt.core.errors import CalibrationError, OutputError, UsageError
 from trtopt.core.values import METHODS
@@ -58,14 +58,6 @@ def test_a_table_survives_its_file_to_the_bit(table: Table, tmp_path: Path) -> N
     content = json.loads(path.read_bytes())
     assert content["format"] == "trtopt.calib/1"
     assert set(content["tensors"]["image"]) >= {"amax", "method", "absmax", "count", "histogram"}
-
-
-def test_what_is_counted_after_a_histogram_was_packed_is_packed_too() -> None:
-    histogram = counted([1, 2, 3])
-    packed(histogram)
-    histogram.add(np.asarray([0.5], np.float32))
-    histogram.merge(counted([7]))
-    assert unpacked(packed(histogram), "it").counts.tobytes() == histogram.counts.tobytes()
 
 
 def test_a_group_has_one_threshold_from_its_counts_together(table: Table, histograms: dict[str, Histogram]) -> None:

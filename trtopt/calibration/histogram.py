@@ -27,8 +27,6 @@ class Histogram:
         exponent: of the range; None while nothing but zeros was seen.
         low, high: the least and the greatest value (not magnitude).
         total: values seen.
-        thresholds: (method, total) → the threshold that `trtopt.calibration.thresholds` found for it.
-        packed: total, and the counts as `trtopt.calibration.table` writes them.
     """
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64), repr=False)
@@ -36,8 +34,6 @@ class Histogram:
     low: float = math.inf
     high: float = -math.inf
     total: int = 0
-    thresholds: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
-    packed: tuple[int, str] = field(default=(-1, ""), repr=False)
 
     @property
     def absmax(self) -> float:
