@@ -3,13 +3,13 @@
 One pass in floating point finds what comes near FP16's largest number (`graph.passes.typed.overflowing`). The typed graph, with
 that in FP32, is then held against floating point at the outputs. Only where it misses a limit in dB, nodes are ranked by what
 each alone in the reduced type does to the outputs: blocks of nodes whose noise is too little to matter aren't looked into. The
-fewest of the first that bring the typed graph within the limit stay in FP32, less those that turn out not to be needed.
+fewest of the first that bring the typed graph within the limit stay in FP32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,6 @@ LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unle
 JUDGES = 8  # samples that the outputs are compared on
 RANKING = 2  # of them, those that blocks of nodes are ranked on
 MINOR = 1 / 16  # of the noise that the limit allows: a block that makes less isn't looked into
-MOST_TRIES = 48  # to find what isn't needed
 MOSTLY = 0.5  # of a tensor's values: so many tiny ones are worth a word
 
 
@@ -219,21 +218,7 @@ class _Search:
         while high - low > 1:
             middle = (low + high) // 2 if high < len(blocks) else min(2 * low + 1, (low + high) // 2)
             low, high = (low, middle) if within(blocks[:middle]) else (middle, high)
-        return kept(self._fewer(blocks[:high], within))
-
-    def _fewer(self, blocks: Sequence[_Block], within: Callable[[Sequence[_Block]], bool]) -> Sequence[_Block]:
-        """Drop what isn't needed, the least noisy first: tried in halves, in quarters and so on, down to single blocks."""
-        size, tries = len(blocks) // 2, 0
-        while size and tries < MOST_TRIES:
-            end = len(blocks)
-            while end > 0 and tries < MOST_TRIES:
-                without = [*blocks[: max(0, end - size)], *blocks[end:]]
-                tries += 1
-                if without and within(without):
-                    blocks = without
-                end -= size
-            size //= 2
-        return blocks
+        return kept(blocks[:high])
 
     def _ranked(self, measured: Mapping[str, str], phase: Phase) -> Iterator[_Block]:
         """The graph in blocks of consecutive nodes, with what each alone in the reduced type does to the outputs."""
