@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.counting import BINS
+from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.table import Table, choose_all
 from trtopt.core.errors import CalibrationError

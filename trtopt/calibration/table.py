@@ -15,8 +15,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
-from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.histogram import BINS, LOWEST_EXPONENT, Histogram, merged
 from trtopt.calibration.thresholds import choose
 from trtopt.core.documents import (
     AnyText,
