@@ -328,6 +328,7 @@ def unpacked(value: Any, where: str) -> Histogram:
     if planes.size % 8:
         raise Damaged(f"{damaged} ({planes.size} bytes)")
     some = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").reshape(-1)
+    counts[: some.size] = some
     total, low, high, exponent = found["count"], float(found["low"]), float(found["high"]), content["exponent"]
     added = int(some.sum(dtype=np.float64))  # exact below 2**53, which nobody counts to
     if not 0 < total < 2**53 or added != total or some.min(initial=0) < 0:
