@@ -227,8 +227,6 @@ def test_one_changed_bit_is_noticed_and_the_description_follows_the_content(name
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"{name} can't be read as .npz"):
         ArrayBatches(path, IMAGE)
-    with pytest.raises(DataError, match=rf"{name} can't be read as .npz"):
-        open_data(IMAGE, data=path, lazy=True).describe()
     changed = DIGITS.copy()
     changed[31, 0, 4, 4] += 1
     assert ArrayBatches(changed, IMAGE).describe() != ArrayBatches(DIGITS, IMAGE).describe()
@@ -243,30 +241,6 @@ def test_parts_are_the_samples_in_order_and_travel(tmp_path: Path, limit: int | 
     assert [part.samples for part in parts] == [9, 1, whole.samples - 10]
     assert np.array_equal(np.concatenate([together(part) for part in parts]), together(whole))
     assert parts[0].describe() == ArrayBatches(together(whole)[:9], IMAGE).describe()
-
-
-@pytest.mark.parametrize("limit", [None, 31])
-def test_read_in_a_thread_they_are_the_same(limit: int | None, tmp_path: Path) -> None:
-    for form, source in forms(tmp_path).items():
-        given = list(source) if form == "generator" else source
-        expected, lazy = (open_data(IMAGE, data=given, limit=limit, lazy=later) for later in (False, True))
-        assert lazy.samples == expected.samples, form
-        assert np.array_equal(together(lazy), together(expected)), form
-        assert lazy.describe() == expected.describe(), form
-
-
-def test_read_in_a_thread_values_are_refused_when_asked_for_and_the_rest_at_once(tmp_path: Path) -> None:
-    broken = DIGITS.copy()
-    broken[37] = np.inf
-    for ask in (list, lambda it: it.digests, lambda it: it.part(0, 3), lambda it: it.describe()):
-        batches = open_data(IMAGE, data=broken, lazy=True)
-        assert batches.samples == 50
-        with pytest.raises(DataError, match="sample 37"):
-            ask(batches)
-    for form, save in (("plain", np.savez), ("packed", np.savez_compressed)):
-        save(tmp_path / f"{form}.npz", image=DIGITS[:, :, :7])
-        with pytest.raises(UsageError, match="dimension 2 must be 8"):
-            open_data(IMAGE, data=tmp_path / f"{form}.npz", lazy=True)
 
 
 def test_compressed_arrays_unpacked_once_travel(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ def open_data(
         limit: use at most so many samples, chosen by content; of an iterator, which isn't read further, the first ones.
         batch: samples at a time.
         threads: for decoding images; None: up to four.
-        lazy: find out during the first pass which images can be used, so as to decode each once (see `ImageBatches`), and
-            read arrays in a thread (see `ArrayBatches`).
+        lazy: find out during the first pass which images can be used, so as to decode each once (see `ImageBatches`).
         unpack: a folder where compressed arrays are unpacked to, so that many passes can map them; None: each reads them.
 
     Raises:
@@ -70,7 +69,7 @@ def open_data(
     if data is not None:
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
-        return ArrayBatches(data, inputs, limit=limit, batch=batch, lazy=lazy, unpack=unpack, reporter=reporter)
+        return ArrayBatches(data, inputs, limit=limit, batch=batch, unpack=unpack, reporter=reporter)
     if alone(inputs):
         raise UsageError(
             "`images=` fits a model whose inputs count samples on their first axis, as images are put together there: give "

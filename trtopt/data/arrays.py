@@ -6,10 +6,8 @@ import copy
 import hashlib
 import os
 import shutil
-import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import moved, rebatched, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays (or their .npy files) by input
-_Selection = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
 _BLOCK = 1 << 22  # bytes checked at a time
 _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
 
@@ -38,9 +35,6 @@ class ArrayBatches:
 
     Files are mapped, and compressed ones unpacked in each pass, unless they are unpacked to files in the folder `unpack`. Which
     samples a `limit` takes is decided by their content.
-
-    With `lazy` names, shapes and types are checked when this is made; values are checked, and digests made, in a thread
-    meanwhile. What asks for them (a pass, `describe`, `digests`, `part`) waits for it, and raises what it found.
 
     Raises:
         UsageError: no such file, or names, shapes or dtypes that the model doesn't take (both are named).
@@ -57,7 +51,6 @@ class ArrayBatches:
         *,
         limit: int | None = None,
         batch: int = 8,
-        lazy: bool = False,
         unpack: Path | None = None,
         reporter: Reporter = SILENT,
     ) -> None:
@@ -84,31 +77,16 @@ class ArrayBatches:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
         if total > _MOST:
             raise DataError(f"`data=` holds {total} samples; up to {_MOST} are read, and some hundred are enough")
-        self.samples = total if limit is None else min(total, limit)
-        self._reading: Future[_Selection] | None = Future()
-        if lazy:
-            threading.Thread(target=self._read, args=(self._reading,), name="trtopt-digests", daemon=True).start()
-        else:
-            self._read(self._reading)
-            self._selection  # noqa: B018  raises what is wrong
+        samples = [
+            (digest, number, index)
+            for number, (where, part) in enumerate(self._parts)
+            for index, digest in enumerate(_digests(part, self._inputs, where))
+        ]
+        self._choose(sorted(sorted(samples)[:limit], key=lambda item: item[1:]))
 
-    def _read(self, reading: Future[_Selection]) -> None:
-        try:
-            samples: list[tuple[str, int, int]] = []
-            for number, (where, part) in enumerate(self._parts):
-                samples += [(digest, number, index) for index, digest in enumerate(_digests(part, self._inputs, where))]
-            selection = samples if self.samples >= len(samples) else sorted(samples)[: self.samples]
-            reading.set_result(tuple(sorted(selection, key=lambda item: item[1:])))
-        except BaseException as error:
-            reading.set_exception(error)
-
-    @property
-    def _selection(self) -> _Selection:
-        """The samples used, in order."""
-        reading = self._reading
-        if reading is not None:
-            self._stored_selection, self._reading = reading.result(), None
-        return self._stored_selection
+    def _choose(self, selection: Sequence[tuple[str, int, int]]) -> None:
+        """Take these samples, by digest, part and place, in order."""
+        self._selection, self.samples = tuple(selection), len(selection)
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -122,9 +100,8 @@ class ArrayBatches:
 
     def part(self, start: int, stop: int) -> ArrayBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
-        selection = self._selection[start:stop]  # first: nothing that is still being read can be copied
         some = copy.copy(self)
-        some._stored_selection, some.samples = selection, len(selection)
+        some._choose(self._selection[start:stop])
         return some
 
     def describe(self) -> dict[str, Any]:
