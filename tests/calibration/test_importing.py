@@ -135,16 +135,6 @@ def test_scale_preserving_operators_stand_in_for_each_other(detector: Case, tmp_
     assert set(result.coverage.propagated) == needed
     full = calibrate(detector.path, import_cache=detector.cache(tmp_path))
     assert result.table.amax == full.table.amax
-    # The other way round: only what Concat gives is known of its group.
-    (group,) = detector.points.groups
-    (concat,) = (node for node in detector.folded.graph.node if set(node.input) <= set(group))
-    sources = {name for node in detector.folded.graph.node if node.output[0] in resized for name in node.input[:1]}
-    gone = set(group) - {concat.output[0]} | resized | sources
-    only_out = {name: amax for name, amax in detector.amax.items() if name not in gone}
-    only_out[concat.output[0]] = 7.5
-    assert concat.output[0] in group
-    table = calibrate(detector.path, import_cache=detector.cache(tmp_path, only_out), missing="float").table
-    assert [table.amax[name] for name in group] == pytest.approx([7.5] * len(group), rel=1e-6)
 
 
 def _small() -> ModelProto:

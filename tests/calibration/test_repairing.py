@@ -88,22 +88,6 @@ def test_a_table_keeps_it(found: Any, tmp_path: Any) -> None:
     assert trtopt.calibrate(_net(), calib=loaded, method="mse").table.repairs == found.table.repairs
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"shape": [2, 2]}, {"shape": [-1]}, {"shape": "4"}, {"offsets": "!"}, {"offsets": "AAAA"}, {"bias": "AAAA"},
-        {"bias": 3}, {"shape": [1 << 20, 1 << 20]},
-    ],
-)  # fmt: skip
-def test_a_damaged_repair_is_named(found: Any, tmp_path: Any, damage: dict[str, Any]) -> None:
-    content = found.table.to_json()
-    name = next(iter(content["repairs"]))
-    content["repairs"][name] |= damage
-    (tmp_path / "t.json").write_text(json.dumps(content))
-    with pytest.raises(CalibrationError, match="repair"):
-        Table.load(tmp_path / "t.json")
-
-
 def test_scales_without_samples_cannot_be_repaired(found: Any) -> None:
     with pytest.raises(UsageError, match="needs samples"):
         trtopt.calibrate(_net(), calib=found.table, repair=True)
@@ -193,13 +177,19 @@ def test_a_table_keeps_smoothed_channels(smoothed: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [{"size": 0}, {"size": 31}, {"size": "32"}, {"factors": "!"}, {"factors": "AAAA"}, {"size": 1 << 40}]
+    ("key", "name", "damage"),
+    [
+        *(("repairs", "in", {"shape": item}) for item in ([2, 2], [-1], "4", [1 << 20, 1 << 20])),
+        *(("repairs", "in", item) for item in ({"offsets": "!"}, {"offsets": "AAAA"}, {"bias": "AAAA"}, {"bias": 3})),
+        *(("smoothed", "h", {"size": item}) for item in (0, 31, "32", 1 << 40)),
+        *(("smoothed", "h", {"factors": item}) for item in ("!", "AAAA")),
+    ],
 )
-def test_damaged_factors_are_named(smoothed: Any, tmp_path: Any, damage: dict[str, Any]) -> None:
+def test_damaged_repairs_and_factors_are_named(smoothed: Any, tmp_path: Any, key: str, name: str, damage: Any) -> None:
     content = smoothed.table.to_json()
-    content["smoothed"]["h"] |= damage
+    content[key][name] |= damage
     (tmp_path / "t.json").write_text(json.dumps(content))
-    with pytest.raises(CalibrationError, match=r"smooth"):
+    with pytest.raises(CalibrationError, match={"repairs": "repair", "smoothed": "smooth"}[key]):
         Table.load(tmp_path / "t.json")
 
 

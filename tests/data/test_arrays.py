@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: TID251
 from trtopt.core.errors import DataError, OutputError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.data import open_data
-from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.arrays import ArrayBatches
 
 DIGITS = load_digits().data.astype(np.float32)[:50].reshape(50, 1, 8, 8)
@@ -101,17 +100,6 @@ def test_order_and_cutting_are_nothing_to_the_description_and_the_limit(
     assert {item.tobytes() for item in given_samples} == {item.tobytes() for item in together(expected)}
     positions = [next(i for i in range(12) if np.array_equal(shuffled[i], item)) for item in given_samples]
     assert positions == sorted(positions)
-
-
-@pytest.mark.parametrize("form", ["plain.npz", "fortran.npz", "packed.npz", "single.npy"])
-def test_files_are_read_a_few_samples_at_a_time_in_any_order(form: str, tmp_path: Path) -> None:
-    path = forms(tmp_path)[form]
-    for checked in (False, True):
-        array = stored_array(path) if form == "single.npy" else stored_arrays(path, checked=checked)["image"]
-        assert (array.shape, array.dtype, array.nbytes) == (DIGITS.shape, DIGITS.dtype, DIGITS.nbytes)
-        for rows in (slice(3, 9), slice(0, 2), [1, 5, 49], slice(48, 60), slice(0, 0), [0]):
-            assert np.array_equal(array[rows], DIGITS[rows])
-        assert np.array_equal(array[...], DIGITS)
 
 
 def test_reading_finds_the_member_where_it_is(tmp_path: Path) -> None:
