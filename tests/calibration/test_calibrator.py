@@ -147,15 +147,6 @@ def test_a_kept_pass_is_used_only_for_the_images_it_saw(photos: list[Path], tmp_
     assert different[1] != fresh[1]
 
 
-def test_repeated_images_are_used_and_told(photos: list[Path], tmp_path: Path) -> None:
-    one, other = photos[:2]
-    for index, file in enumerate((one, one, other)):
-        shutil.copy(file, tmp_path / f"{index}.png")
-    result = calibrate(net(), images=tmp_path, preprocess=PRESET, threads=2)
-    assert result.samples == 3
-    assert any("1 of the 3 samples are copies" in note for note in result.notes)
-
-
 # --- a small classifier of real digits ---
 
 
