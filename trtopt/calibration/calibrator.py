@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +26,6 @@ from trtopt.calibration.repairing import (
     Repairs,
     channels,
     find_repairs,
-    noise_now,
 )
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
@@ -265,12 +265,18 @@ def _repaired(
     table = replace(table, repairs={}, smoothed={}, left_out={})
     judged: dict[str, Any] = {"given": given.proto, "threads": request.threads or cores()}
 
-    def found(proto: ModelProto, table: Table, what: str = "rounding weights") -> Repairs:
+    def found(
+        proto: ModelProto, table: Table, what: str = "rounding weights", most: float = math.inf
+    ) -> Repairs | None:
         points = find_points(to_ir(proto), overrides=overrides)
         samples = open_data(given.inputs, **source, limit=SAMPLES)
-        return find_repairs(proto, points, table.amax, samples, **judged, what=what, reporter=request.reporter)
+        return find_repairs(
+            proto, points, table.amax, samples, **judged, what=what, most=most, reporter=request.reporter
+        )
 
-    best = table, found(proto, table)
+    plain_repairs = found(proto, table)
+    assert plain_repairs is not None
+    best = table, plain_repairs
     model = to_ir(proto)
     points = find_points(model, overrides=overrides)
     candidates = smoothable(model, points)
@@ -297,12 +303,10 @@ def _repaired(
             seen, _ = _measured(request, own, batches, gpu, examined=False)
             entries = {**table.tensors, **seen.tensors}
             tried = replace(table, tensors=entries, smoothed=factors)
-            if not adds:
-                samples = open_data(given.inputs, **source, limit=SAMPLES)
-                if WORSE * noise_now(other, points, tried.amax, samples, **judged) > before:
-                    continue  # not worth the time of repairing it; of transformers that can't be said before
-            repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})")
-            if repairs.after < best[1].after:
+            # What is worse isn't worth the time of repairing it; of transformers that can't be said before.
+            most = math.inf if adds else before / WORSE
+            repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})", most)
+            if repairs is not None and repairs.after < best[1].after:
                 best = tried, replace(repairs, before=before)
     table, repairs = best
     entries = {name: replace(table.tensors[name], amax=amax, method=BY_OUTPUT) for name, amax in repairs.scales.items()}
