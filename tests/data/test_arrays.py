@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset  # noqa: TID251
 
-from trtopt.core.errors import DataError, OutputError, UsageError
+from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.data import open_data
 from trtopt.data.arrays import ArrayBatches
@@ -229,34 +229,6 @@ def test_parts_are_the_samples_in_order_and_travel(tmp_path: Path, limit: int | 
     assert [part.samples for part in parts] == [9, 1, whole.samples - 10]
     assert np.array_equal(np.concatenate([together(part) for part in parts]), together(whole))
     assert parts[0].describe() == ArrayBatches(together(whole)[:9], IMAGE).describe()
-
-
-def test_compressed_arrays_unpacked_once_travel(tmp_path: Path) -> None:
-    for form in ("packed.npz", "parts"):
-        (tmp_path / form).mkdir()
-        source = forms(tmp_path / form)[form]
-        there = ArrayBatches(source, IMAGE, unpack=tmp_path / f"{form}.out")
-        assert there.describe() == ArrayBatches(DIGITS, IMAGE).describe()
-        part = pickle.loads(pickle.dumps(there.part(20, 44)))
-        assert np.array_equal(together(part), DIGITS[20:44])
-    assert sorted(path.name for path in (tmp_path / "parts.out").iterdir()) == ["2"]  # only what is compressed
-
-
-def test_unpacking_checks_what_it_unpacks(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "a.npz", image=DIGITS)
-    content = bytearray((tmp_path / "a.npz").read_bytes())
-    content[900] ^= 1
-    (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"can't be read as \.npz"):
-        ArrayBatches(tmp_path / "a.npz", IMAGE, unpack=tmp_path / "out")
-    np.savez_compressed(tmp_path / "b.npz", image=DIGITS)
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OutputError, match=r"can't unpack .*b\.npz to "):
-        ArrayBatches(tmp_path / "b.npz", IMAGE, unpack=tmp_path / "file")
-    np.savez_compressed(tmp_path / "c.npz", picture=DIGITS)
-    with pytest.raises(UsageError, match="lacks image"):
-        ArrayBatches(tmp_path / "c.npz", IMAGE, unpack=tmp_path / "none")
-    assert not (tmp_path / "none").exists()
 
 
 def test_samples_are_named_by_file_and_place(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import shutil
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import DataError, OutputError, UsageError
+from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import existing_file, sha256_json
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
-from trtopt.data.arrayfiles import PackedArray, members, readable, stored_array, stored_arrays
+from trtopt.data.arrayfiles import PackedArray, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import moved, rebatched, samples_in
 
-_Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays (or their .npy files) by input
+_Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays by input
 _BLOCK = 1 << 22  # bytes checked at a time
 _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
 
@@ -33,8 +31,7 @@ _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few b
 class ArrayBatches:
     """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
 
-    Files are mapped, and compressed ones unpacked in each pass, unless they are unpacked to files in the folder `unpack`. Which
-    samples a `limit` takes is decided by their content.
+    Files are mapped, and compressed ones unpacked in each pass. Which samples a `limit` takes is decided by their content.
 
     Raises:
         UsageError: no such file, or names, shapes or dtypes that the model doesn't take (both are named).
@@ -51,7 +48,6 @@ class ArrayBatches:
         *,
         limit: int | None = None,
         batch: int = 8,
-        unpack: Path | None = None,
         reporter: Reporter = SILENT,
     ) -> None:
         self._inputs, self._batch = tuple(inputs), batch
@@ -60,10 +56,6 @@ class ArrayBatches:
             raise UsageError(_apart(fixed))
         names = [info.name for info in self._inputs]
         self._parts = _parts(source, self._inputs, limit)
-        if unpack is not None:
-            self._parts = [
-                _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
-            ]
         for where, part in self._parts:
             if (
                 isinstance(part, Path)
@@ -263,28 +255,6 @@ def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
         names = ", ".join(info.name for info in inputs)
         raise UsageError(f"{what} fits a model with one input; this one has {names}: give an .npz with these names")
     return inputs[0]
-
-
-def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
-    """The part with compressed arrays copied to files in `folder`, so that they can be mapped."""
-    where, path = part
-    if not isinstance(path, Path) or path.suffix != ".npz":
-        return part
-    with readable(path), zipfile.ZipFile(path) as archive:
-        entries = members(archive)
-        if all(item.compress_type == zipfile.ZIP_STORED for item in entries.values()):
-            return part
-        _matched(path, inputs, where, checked=True)  # what can't be used isn't unpacked
-        try:
-            folder.mkdir(parents=True)
-            files = {}
-            for number, info in enumerate(inputs):
-                files[info.name] = folder / f"{number}.npy"
-                with archive.open(entries[info.name]) as member, files[info.name].open("wb") as file:
-                    shutil.copyfileobj(member, file, _BLOCK)
-        except OSError as error:
-            raise OutputError(f"can't unpack {path} to {folder}: {error.strerror or error}") from error
-    return where, files
 
 
 def _matched(
