@@ -92,7 +92,6 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
         limit=data.limit,
         batch=BATCH,
         threads=threads,
-        unpack=folder / "arrays",  # so that shards map them
     )
     assert isinstance(samples, (ImageBatches, ArrayBatches))
     check_enough(samples)
