@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from world import Heard, World, has
 
 import trtopt
 from trtopt.calibration.table import Table
-from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.core.errors import UsageError
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import insert_qdq
@@ -174,23 +173,6 @@ def test_a_table_keeps_smoothed_channels(smoothed: Any, tmp_path: Any) -> None:
     assert _quantized(_block(), again).graph.node  # it has all scales still
     found = trtopt.sensitivity(_block(), data={"x": values(16, 16, 24, seed=8)}, calib=loaded)
     assert "h/smoothed" in {source.name for source in found.sources}
-
-
-@pytest.mark.parametrize(
-    ("key", "name", "damage"),
-    [
-        *(("repairs", "in", {"shape": item}) for item in ([2, 2], [-1], "4", [1 << 20, 1 << 20])),
-        *(("repairs", "in", item) for item in ({"offsets": "!"}, {"offsets": "AAAA"}, {"bias": "AAAA"}, {"bias": 3})),
-        *(("smoothed", "h", {"size": item}) for item in (0, 31, "32", 1 << 40)),
-        *(("smoothed", "h", {"factors": item}) for item in ("!", "AAAA")),
-    ],
-)
-def test_damaged_repairs_and_factors_are_named(smoothed: Any, tmp_path: Any, key: str, name: str, damage: Any) -> None:
-    content = smoothed.table.to_json()
-    content[key][name] |= damage
-    (tmp_path / "t.json").write_text(json.dumps(content))
-    with pytest.raises(CalibrationError, match={"repairs": "repair", "smoothed": "smooth"}[key]):
-        Table.load(tmp_path / "t.json")
 
 
 def _uneven() -> onnx.ModelProto:

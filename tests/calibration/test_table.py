@@ -12,10 +12,11 @@ import pytest
 from skimage import data, filters
 
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.calibration.table import Table, TableEntry, choose_all
+from trtopt.calibration.table import Table, TableEntry, _text, choose_all
 from trtopt.calibration.thresholds import choose
 from trtopt.core.errors import CalibrationError, OutputError, UsageError
 from trtopt.core.values import METHODS
+from trtopt.graph.passes.repair import Repair
 
 
 def counted(values: Any) -> Histogram:
@@ -44,6 +45,11 @@ def table(histograms: dict[str, Histogram]) -> Table:
         seconds=1.25,
         preprocess={"size": [512, 512]},
         skipped=({"name": "a.jpg", "reason": "the file is empty"},),
+        repairs={
+            "conv": Repair(np.int8([[0, 1, -1], [1, 0, 0]]), np.float32([0.5, -1])),
+            "plain": Repair(np.int8([1])),
+        },
+        smoothed={"h": np.float32([1, 2.5, 4])},
     )
 
 
@@ -53,6 +59,7 @@ def test_a_table_survives_its_file_to_the_bit(table: Table, tmp_path: Path) -> N
     loaded = Table.load(path)
     assert loaded.to_json() == table.to_json()
     assert loaded.digest == table.digest
+    assert loaded.repairs == table.repairs and loaded.smoothed["h"].tolist() == [1, 2.5, 4]
     for method in METHODS:
         assert loaded.with_method(method).amax == table.with_method(method).amax
     content = json.loads(path.read_bytes())
@@ -101,6 +108,10 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
     return apply
 
 
+def within(key: str, name: str, change: dict[str, Any]) -> Callable[[Path], None]:
+    return edited(lambda content: content[key][name].update(change))
+
+
 def in_image(key: str, value: Any) -> Callable[[Path], None]:
     return edited(lambda content: content["tensors"]["image"].update({key: value}))
 
@@ -136,6 +147,20 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         (in_histogram("counts", "AAAA"), "'image' has a damaged histogram"),
         (in_histogram("counts", "not base64"), "'image' has a damaged histogram"),
         (in_histogram("exponent", -50), "'image' has a damaged histogram"),
+        *(
+            (within("repairs", "conv", change), "repair")
+            for change in (
+                *({"shape": item} for item in ([2, 2], [-1], "4", [], [1 << 20, 1 << 20])),
+                *({"offsets": item} for item in ("!", "AAAA")),
+                *({"bias": item} for item in (3, "AAAA", _text(np.float32([np.inf, 1])))),
+            )
+        ),
+        *((within("smoothed", "h", {"size": item}), "smooth") for item in (0, 2, 4, "3", 1 << 40)),
+        *(
+            (within("smoothed", "h", {"factors": _text(np.float32(item))}), "3 positive numbers")
+            for item in ([1, 0, 1], [1])
+        ),
+        (within("smoothed", "h", {"factors": "!"}), "the smoothing of 'h' is damaged"),
     ],
 )
 def test_a_bad_file_is_refused_and_says_why(

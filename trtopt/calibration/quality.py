@@ -29,9 +29,7 @@ from trtopt.ort.sessions import open_session
 Floats = NDArray[np.float32]
 
 SMALLEST = 24  # pixels: smaller arrays of three channels may be no image
-PROBES = 16  # samples kept for the look into the model
-RANGED = 4  # of them, those that all tensors' ranges are measured on; tensors that are counted are on all samples
-PROBE_BYTES = 32 << 20
+PROBES = 4  # samples kept for the look into the model, beside the one that goes furthest
 NAMED = 5  # samples that a fact names
 RAW = 16.0  # larger magnitudes, none negative: pixels as they are in a file
 RAW_SPREAD = 10.0  # after the first convolution of a folded model, where trained networks have some 1
@@ -99,31 +97,27 @@ class Survey:
             self._keep(digest, absmax, feed)
 
     @property
-    def images(self) -> list[dict[str, NDArray[Any]]]:
-        """The probes that hold images, in an order of their own."""
-        probes = [feed for _, feed in sorted(self.probes.items())]
-        return [feed for feed in probes if any(as_image(array[0]) is not None for array in feed.values())]
-
-    @property
     def ranged(self) -> list[dict[str, NDArray[Any]]]:
-        """The samples that all tensors' ranges are measured on: the first probes, and the one that goes furthest."""
-        chosen = dict(sorted(self.probes.items())[:RANGED])
+        """The samples that are run for a look into the model: the probes, and the one that goes furthest."""
+        chosen = dict(sorted(self.probes.items()))
         if self._furthest is not None:
             chosen.setdefault(self._furthest[1], self._furthest[2])
         return list(chosen.values())
 
+    @property
+    def images(self) -> list[dict[str, NDArray[Any]]]:
+        """Those of them that hold images."""
+        return [feed for feed in self.ranged if any(as_image(array[0]) is not None for array in feed.values())]
+
     def _keep(self, digest: str, largest: float, feed: Arrays) -> None:
         """Keep the samples of the lowest digests, and that of the largest magnitude: the same ones in any order."""
-        size = sum(array.nbytes for array in feed.values())
-        most = max(2, min(PROBES, PROBE_BYTES // max(size, 1)))
         before = self._furthest
         if before is None or (largest, before[1]) > (before[0], digest):
             self._furthest = largest, digest, {name: np.array(array[None]) for name, array in feed.items()}
-        if digest in self.probes or (len(self.probes) >= most and digest > max(self.probes)):
-            return
-        self.probes[digest] = {name: np.array(array[None]) for name, array in feed.items()}
-        while len(self.probes) > most:
-            del self.probes[max(self.probes)]
+        if digest not in self.probes and (len(self.probes) < PROBES or digest < max(self.probes)):
+            self.probes[digest] = {name: np.array(array[None]) for name, array in feed.items()}
+            if len(self.probes) > PROBES:
+                del self.probes[max(self.probes)]
 
 
 def facts(survey: Survey) -> dict[str, Any]:
