@@ -125,7 +125,7 @@ def test_bad_images_are_left_out_and_counted(photos: list[Path], tmp_path: Path)
 
 
 def test_a_kept_pass_is_used_only_for_the_images_it_saw(photos: list[Path], tmp_path: Path, own_cache: Path) -> None:
-    """Of two folders the first images by content are the same, one of them bad; another stands in for it."""
+    """The first images by content are the same in two folders, one of them bad; another stands in for it."""
     files = photos[:6]
     first, other = tmp_path / "first", tmp_path / "other"
     for folder, extra in ((first, files[:5]), (other, files[1:])):

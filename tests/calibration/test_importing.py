@@ -90,7 +90,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_folding_keeps_names_with_their_values(lite0: Case, detector: Case) -> None:
-    """What importing rests on: of a fused convolution and BatchNormalization the name of the latter lives on."""
+    """The ground of importing: of a fused convolution and BatchNormalization the name of the latter lives on."""
     for case in (lite0, detector):
         names = [name for name in floating(case.folded) if name not in {item.name for item in case.given.inputs}]
         assert set(names) <= {name for node in case.given.proto.graph.node for name in node.output}

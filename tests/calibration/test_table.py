@@ -146,6 +146,7 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         (in_histogram("bins", 100), "'image'.histogram.bins is 100; a whole number of at least 16384 is needed"),
         (in_histogram("counts", "AAAA"), "'image' has a damaged histogram"),
         (in_histogram("counts", "not base64"), "'image' has a damaged histogram"),
+        (in_histogram("counts", _text(np.uint8([1, 2, 3]))), "'image' has a damaged histogram (3 bytes)"),
         (in_histogram("exponent", -50), "'image' has a damaged histogram"),
         *(
             (within("repairs", "conv", change), "repair")

@@ -249,7 +249,7 @@ def test_samples_are_named_by_file_and_place(tmp_path: Path) -> None:
 
 
 class Pairs:
-    """As PyTorch's data sets are: samples without the axis that counts them, by index, each with its label."""
+    """A data set like PyTorch's: samples without the axis that counts them, by index, each with its label."""
 
     def __len__(self) -> int:
         return 50

@@ -42,7 +42,7 @@ def loaded(path: Path) -> NDArray[Any]:
 
 
 def numpys(path: Path) -> NDArray[Any] | None:
-    """What NumPy reads, if it is what the model takes and all of it is finite; None: it can't be, or NumPy can't."""
+    """Return what NumPy reads, if it is what the model takes and all of it is finite; None: it can't be, or NumPy can't."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -166,7 +166,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(name: str, world: World) 
 
 
 def child(code: str, *arguments: object, memory: int) -> Any:
-    """What a process of its own prints as JSON at its end; its memory at most `memory` bytes, with what was loaded."""
+    """Return what a process of its own prints as JSON at its end; its memory at most `memory` bytes, with what was loaded."""
     code += "\nfrom trtopt.core.host import peak_memory\nprint(json.dumps([found, peak_memory()]))\n"
     command = [sys.executable, "-c", "import json, sys\nfrom pathlib import Path\n" + code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)

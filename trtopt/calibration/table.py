@@ -118,7 +118,7 @@ class Table:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """Facts for a manifest."""
         return {"method": self.method, "samples": self.samples, "digest": self.digest}
 
     @typed
