@@ -214,17 +214,10 @@ def named_batches(source: Any, inputs: Sequence[TensorInfo]) -> Iterator[Mapping
             f"data is {type(source).__name__}; a path, an array, a mapping of input names to arrays, or an iterable of these "
             "(such as a DataLoader) is needed"
         )
-    for number, item in enumerate(_items(source)):
+    # A data set that is read by index, as PyTorch's are, doesn't end by itself.
+    items = source if isinstance(source, Iterable) else (source[index] for index in range(len(source)))
+    for number, item in enumerate(items):
         yield {name: plain(value) for name, value in _named(item, inputs, number).items()}
-
-
-def _items(source: Any) -> Iterator[Any]:
-    """Yield what an iterable gives, or a data set that is read by index, as PyTorch's are."""
-    if isinstance(source, Iterable):
-        yield from source
-    else:
-        for index in range(len(source)):
-            yield source[index]
 
 
 def _named(item: Any, inputs: Sequence[TensorInfo], number: int) -> Mapping[str, Any]:

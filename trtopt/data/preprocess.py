@@ -110,30 +110,29 @@ class Preprocess:
         """
         if isinstance(source, Preprocess):
             return source
+        where = ""
         if isinstance(source, Mapping):
             content = dict(source)
             start = content.pop("preset", None)
-            return cls._from(content, "", base if start is None else cls.load(start))
-        if not isinstance(source, (str, os.PathLike)):
+            base = base if start is None else cls.load(start)
+        elif isinstance(source, (str, os.PathLike)):
+            name = os.fspath(source)
+            if name in PRESETS:
+                return PRESETS[name]
+            if not os.path.isfile(name):  # noqa: PTH113  (Path's raises errors for names that are too long)
+                raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
+            try:
+                content = read_toml(name)
+            except Damaged as error:
+                raise UsageError(f"`preprocess='{name}'`: {error}") from None
+            preset, where = content.pop("preset", None), f"{name}: "
+            if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+                raise UsageError(f"{where}preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
+            base = PRESETS[preset] if preset else None
+        else:
             raise UsageError(
                 f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
             )
-        name = os.fspath(source)
-        if name in PRESETS:
-            return PRESETS[name]
-        if not os.path.isfile(name):  # noqa: PTH113  (Path's raises errors for names that are too long)
-            raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
-        try:
-            content = read_toml(name)
-        except Damaged as error:
-            raise UsageError(f"`preprocess='{name}'`: {error}") from None
-        preset = content.pop("preset", None)
-        if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-            raise UsageError(f"{name}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
-        return cls._from(content, f"{name}: ", PRESETS[preset] if preset else None)
-
-    @classmethod
-    def _from(cls, content: Mapping[str, Any], where: str, base: Preprocess | None) -> Preprocess:
         keys = ["preset", *(item.name for item in fields(cls))]
         for key in sorted(map(str, set(content) - set(keys))):
             near = difflib.get_close_matches(key, keys, 1)
