@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def test_a_group_has_one_threshold_from_its_counts_together(table: Table, histog
     assert table.tensors["image"].histogram is histograms["image"]
 
 
+def test_counted_tensors_near_fp16s_end_join_those_of_some_samples(table: Table) -> None:
+    entries = {name: TableEntry(1.0, "minmax", counted([value])) for name, value in (("far", 40_000), ("near", 3))}
+    assert replace(table, tensors=entries, ranges={"seen": 5e4}).beyond_fp16 == {"seen": 5e4, "far": 40_000.0}
+
+
 def test_zeros_are_refused_by_name() -> None:
     with pytest.raises(CalibrationError, match="'dead': only zeros"):
         choose_all({"dead": counted([0, 0])}, (), "auto")
@@ -136,6 +142,10 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         ),
         (edited(lambda content: content.update(groups=[["image", "other"]])), "a group with 'other'"),
         (edited(lambda content: content["model"].pop("fingerprint")), "the table.model lacks 'fingerprint'"),
+        (
+            edited(lambda content: content.update(preprocess={"resize": "zoom"})),
+            "the table.preprocess: preprocessing: resize",
+        ),
         (edited(lambda content: content["tensors"].update(image=3)), "the tensor 'image' is 3; a mapping is needed"),
         (in_image("amax", 0), "'image'.amax is 0; a number above 0.0"),
         (in_image("amax", -2.5), "'image'.amax is -2.5"),
