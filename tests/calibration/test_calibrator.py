@@ -125,7 +125,7 @@ def test_bad_images_are_left_out_and_counted(photos: list[Path], tmp_path: Path)
 
 
 def test_a_kept_pass_is_used_only_for_the_images_it_saw(photos: list[Path], tmp_path: Path, own_cache: Path) -> None:
-    """Of two folders the first images by content are the same, one of them bad; another stands in for it."""
+    """The first images by content are the same in two folders, one of them bad; another stands in for it."""
     files = photos[:6]
     first, other = tmp_path / "first", tmp_path / "other"
     for folder, extra in ((first, files[:5]), (other, files[1:])):
@@ -145,15 +145,6 @@ def test_a_kept_pass_is_used_only_for_the_images_it_saw(photos: list[Path], tmp_
     different = run(other)
     assert different[1:] == run(other, cache=False)[1:]
     assert different[1] != fresh[1]
-
-
-def test_repeated_images_are_used_and_told(photos: list[Path], tmp_path: Path) -> None:
-    one, other = photos[:2]
-    for index, file in enumerate((one, one, other)):
-        shutil.copy(file, tmp_path / f"{index}.png")
-    result = calibrate(net(), images=tmp_path, preprocess=PRESET, threads=2)
-    assert result.samples == 3
-    assert any("1 of the 3 images are copies" in note for note in result.notes)
 
 
 # --- a small classifier of real digits ---

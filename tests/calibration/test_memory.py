@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper, save_model
+from graphs import model as build, node
+from onnx import save_model
 from sklearn.datasets import load_digits
 
 resource = pytest.importorskip("resource")
@@ -33,23 +34,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """x (batch, 1, 8, 8) → 64 → 4096 → 4096 → y (batch, 10): 68 MB."""
     random, path = np.random.default_rng(0), tmp_path_factory.mktemp("wide") / "wide.onnx"
     sizes = (64, WIDE, WIDE, 10)
-    nodes = [helper.make_node("Flatten", ["x"], ["h0"], "flat")]
-    weights = []
-    for number, (rows, columns) in enumerate(itertools.pairwise(sizes)):
-        scale = np.float32(1 / np.sqrt(rows))
-        weights.append(
-            numpy_helper.from_array(random.standard_normal((rows, columns)).astype(np.float32) * scale, f"w{number}")
-        )
-        nodes.append(helper.make_node("Gemm", [f"h{number}", f"w{number}"], [f"g{number}"], f"gemm{number}"))
-        nodes.append(helper.make_node("Relu", [f"g{number}"], [f"h{number + 1}"], f"relu{number}"))
-    graph = helper.make_graph(
-        nodes,
-        "wide",
-        [helper.make_tensor_value_info("x", 1, ["batch", 1, 8, 8])],
-        [helper.make_tensor_value_info("h3", 1, ["batch", 10])],
-        weights,
-    )
-    save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    nodes, weights = [node("Flatten", "x", "h0")], {}
+    for number, shape in enumerate(itertools.pairwise(sizes)):
+        weights[f"w{number}"] = random.standard_normal(shape).astype(np.float32) * np.float32(1 / np.sqrt(shape[0]))
+        nodes += [node("Gemm", f"h{number} w{number}", f"g{number}"), node("Relu", f"g{number}", f"h{number + 1}")]
+    nodes[-1].output[0] = "y"
+    save_model(build(nodes, inputs={"x": ["batch", 1, 8, 8]}, weights=weights), path)
     return path
 
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from graphs import model, node
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from skimage import data as photos
 from sklearn.datasets import load_digits
 
@@ -20,23 +21,6 @@ from trtopt.core.progress import Phase, Reporter
 
 Array = NDArray[Any]
 SEEN = ("x", "hidden", "swapped")
-
-
-def node(op: str, inputs: str, output: str, **attributes: Any) -> NodeProto:
-    return helper.make_node(op, inputs.split(), [output], f"{op}_{output}", **attributes)
-
-
-def network(
-    nodes: Sequence[NodeProto], inputs: dict[str, Sequence[int | str]], weights: dict[str, Array], dtype: int = 1
-) -> ModelProto:
-    graph = helper.make_graph(
-        list(nodes),
-        "net",
-        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(nodes[-1].output[0], dtype, None)],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def digits_model(batch: int | str = "batch") -> ModelProto:
@@ -52,7 +36,7 @@ def digits_model(batch: int | str = "batch") -> ModelProto:
         node("Transpose", "rows", "swapped", perm=[1, 0, 2]),
         node("Softmax", "swapped", "y"),
     ]
-    return network(nodes, {"x": [batch, 64]}, weights)
+    return model(nodes, inputs={"x": [batch, 64]}, weights=weights)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +87,11 @@ def test_a_fixed_batch_is_filled_and_its_filling_not_counted(digits: Array, fixe
 
 def test_images_of_different_sizes_share_a_pass() -> None:
     weights = {"w": np.ones((1, 1, 3, 3), np.float32) / 9}
-    proto = network([node("Conv", "x w", "blurred"), node("Relu", "blurred", "y")], {"x": ["n", 1, "h", "w_"]}, weights)
+    proto = model(
+        [node("Conv", "x w", "blurred"), node("Relu", "blurred", "y")],
+        inputs={"x": ["n", 1, "h", "w_"]},
+        weights=weights,
+    )
     image = photos.camera().astype(np.float32)[None, None] / 255
     seen = observe(proto, ["blurred"], [{"x": image[..., :64, :80]}, {"x": image[..., 100:132, :32]}], threads=2)
     assert seen.histograms["blurred"].total == 62 * 78 + 30 * 30
@@ -119,7 +107,9 @@ def test_only_inputs_asked_for_need_no_inference(digits: Array, monkeypatch: pyt
 
 def test_an_overflow_names_the_tensor_its_node_and_the_sample(digits: Array) -> None:
     weights = {"big": np.full((64, 4), 3e38, np.float32), "one": np.eye(4, dtype=np.float32)}
-    proto = network([node("MatMul", "x big", "wide"), node("MatMul", "wide one", "y")], {"x": ["n", 64]}, weights)
+    proto = model(
+        [node("MatMul", "x big", "wide"), node("MatMul", "wide one", "y")], inputs={"x": ["n", 64]}, weights=weights
+    )
     small = np.zeros((5, 64), np.float32)
     small[:, 0] = np.linspace(0.1, 0.5, 5)
     with pytest.raises(CalibrationError, match=r"'wide' \(from MatMul MatMul_wide\) isn't finite for sample 5"):
@@ -127,24 +117,24 @@ def test_an_overflow_names_the_tensor_its_node_and_the_sample(digits: Array) -> 
 
 
 def test_a_dead_layer_and_a_constant_input_are_refused_by_name(digits: Array) -> None:
-    proto = network(
+    proto = model(
         [node("MatMul", "x w", "p"), node("Relu", "p", "dead"), node("MatMul", "dead v", "y")],
-        {"x": ["n", 64]},
-        {"w": -np.ones((64, 4), np.float32), "v": np.eye(4, dtype=np.float32)},
+        inputs={"x": ["n", 64]},
+        weights={"w": -np.ones((64, 4), np.float32), "v": np.eye(4, dtype=np.float32)},
     )
     with pytest.raises(
         CalibrationError,
         match=r"'dead' \(from Relu Relu_dead\) was 0 everywhere in 9 samples.*`precision_override=\['MatMul_y=fp32'\]`",
     ):
         observe(proto, ["x", "dead"], cut(np.abs(digits[:9]), 4), threads=1)
-    scaled = [node("Mul", "x two", "a"), node("Neg", "a", "b")]
-    proto = network(scaled, {"x": ["n", 4]}, {"two": np.array(2, np.float32)})
+    scaled = [node("Mul", "x two", "a"), node("Neg", "a", "y")]
+    proto = model(scaled, inputs={"x": ["n", 4]}, weights={"two": np.array(2, np.float32)})
     flat = [{"x": np.full((40, 4), 0.25, np.float32)}]
     with pytest.raises(
         CalibrationError,
-        match=r"'x' \(a network input\) was 0.25 everywhere in 40 samples, and so were 2.*\['Mul_a=fp32', 'Neg_b=fp32'\]",
+        match=r"'x' \(a network input\) was 0.25 everywhere in 40 samples, and so were 2.*\['Mul_a=fp32', 'Neg_y=fp32'\]",
     ):
-        observe(proto, ["x", "a", "b"], flat, threads=1)
+        observe(proto, ["x", "a", "y"], flat, threads=1)
 
 
 def test_data_that_does_not_fit_is_refused(digits: Array) -> None:
@@ -161,17 +151,17 @@ def test_data_that_does_not_fit_is_refused(digits: Array) -> None:
 
 
 def test_inputs_go_together_and_must_agree_in_number(digits: Array) -> None:
-    proto = network([node("Sub", "a b", "y"), node("Relu", "y", "z")], {"a": ["n", 64], "b": ["n", 64]}, {})
+    proto = model([node("Sub", "a b", "d"), node("Relu", "d", "y")], inputs={"a": ["n", 64], "b": ["n", 64]})
     pair = [{"a": digits, "b": digits[::-1]}]
-    assert observe(proto, ["y"], pair, threads=2).histograms["y"].high == (digits - digits[::-1]).max()
+    assert observe(proto, ["d"], pair, threads=2).histograms["d"].high == (digits - digits[::-1]).max()
     with pytest.raises(DataError, match=r"different numbers of samples: {'a': 61, 'b': 60}"):
-        observe(proto, ["y"], [{"a": digits, "b": digits[:-1]}], threads=1)
+        observe(proto, ["d"], [{"a": digits, "b": digits[:-1]}], threads=1)
 
 
 def test_an_operator_that_onnxruntime_lacks_is_quoted(digits: Array) -> None:
-    proto = network([node("Relu", "x", "r"), node("Frobnicate", "r", "y", domain="acme")], {"x": ["n", 64]}, {})
+    proto = model([node("Relu", "x", "r"), node("Frobnicate", "r", "y", domain="acme")], inputs={"x": ["n", 64]})
     proto.opset_import.append(helper.make_opsetid("acme", 1))
-    with pytest.raises(CalibrationError, match=r"can't load the model 'net'.*Frobnicate"):
+    with pytest.raises(CalibrationError, match=r"can't load the model 'test'.*Frobnicate"):
         observe(proto, ["r", "y"], cut(digits, 8), threads=1)
 
 
@@ -210,7 +200,7 @@ def test_data_is_read_a_few_samples_ahead_and_stops_at_an_interrupt(digits: Arra
 
 
 def test_half_precision_models_are_observed() -> None:
-    proto = network([node("Relu", "x", "r"), node("Neg", "r", "y")], {"x": ["n", 64]}, {}, TensorProto.FLOAT16)
+    proto = model([node("Relu", "x", "r"), node("Neg", "r", "y")], inputs={"x": ["n", 64]}, dtype=TensorProto.FLOAT16)
     values = (load_digits().data[:3] / 16 - 0.5).astype(np.float32)
     seen = observe(proto, ["r"], [{"x": values}], threads=1)
     assert seen.histograms["r"].high == 0.5
@@ -218,6 +208,6 @@ def test_half_precision_models_are_observed() -> None:
 
 
 def test_bfloat16_inputs_are_refused_by_name() -> None:
-    model = network([node("Relu", "x", "y")], {"x": ["n", 4]}, {}, TensorProto.BFLOAT16)
+    proto = model([node("Relu", "x", "y")], inputs={"x": ["n", 4]}, dtype=TensorProto.BFLOAT16)
     with pytest.raises(CalibrationError, match=r"the input x is bfloat16.*float32 inputs"):
-        observe(model, ["y"], [{"x": np.ones((2, 4), np.float32)}])
+        observe(proto, ["y"], [{"x": np.ones((2, 4), np.float32)}])

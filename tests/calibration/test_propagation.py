@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import graphs
 import numpy as np
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trtopt.calibration.propagation import Known, propagate
 from trtopt.graph.view import to_ir
@@ -17,19 +18,13 @@ Array = NDArray[np.float32]
 SHAPE = (1, 4, 6, 6)
 
 
-def graph(*nodes: NodeProto, output: str = "y", **weights: Any) -> ModelProto:
-    made = helper.make_graph(
-        list(nodes),
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
-    )
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def graph(*nodes: NodeProto, **weights: Any) -> ModelProto:
+    held = {name: np.asarray(value) for name, value in weights.items()}
+    return graphs.model(nodes, inputs={"x": SHAPE}, weights=held)
 
 
 def n(op: str, inputs: str, outputs: str = "y", **attributes: Any) -> NodeProto:
-    return helper.make_node(op, inputs.split(), outputs.split(), f"{op}_{outputs}", **attributes)
+    return graphs.node(op, inputs, outputs, **attributes)
 
 
 def f(*values: float) -> NDArray[np.float32]:

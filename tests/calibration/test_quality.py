@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper
 from world import World, has, net, samples
 
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
-from trtopt.calibration.quality import PROBES, Survey, as_image, facts
+from trtopt.calibration.quality import PROBES, Survey, as_image, check_preprocessing, facts
 from trtopt.calibration.table import Table
 from trtopt.core.errors import DataError
+from trtopt.graph.passes.fold import fold
 
 
 def measured(data: NDArray[Any], **options: Any) -> CalibrateResult:
@@ -108,9 +111,32 @@ def test_the_facts_live_in_the_table_and_in_kept_passes(world: World) -> None:
     has(world.refused(*arguments), "are the same one")  # from the pass that was kept, too
 
 
-def test_pixels_as_they_are_in_a_file_are_told() -> None:
-    assert any("0..255" in note for note in measured(samples(40) * 255).notes)
-    assert not any("0..255" in note for note in measured(samples(40)).notes)
+_LAYERS = {
+    "folded": "y = Conv (x, weight)",
+    "with a BatchNormalization": "a = Conv (x, weight) y = BatchNormalization (a, large, zero, zero, wide)",
+    "that normalises by itself": "a = Div (x, most) y = Conv (a, weight)",
+    "without convolution": "y = Relu (x)",
+}
+
+
+@pytest.mark.parametrize("layers", _LAYERS)
+@pytest.mark.parametrize("batch", ["n", "3"])
+def test_pixels_as_they_are_in_a_file_are_told(layers: str, batch: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> net (float[{batch}, 3, h, w] x) => (float[{batch}, 8, i, j] y)
+        <float most = {{255}}> {{ {_LAYERS[layers]} }}"""
+    )
+    values = {"weight": np.random.default_rng(0).standard_normal((8, 3, 3, 3)) / 4}
+    values |= {"zero": np.zeros(8), "wide": np.full(8, 16.0), "large": np.full(8, 4.0)}
+    for name, value in values.items():
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    folded, _ = fold(model)
+    expected = "0..255" if layers in ("folded", "with a BatchNormalization") else ""
+    for factor, text in ((255, expected), (1, "")):
+        found = check_preprocessing(folded, [{"x": sample[None] * np.float32(factor)} for sample in samples(8)])
+        assert found["checked"] == (layers != "without convolution")
+        assert text in found.get("warning", "") and bool(text) == ("warning" in found)
+    assert check_preprocessing(folded, [])["reason"] == "no input looks like an image"
 
 
 def test_a_table_without_facts_still_loads(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _outputs(op: NodeProto, weight: Array, array: Array) -> Array:
-    """What the node gives without a bias."""
+    """Run the node without a bias."""
     proto = model([op], weights={"w": weight}, inputs={"x": array.shape}, outputs={"y": [None] * array.ndim})  # type: ignore[list-item]
     result: Array = open_session(proto, threads=1).run(None, {"x": array})[0]
     return result.astype(np.float64)

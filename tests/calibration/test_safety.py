@@ -1,4 +1,4 @@
-"""What FP16 and BF16 spoil is found on samples, at the nodes where it was planted, and nothing else is kept in FP32."""
+"""Nodes that FP16 and BF16 spoil are found on samples, where it was planted, and nothing else is kept in FP32."""
 
 from __future__ import annotations
 

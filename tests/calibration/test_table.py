@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from skimage import data, filters
 
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.calibration.table import Table, TableEntry, choose_all, packed, unpacked
+from trtopt.calibration.table import Table, TableEntry, _text, choose_all
 from trtopt.calibration.thresholds import choose
 from trtopt.core.errors import CalibrationError, OutputError, UsageError
 from trtopt.core.values import METHODS
+from trtopt.graph.passes.repair import Repair
 
 
 def counted(values: Any) -> Histogram:
@@ -44,6 +46,11 @@ def table(histograms: dict[str, Histogram]) -> Table:
         seconds=1.25,
         preprocess={"size": [512, 512]},
         skipped=({"name": "a.jpg", "reason": "the file is empty"},),
+        repairs={
+            "conv": Repair(np.int8([[0, 1, -1], [1, 0, 0]]), np.float32([0.5, -1])),
+            "plain": Repair(np.int8([1])),
+        },
+        smoothed={"h": np.float32([1, 2.5, 4])},
     )
 
 
@@ -53,19 +60,12 @@ def test_a_table_survives_its_file_to_the_bit(table: Table, tmp_path: Path) -> N
     loaded = Table.load(path)
     assert loaded.to_json() == table.to_json()
     assert loaded.digest == table.digest
+    assert loaded.repairs == table.repairs and loaded.smoothed["h"].tolist() == [1, 2.5, 4]
     for method in METHODS:
         assert loaded.with_method(method).amax == table.with_method(method).amax
     content = json.loads(path.read_bytes())
     assert content["format"] == "trtopt.calib/1"
     assert set(content["tensors"]["image"]) >= {"amax", "method", "absmax", "count", "histogram"}
-
-
-def test_what_is_counted_after_a_histogram_was_packed_is_packed_too() -> None:
-    histogram = counted([1, 2, 3])
-    packed(histogram)
-    histogram.add(np.asarray([0.5], np.float32))
-    histogram.merge(counted([7]))
-    assert unpacked(packed(histogram), "it").counts.tobytes() == histogram.counts.tobytes()
 
 
 def test_a_group_has_one_threshold_from_its_counts_together(table: Table, histograms: dict[str, Histogram]) -> None:
@@ -75,6 +75,11 @@ def test_a_group_has_one_threshold_from_its_counts_together(table: Table, histog
         assert amax["image"] == amax["edges"] == choose(both, method).amax
     assert choose(histograms["image"], "minmax").amax != choose(histograms["edges"], "minmax").amax
     assert table.tensors["image"].histogram is histograms["image"]
+
+
+def test_counted_tensors_near_fp16s_end_join_those_of_some_samples(table: Table) -> None:
+    entries = {name: TableEntry(1.0, "minmax", counted([value])) for name, value in (("far", 40_000), ("near", 3))}
+    assert replace(table, tensors=entries, ranges={"seen": 5e4}).beyond_fp16 == {"seen": 5e4, "far": 40_000.0}
 
 
 def test_zeros_are_refused_by_name() -> None:
@@ -109,6 +114,10 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
     return apply
 
 
+def within(key: str, name: str, change: dict[str, Any]) -> Callable[[Path], None]:
+    return edited(lambda content: content[key][name].update(change))
+
+
 def in_image(key: str, value: Any) -> Callable[[Path], None]:
     return edited(lambda content: content["tensors"]["image"].update({key: value}))
 
@@ -133,6 +142,10 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         ),
         (edited(lambda content: content.update(groups=[["image", "other"]])), "a group with 'other'"),
         (edited(lambda content: content["model"].pop("fingerprint")), "the table.model lacks 'fingerprint'"),
+        (
+            edited(lambda content: content.update(preprocess={"resize": "zoom"})),
+            "the table.preprocess: preprocessing: resize",
+        ),
         (edited(lambda content: content["tensors"].update(image=3)), "the tensor 'image' is 3; a mapping is needed"),
         (in_image("amax", 0), "'image'.amax is 0; a number above 0.0"),
         (in_image("amax", -2.5), "'image'.amax is -2.5"),
@@ -143,7 +156,22 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         (in_histogram("bins", 100), "'image'.histogram.bins is 100; a whole number of at least 16384 is needed"),
         (in_histogram("counts", "AAAA"), "'image' has a damaged histogram"),
         (in_histogram("counts", "not base64"), "'image' has a damaged histogram"),
+        (in_histogram("counts", _text(np.uint8([1, 2, 3]))), "'image' has a damaged histogram (3 bytes)"),
         (in_histogram("exponent", -50), "'image' has a damaged histogram"),
+        *(
+            (within("repairs", "conv", change), "repair")
+            for change in (
+                *({"shape": item} for item in ([2, 2], [-1], "4", [], [1 << 20, 1 << 20])),
+                *({"offsets": item} for item in ("!", "AAAA")),
+                *({"bias": item} for item in (3, "AAAA", _text(np.float32([np.inf, 1])))),
+            )
+        ),
+        *((within("smoothed", "h", {"size": item}), "smooth") for item in (0, 2, 4, "3", 1 << 40)),
+        *(
+            (within("smoothed", "h", {"factors": _text(np.float32(item))}), "3 positive numbers")
+            for item in ([1, 0, 1], [1])
+        ),
+        (within("smoothed", "h", {"factors": "!"}), "the smoothing of 'h' is damaged"),
     ],
 )
 def test_a_bad_file_is_refused_and_says_why(

@@ -27,13 +27,7 @@ def test_tensorrts_cache_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        "TRT-7103-EntropyCalibration2",
-        "TRT-7000-LegacyCalibration",
-        "TRT-8201-EntropyCalibration",
-        "TRT-101301-MinMaxCalibration",
-    ],
+    "header", ["TRT-7103-EntropyCalibration2", "TRT-7000-LegacyCalibration", "TRT-101301-MinMaxCalibration"]
 )
 def test_headers_of_every_generation(header: str, tmp_path: Path) -> None:
     cache = tmp_path / "calib.cache"

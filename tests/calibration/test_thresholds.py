@@ -63,7 +63,7 @@ def literal_divergences(counts: NDArray[np.float64]) -> list[float]:
 
 @functools.cache
 def real_values() -> dict[str, NDArray[np.float32]]:
-    """What activations look like, from real photos: signed responses, rectified ones, clipped ones, 8-bit pixels."""
+    """Values like activations, from real photos: signed responses, rectified ones, clipped ones, 8-bit pixels."""
     grey = data.camera().astype(np.float32) / 255
     edges = filters.sobel_h(grey).astype(np.float32)
     return {
@@ -151,12 +151,6 @@ def test_mse_beats_every_threshold_of_a_fine_grid(real: dict[str, NDArray[np.flo
         grid = np.append(np.linspace(1 / 256, 1, 800) * histogram.absmax, found)
         errors = quantization_error(histogram, grid)
         assert errors[-1] <= errors.min() * 1.01, name
-
-
-def test_mse_clips_heavy_tails_and_not_flat_ones(real: dict[str, NDArray[np.float32]]) -> None:
-    assert choose(counted(real["laplace"]), "mse").amax < 0.9 * np.abs(real["laplace"]).max()
-    flat = counted(np.linspace(-1, 1, 100_000, dtype=np.float32))
-    assert choose(flat, "mse").amax == pytest.approx(1, rel=0.005)
 
 
 def test_percentile_keeps_its_share(real: dict[str, NDArray[np.float32]]) -> None:

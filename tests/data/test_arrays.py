@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset  # noqa: TID251
 
-from trtopt.core.errors import DataError, OutputError, UsageError
+from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.data import open_data
-from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.arrays import ArrayBatches
 
 DIGITS = load_digits().data.astype(np.float32)[:50].reshape(50, 1, 8, 8)
@@ -101,17 +100,6 @@ def test_order_and_cutting_are_nothing_to_the_description_and_the_limit(
     assert {item.tobytes() for item in given_samples} == {item.tobytes() for item in together(expected)}
     positions = [next(i for i in range(12) if np.array_equal(shuffled[i], item)) for item in given_samples]
     assert positions == sorted(positions)
-
-
-@pytest.mark.parametrize("form", ["plain.npz", "fortran.npz", "packed.npz", "single.npy"])
-def test_files_are_read_a_few_samples_at_a_time_in_any_order(form: str, tmp_path: Path) -> None:
-    path = forms(tmp_path)[form]
-    for checked in (False, True):
-        array = stored_array(path) if form == "single.npy" else stored_arrays(path, checked=checked)["image"]
-        assert (array.shape, array.dtype, array.nbytes) == (DIGITS.shape, DIGITS.dtype, DIGITS.nbytes)
-        for rows in (slice(3, 9), slice(0, 2), [1, 5, 49], slice(48, 60), slice(0, 0), [0]):
-            assert np.array_equal(array[rows], DIGITS[rows])
-        assert np.array_equal(array[...], DIGITS)
 
 
 def test_reading_finds_the_member_where_it_is(tmp_path: Path) -> None:
@@ -227,8 +215,6 @@ def test_one_changed_bit_is_noticed_and_the_description_follows_the_content(name
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"{name} can't be read as .npz"):
         ArrayBatches(path, IMAGE)
-    with pytest.raises(DataError, match=rf"{name} can't be read as .npz"):
-        open_data(IMAGE, data=path, lazy=True).describe()
     changed = DIGITS.copy()
     changed[31, 0, 4, 4] += 1
     assert ArrayBatches(changed, IMAGE).describe() != ArrayBatches(DIGITS, IMAGE).describe()
@@ -243,58 +229,6 @@ def test_parts_are_the_samples_in_order_and_travel(tmp_path: Path, limit: int | 
     assert [part.samples for part in parts] == [9, 1, whole.samples - 10]
     assert np.array_equal(np.concatenate([together(part) for part in parts]), together(whole))
     assert parts[0].describe() == ArrayBatches(together(whole)[:9], IMAGE).describe()
-
-
-@pytest.mark.parametrize("limit", [None, 31])
-def test_read_in_a_thread_they_are_the_same(limit: int | None, tmp_path: Path) -> None:
-    for form, source in forms(tmp_path).items():
-        given = list(source) if form == "generator" else source
-        expected, lazy = (open_data(IMAGE, data=given, limit=limit, lazy=later) for later in (False, True))
-        assert lazy.samples == expected.samples, form
-        assert np.array_equal(together(lazy), together(expected)), form
-        assert lazy.describe() == expected.describe(), form
-
-
-def test_read_in_a_thread_values_are_refused_when_asked_for_and_the_rest_at_once(tmp_path: Path) -> None:
-    broken = DIGITS.copy()
-    broken[37] = np.inf
-    for ask in (list, lambda it: it.digests, lambda it: it.part(0, 3), lambda it: it.describe()):
-        batches = open_data(IMAGE, data=broken, lazy=True)
-        assert batches.samples == 50
-        with pytest.raises(DataError, match="sample 37"):
-            ask(batches)
-    for form, save in (("plain", np.savez), ("packed", np.savez_compressed)):
-        save(tmp_path / f"{form}.npz", image=DIGITS[:, :, :7])
-        with pytest.raises(UsageError, match="dimension 2 must be 8"):
-            open_data(IMAGE, data=tmp_path / f"{form}.npz", lazy=True)
-
-
-def test_compressed_arrays_unpacked_once_travel(tmp_path: Path) -> None:
-    for form in ("packed.npz", "parts"):
-        (tmp_path / form).mkdir()
-        source = forms(tmp_path / form)[form]
-        there = ArrayBatches(source, IMAGE, unpack=tmp_path / f"{form}.out")
-        assert there.describe() == ArrayBatches(DIGITS, IMAGE).describe()
-        part = pickle.loads(pickle.dumps(there.part(20, 44)))
-        assert np.array_equal(together(part), DIGITS[20:44])
-    assert sorted(path.name for path in (tmp_path / "parts.out").iterdir()) == ["2"]  # only what is compressed
-
-
-def test_unpacking_checks_what_it_unpacks(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "a.npz", image=DIGITS)
-    content = bytearray((tmp_path / "a.npz").read_bytes())
-    content[900] ^= 1
-    (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"can't be read as \.npz"):
-        ArrayBatches(tmp_path / "a.npz", IMAGE, unpack=tmp_path / "out")
-    np.savez_compressed(tmp_path / "b.npz", image=DIGITS)
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OutputError, match=r"can't unpack .*b\.npz to "):
-        ArrayBatches(tmp_path / "b.npz", IMAGE, unpack=tmp_path / "file")
-    np.savez_compressed(tmp_path / "c.npz", picture=DIGITS)
-    with pytest.raises(UsageError, match="lacks image"):
-        ArrayBatches(tmp_path / "c.npz", IMAGE, unpack=tmp_path / "none")
-    assert not (tmp_path / "none").exists()
 
 
 def test_samples_are_named_by_file_and_place(tmp_path: Path) -> None:
@@ -315,7 +249,7 @@ def test_samples_are_named_by_file_and_place(tmp_path: Path) -> None:
 
 
 class Pairs:
-    """As PyTorch's data sets are: samples without the axis that counts them, by index, each with its label."""
+    """A data set like PyTorch's: samples without the axis that counts them, by index, each with its label."""
 
     def __len__(self) -> int:
         return 50

@@ -1,4 +1,4 @@
-"""What an engine does of the preprocessing itself, and how one side's samples become the other's."""
+"""Preprocessing that an engine does itself, and how one side's samples become the other's."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | N
         return _calibrated(request, subject).table
     gates = bool(subject.gates) and subject.has_gates(scales)
     ready, method = prepare(subject.model, subject.spec.overrides, gates=gates), request.method
-    table = ready.needed(scales) if method == "auto" else ready.chosen_again(scales, method)
+    table = ready.chosen_again(scales, None if method == "auto" else method)
     return replace(table, left_out={}, gates=())
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.expected import check_preprocessing, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
-from trtopt.calibration.quality import Survey, facts, refuse, warnings
+from trtopt.calibration.quality import Survey, check_preprocessing, facts, refuse, warnings
 from trtopt.calibration.repairing import (
     SAMPLES,
     STRENGTHS,
@@ -26,10 +26,9 @@ from trtopt.calibration.repairing import (
     Repairs,
     channels,
     find_repairs,
-    noise_now,
 )
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.calibration.table import Table, packed_counts
+from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.documents import plain
 from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
@@ -37,7 +36,7 @@ from trtopt.core.files import cache_folder, check_ending
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_overrides, choice
+from trtopt.core.values import METHODS, Override, Precision, TensorInfo, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
@@ -45,16 +44,14 @@ from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model
-from trtopt.graph.limits import instead
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.passes.typed import near_fp16_end
-from trtopt.graph.proto import STANDARD, fingerprint, in_memory
+from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
-from trtopt.ort.sessions import open_session
 
 DEVICES = ("cpu", "cuda")
 BY_OUTPUT = "output"  # the method of a scale that was chosen by what it does to the outputs
@@ -175,11 +172,26 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         check_ending(request.output, (".onnx", ".engine"), "a calibration table", "a model or an engine", ".calib.json")
     loaded = load_model(request.model, lazy=True)
     refuse_quantized(loaded)
-    cache = earlier = batches = first = None
+    ready = partial(prepare, loaded, overrides, gates=request.gates, reporter=reporter)
+    batches = coverage = repairs = exported = None
+    known: Mapping[str, float] = {}
+    cached = request.calib is not None
     if request.import_cache is not None:
         also = {} if request.method == "auto" else {"method": request.method}
         _refuse_measuring(request, "`import_cache=`", calib=request.calib, **also)
         cache = read_cache(request.import_cache)
+        prepared, known = ready(), cache.amax
+        with reporter.phase(f"importing {Path(request.import_cache).name}"):
+            table, coverage = import_table(
+                cache,
+                loaded.proto,
+                prepared,
+                overrides=overrides,
+                missing=request.missing,
+                preprocess=request.preprocess,
+            )
+        for warning in coverage.warnings:
+            reporter.warn(warning)
     elif request.calib is not None:
         if not request.repair:  # which needs samples
             _refuse_measuring(request, "`calib=`")
@@ -188,6 +200,9 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
                 f"`calib='{request.calib}'` is a TensorRT cache: give it as `import_cache='{request.calib}'`"
             )
         earlier = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
+        prepared = ready()
+        with reporter.phase("choosing thresholds"):
+            table = prepared.chosen_again(earlier, request.method)
     else:
         batches = open_data(
             loaded.inputs,
@@ -203,47 +218,23 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         check_enough(batches, loaded.inputs)
         if alone(loaded.inputs):
             reporter.note(f"{where_counted(loaded.inputs)}; {batches.samples} are read")
-        first = first_layers(loaded.proto)
-    prepared = prepare(loaded, overrides, gates=request.gates, samples=batches or (), reporter=reporter)
-    check_overrides(overrides, prepared.proto.graph.node)
-    if batches is not None and {info.name for info in loaded.inputs}.issuperset(prepared.tensors):
-        _refuse_unless_run(loaded, prepared.proto)  # else observing these runs nothing
-    needed = batches is None or request.repair or request.export_cache is not None
-    original = loaded.proto if needed else None
-    inputs = loaded.inputs
-    del loaded  # of a model given in memory a copy of all weights
-    coverage, cached = None, earlier is not None
-    if batches is not None and first is not None:
-        table, cached = _measured(request, prepared, first, batches, gpu)
-    elif earlier is not None:
-        with reporter.phase("choosing thresholds"):
-            table = prepared.chosen_again(earlier, request.method)
-    else:
-        assert cache is not None and original is not None
-        with reporter.phase(f"importing {Path(str(request.import_cache)).name}"):
-            table, coverage = import_table(
-                cache, original, prepared, overrides=overrides, missing=request.missing, preprocess=request.preprocess
-            )
-        for warning in coverage.warnings:
-            reporter.warn(warning)
-    repairs = None
+        prepared = ready(samples=batches)
+        table, cached = _measured(request, prepared, batches, gpu)
     if request.repair:
-        assert original is not None
-        table, repairs = _repaired(request, prepared, original, inputs, overrides, table, gpu)
+        table, repairs = _repaired(request, prepared, loaded, overrides, table, gpu)
     notes = () if coverage else data_notes(table)
-    for note in notes if earlier is None else ():  # of an earlier table it was said when that was made
+    for note in notes if request.calib is None else ():  # of an earlier table it was said when that was made
         reporter.warn(note)
     if request.output is not None:
         table.save(request.output)
-    exported = None
-    if request.export_cache is not None and original is not None:
+    if request.export_cache is not None:
         exported = export(
             request.export_cache,
-            original,
+            loaded.proto,
             prepared.proto,
             table,
             batches=batches,
-            amax=cache.amax if cache else None,
+            amax=known,
             threads=request.threads,
             reporter=reporter,
         )
@@ -260,20 +251,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     )
 
 
-def _refuse_unless_run(model: Model, proto: ModelProto) -> None:
-    foreign = {node.op_type for node in proto.graph.node if node.domain not in STANDARD}
-    try:
-        open_session(proto, optimize=False, purpose="calibration")
-    except ModelError as error:
-        way = instead(proto, foreign, model.proto, model.path) or "`trtopt check` names such parts"
-        raise CalibrationError(f"{error}; {way}") from error
-
-
 def _repaired(
     request: CalibrateRequest,
     prepared: Prepared,
-    given: ModelProto,
-    inputs: Sequence[TensorInfo],
+    given: Model,
     overrides: Sequence[Override],
     table: Table,
     gpu: Mapping[str, str] | None,
@@ -282,14 +263,20 @@ def _repaired(
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
     source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     table = replace(table, repairs={}, smoothed={}, left_out={})
-    judged: dict[str, Any] = {"given": given, "threads": request.threads or cores()}
+    judged: dict[str, Any] = {"given": given.proto, "threads": request.threads or cores()}
 
-    def found(proto: ModelProto, table: Table, what: str = "rounding weights") -> Repairs:
+    def found(
+        proto: ModelProto, table: Table, what: str = "rounding weights", most: float = math.inf
+    ) -> Repairs | None:
         points = find_points(to_ir(proto), overrides=overrides)
-        samples = open_data(inputs, **source, limit=SAMPLES)
-        return find_repairs(proto, points, table.amax, samples, **judged, what=what, reporter=request.reporter)
+        samples = open_data(given.inputs, **source, limit=SAMPLES)
+        return find_repairs(
+            proto, points, table.amax, samples, **judged, what=what, most=most, reporter=request.reporter
+        )
 
-    best = table, found(proto, table)
+    plain_repairs = found(proto, table)
+    assert plain_repairs is not None
+    best = table, plain_repairs
     model = to_ir(proto)
     points = find_points(model, overrides=overrides)
     candidates = smoothable(model, points)
@@ -300,11 +287,11 @@ def _repaired(
     share = sum(noise.activations.get(name, 0.0) for name in candidates) / (noise.total or 1.0)
     if share >= WORTH_SMOOTHING and request.export_cache is None:
         axes = {name: readers.axis for name, readers in candidates.items()}
-        largest = channels(proto, axes, open_data(inputs, **source, limit=SAMPLES))
+        largest = channels(proto, axes, open_data(given.inputs, **source, limit=SAMPLES))
         for strength in STRENGTHS:
             factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
             other = smoothed(proto, factors)
-            batches = open_data(inputs, **source, limit=request.limit, batch=request.batch, lazy=True)
+            batches = open_data(given.inputs, **source, limit=request.limit, batch=request.batch, lazy=True)
             points = find_points(to_ir(other), overrides=overrides)
             own = replace(
                 prepared,
@@ -313,15 +300,13 @@ def _repaired(
                 groups=tuple(map(tuple, points.groups)),
                 fingerprint=fingerprint(other),
             )
-            seen, _ = _measured(request, own, None, batches, gpu)
+            seen, _ = _measured(request, own, batches, gpu, examined=False)
             entries = {**table.tensors, **seen.tensors}
             tried = replace(table, tensors=entries, smoothed=factors)
-            if not adds:
-                samples = open_data(inputs, **source, limit=SAMPLES)
-                if WORSE * noise_now(other, points, tried.amax, samples, **judged) > before:
-                    continue  # not worth the time of repairing it; of transformers that can't be said before
-            repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})")
-            if repairs.after < best[1].after:
+            # What is worse isn't worth the time of repairing it; of transformers that can't be said before.
+            most = math.inf if adds else before / WORSE
+            repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})", most)
+            if repairs is not None and repairs.after < best[1].after:
                 best = tried, replace(repairs, before=before)
     table, repairs = best
     entries = {name: replace(table.tensors[name], amax=amax, method=BY_OUTPUT) for name, amax in repairs.scales.items()}
@@ -341,15 +326,16 @@ def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> 
 def _measured(
     request: CalibrateRequest,
     prepared: Prepared,
-    first: ModelProto | None,
     batches: Batches,
     gpu: Mapping[str, str] | None,
+    *,
+    examined: bool = True,
 ) -> tuple[Table, bool]:
     """Return what a pass over the samples gives, and whether an earlier call made that pass.
 
     Args:
-        first: the model's first layers, which know what data it was trained on; None: nobody asks them.
         gpu: of a pass on a GPU, what else its values depend on.
+        examined: the samples are held against the model: their pixels, and what comes near FP16's largest number.
     """
     reporter, insist = request.reporter, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
@@ -376,18 +362,14 @@ def _measured(
         check_enough(batches)  # again: now it is known which images can be used
         quality = facts(survey)
         refuse(quality, insist)
-        with reporter.phase("choosing thresholds"), ThreadPoolExecutor(2, "trtopt-beside") as beside:
-            ranges: Future[dict[str, float]] | None = None
-            if first is not None:
-                ranges = beside.submit(
-                    half_ranges, prepared.proto, survey.ranged, seen.histograms, request.threads, reporter
-                )
-                quality["preprocessing"] = check_preprocessing(first, survey.images)
-            if store or request.output is not None:
-                for histogram in seen.histograms.values():
-                    beside.submit(packed_counts, histogram)
-            table = prepared.table(seen, request.method, quality, data=batches.describe(), preprocess=described)
-            table = replace(table, ranges={} if ranges is None else ranges.result())
+        ranges: dict[str, float] = {}
+        if examined:
+            quality["preprocessing"] = check_preprocessing(prepared.proto, survey.images)
+            ranges = half_ranges(prepared.proto, survey.ranged, seen.histograms, request.threads, reporter)
+        with reporter.phase("choosing thresholds"):
+            table = prepared.table(
+                seen, request.method, quality, data=batches.describe(), preprocess=described, ranges=ranges
+            )
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:
@@ -447,10 +429,6 @@ def data_notes(table: Table) -> tuple[str, ...]:
         some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
         more = "; …" if len(table.skipped) > 3 else ""
         notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
-    if repeated := table.data.get("repeated"):
-        notes.append(
-            f"{repeated} of the {table.samples} images are copies of others: they add nothing that wasn't seen"
-        )
     return (*notes, *warnings(table))
 
 

@@ -89,16 +89,15 @@ class Coverage:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on a cache that was taken."""
-        note = (
+        left = (
             f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "
-            f"{first_of(self.unquantized)}"
         )
-        foreign = f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's"
-        return (
-            *([self.unusable_entries] if self.unusable else []),
-            *([foreign] if self.foreign else []),
-            *([note] if self.unquantized else []),
-        )
+        notes = {
+            self.unusable_entries: self.unusable,
+            f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's": self.foreign,
+            f"{left}{first_of(self.unquantized)}": self.unquantized,
+        }
+        return tuple(note for note, there in notes.items() if there)
 
     @property
     def unusable_entries(self) -> str:

@@ -269,19 +269,16 @@ class NoiseLedger(Parts):
         self, number: int, weight: Weight, repair: Repair | None, samples: Sequence[Sample] | None = None
     ) -> dict[str, float]:
         """The noise at each output where one weight of the segment that comes next is as INT8 holds it."""
-        proto = self.with_weight(self.segments[number], weight, repair)
-        return self.of_sessions(number, {number: opened(proto)}, samples)
-
-    def with_weight(self, segment: Segment, weight: Weight, repair: Repair | None) -> ModelProto:
-        """The segment with one weight as INT8 holds it."""
         content = np.asarray(to_array(self.weights[weight.name]), np.float32)
         plain = Repair(np.zeros(content.shape, np.int8))
         changes = {(weight.node, weight.slot): repaired(content, weight.axis, repair or plain)}
         if repair is not None and repair.bias is not None:
-            node = next(node for node in segment.proto.graph.node if node.name == weight.node)
+            nodes = self.segments[number].proto.graph.node
+            node = next(node for node in nodes if node.name == weight.node)
             held = self.weights.get(node.input[BIAS]) if len(node.input) > BIAS else None
             changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
-        return segment.with_constants(changes)
+        proto = self.segments[number].with_constants(changes)
+        return self.of_sessions(number, {number: opened(proto)}, samples)
 
     def quantized(self, repairs: Mapping[str, Repair], *, weights_alone: bool = False) -> ModelProto:
         """The whole Q/DQ graph; or with activations in floating point."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.parser import parse_model
 
-from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.histogram import Histogram, merged
 from trtopt.core.errors import CalibrationError, DataError, DeviceError, ModelError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
@@ -31,8 +31,7 @@ from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, alone, filled, laid_out, rebatched, samples_in
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.proto import node_label
-from trtopt.ort import sessions
-from trtopt.ort.sessions import GPU
+from trtopt.ort.sessions import GPU, OnnxSession, open_session, providers, version
 
 Feed = dict[str, NDArray[Any]]
 GPU_RUNS = 4  # at the same time, unless told otherwise: each holds its tensors in the GPU's memory
@@ -116,17 +115,13 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
     Raises:
         CalibrationError: a tensor is constant in all of them.
     """
-    observation = Observation(_summed(item.histograms for item in shards), sum(item.samples for item in shards))
+    observation = Observation(_summed([item.histograms for item in shards]), sum(item.samples for item in shards))
     _refuse_constant(observation, proto)
     return observation
 
 
-def _summed(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
-    result: dict[str, Histogram] = {}
-    for part in parts:
-        for name, histogram in part.items():
-            result.setdefault(name, Histogram()).merge(histogram)
-    return result
+def _summed(parts: Sequence[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+    return {name: merged(part[name] for part in parts) for name in parts[0]}
 
 
 class _GraphRunner:
@@ -138,8 +133,17 @@ class _GraphRunner:
         self.sources = sources
         self.fed = [name for name in tensors if sources[name] == _INPUT]
         self.computed = [name for name in tensors if sources[name] != _INPUT]
-        gpu = device != "cpu"
-        self.session = open_session(proto, self.computed, unordered=not gpu, gpu=gpu) if self.computed else None
+        gpu, self.session = device != "cpu", None
+        if self.computed:
+            # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the
+            # memory it takes less of it and no longer (docs/results/calibration-rules.md).
+            options: dict[str, Any] = {"threads": 1, "memory_pattern": False, "unordered": not gpu, "gpu": gpu}
+            try:
+                self.session = open_session(proto, outputs=self.computed, purpose="calibration", **options)
+            except ModelError as error:
+                raise CalibrationError(
+                    f"ONNX Runtime can't load the model {proto.graph.name!r}: {error.__cause__}"
+                ) from error
         self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
         for _ in range(workers):
             self.sets.put({name: Histogram() for name in tensors})
@@ -162,13 +166,10 @@ class _GraphRunner:
 
     def _count(self, histograms: Mapping[str, Histogram], name: str, values: Any, copies: int, sample: int) -> None:
         try:
-            if copies == 1:
-                histograms[name].add(values)
-            else:
-                repeated = Histogram()
-                repeated.add(values)
-                # A tensor that mixes samples, or holds none, isn't so many equal parts: it counts as it is.
-                histograms[name].merge(repeated.divided(copies) or repeated)
+            own = histograms[name] if copies == 1 else Histogram()
+            own.add(values)
+            if copies > 1:  # a tensor that mixes samples, or holds none, isn't so many equal parts: it counts as it is
+                histograms[name].merge(own.divided(copies) or own)
         except FloatingPointError as error:
             raise CalibrationError(
                 f"the tensor {name!r} ({self.sources[name]}) isn't finite for sample {sample} (from 0): {error}; "
@@ -193,31 +194,19 @@ def require_gpu_provider() -> dict[str, str]:
         DeviceError: the installed ONNX Runtime has no CUDA provider, or that finds no GPU.
         MissingDependency: ONNX Runtime isn't installed.
     """
-    if GPU not in (found := sessions.providers("calibration")):
+    if GPU not in (found := providers("calibration")):
         raise DeviceError(
             f"`device='cuda'` needs an ONNX Runtime with {GPU}; the one installed has {', '.join(found)}: "
             f"{to_install('ort-gpu')}, after pip uninstall onnxruntime, or leave `device=` out"
         )
     tiny = parse_model('<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) { y = Identity(x) }')
-    if not sessions.OnnxSession(tiny, gpu=True).on_gpu:
+    if not OnnxSession(tiny, gpu=True).on_gpu:
         raise DeviceError(
             f"`device='cuda'`: ONNX Runtime's {GPU} finds no GPU that it can use: trtopt doctor says what the driver sees; or "
             "leave `device=` out"
         )
     gpus = probe().devices
-    return {"onnxruntime": sessions.version("calibration"), "device": gpus[0].name if gpus else "cuda"}
-
-
-def open_session(proto: ModelProto, outputs: Sequence[str], *, unordered: bool = False, gpu: bool = False) -> Any:
-    """Open a session that computes `outputs` and nothing that they don't need (`unordered`, `gpu`: see `ort.sessions`)."""
-    # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the memory
-    # it takes less of it and no longer (docs/results/calibration-rules.md).
-    try:
-        return sessions.open_session(
-            proto, outputs=outputs, threads=1, memory_pattern=False, unordered=unordered, gpu=gpu, purpose="calibration"
-        )
-    except ModelError as error:
-        raise CalibrationError(f"ONNX Runtime can't load the model {proto.graph.name!r}: {error.__cause__}") from error
+    return {"onnxruntime": version("calibration"), "device": gpus[0].name if gpus else "cuda"}
 
 
 def _feeds(batches: Iterable[Arrays], inputs: Mapping[str, TensorInfo]) -> Iterator[tuple[Feed, int, int]]:

@@ -8,13 +8,13 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.counting import BINS
+from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.table import Table, choose_all
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import sha256_json
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import Override
+from trtopt.core.values import Override, check_overrides
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
 from trtopt.data.rebatch import Arrays
@@ -96,23 +96,15 @@ class Prepared:
             **about,
         )
 
-    def chosen_again(self, table: Table, method: str) -> Table:
-        """Thresholds by another method, from what an earlier table of this model counted; "auto" keeps those of a table that
-        holds no histograms.
+    def chosen_again(self, table: Table, method: str | None) -> Table:
+        """Return the part of an earlier table of this model that is needed now, thresholds by another method.
+
+        Args:
+            method: None keeps the thresholds, and so does "auto" of a table that holds no histograms.
 
         Raises:
             CalibrationError: it is of another model, lacks a tensor that is needed now, or holds no histograms.
             UsageError: no such method.
-        """
-        needed = self.needed(table)
-        imported = all(item.histogram is None for item in needed.tensors.values())
-        return needed if imported and method == "auto" else needed.with_method(method)
-
-    def needed(self, table: Table) -> Table:
-        """Return the part of an earlier table of this model that is needed now.
-
-        Raises:
-            CalibrationError: it is of another model, or lacks a tensor that is needed now.
         """
         lacking = [name for name in self.tensors if name not in table.tensors]
         if table.model["fingerprint"] != self.fingerprint or lacking:
@@ -128,7 +120,9 @@ class Prepared:
         kept = dict(
             table.tensors if table.gates else {name: table.tensors[name] for name in (*self.tensors, *smoothed)}
         )
-        return replace(table, tensors=kept, groups=self.groups, model=self.identity)
+        needed = replace(table, tensors=kept, groups=self.groups, model=self.identity)
+        imported = all(item.histogram is None for item in kept.values())
+        return needed if method is None or (imported and method == "auto") else needed.with_method(method)
 
 
 def refuse_quantized(model: Model) -> None:
@@ -164,6 +158,7 @@ def prepare(
     folded, _ = fold(model.proto, reporter=reporter, compare=compare)
     proto, _ = fp32_typed(folded)
     refuse_damaged(folded, str(model.path or "the model"))
+    check_overrides(overrides, proto.graph.node)
     graph = to_ir(proto)
     products = gates_of(graph) if gates else ()
     if gates and not products:

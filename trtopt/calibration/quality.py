@@ -8,7 +8,6 @@ would have given, in any order.
 from __future__ import annotations
 
 import math
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +15,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
+from trtopt.calibration.noise import run_session
 from trtopt.calibration.table import Table
-from trtopt.core.errors import DataError
+from trtopt.core.errors import DataError, TrtoptError
+from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays
+from trtopt.graph.inputs import network_inputs
 from trtopt.ort.ranges import FP16_NORMAL
+from trtopt.ort.sessions import open_session
 
 Floats = NDArray[np.float32]
 
 SMALLEST = 24  # pixels: smaller arrays of three channels may be no image
-PROBES = 16  # samples kept for the look into the model
-RANGED = 4  # of them, those that all tensors' ranges are measured on; tensors that are counted are on all samples
-PROBE_BYTES = 32 << 20
+PROBES = 4  # samples kept for the look into the model, beside the one that goes furthest
 NAMED = 5  # samples that a fact names
+RAW = 16.0  # larger magnitudes, none negative: pixels as they are in a file
+RAW_SPREAD = 10.0  # after the first convolution of a folded model, where trained networks have some 1
 INSIST = "insist with `allow_unusual_data=True`"
 
 
@@ -83,41 +87,37 @@ class Survey:
         highs = [float(flat.max()) for flat in flats if flat.size]
         finite = all(map(math.isfinite, lows + highs))  # NaN shows in both
         absmax = max(max(highs, default=0.0), -min(lows, default=0.0))
-        mean, square = _moments(flats) if finite else (math.nan, math.nan)
         images = {key: image for key, array in feed.items() if finite and (image := as_image(array)) is not None}
         plain = [_plain(key, image) for key, image in images.items()]
-        # Cheap, over all the content: two samples of one digest are the same for all that depends on it here.
-        digest = f"{checksum(feed):08x}{struct.pack('>dd', mean, square).hex()}"
+        digest = (
+            f"{checksum(feed):08x} {absmax!r}"  # cheap: two of one digest are the same for all that depends on it here
+        )
         self.samples.append(Sample(name, digest, absmax, ", ".join(plain) if all(plain) else ""))
         if finite:
             self._keep(digest, absmax, feed)
 
     @property
-    def images(self) -> list[dict[str, NDArray[Any]]]:
-        """The probes that hold images, in an order of their own."""
-        probes = [feed for _, feed in sorted(self.probes.items())]
-        return [feed for feed in probes if any(as_image(array[0]) is not None for array in feed.values())]
-
-    @property
     def ranged(self) -> list[dict[str, NDArray[Any]]]:
-        """The samples that all tensors' ranges are measured on: the first probes, and the one that goes furthest."""
-        chosen = dict(sorted(self.probes.items())[:RANGED])
+        """The samples that are run for a look into the model: the probes, and the one that goes furthest."""
+        chosen = dict(sorted(self.probes.items()))
         if self._furthest is not None:
             chosen.setdefault(self._furthest[1], self._furthest[2])
         return list(chosen.values())
 
+    @property
+    def images(self) -> list[dict[str, NDArray[Any]]]:
+        """Those of them that hold images."""
+        return [feed for feed in self.ranged if any(as_image(array[0]) is not None for array in feed.values())]
+
     def _keep(self, digest: str, largest: float, feed: Arrays) -> None:
         """Keep the samples of the lowest digests, and that of the largest magnitude: the same ones in any order."""
-        size = sum(array.nbytes for array in feed.values())
-        most = max(2, min(PROBES, PROBE_BYTES // max(size, 1)))
         before = self._furthest
         if before is None or (largest, before[1]) > (before[0], digest):
             self._furthest = largest, digest, {name: np.array(array[None]) for name, array in feed.items()}
-        if digest in self.probes or (len(self.probes) >= most and digest > max(self.probes)):
-            return
-        self.probes[digest] = {name: np.array(array[None]) for name, array in feed.items()}
-        while len(self.probes) > most:
-            del self.probes[max(self.probes)]
+        if digest not in self.probes and (len(self.probes) < PROBES or digest < max(self.probes)):
+            self.probes[digest] = {name: np.array(array[None]) for name, array in feed.items()}
+            if len(self.probes) > PROBES:
+                del self.probes[max(self.probes)]
 
 
 def facts(survey: Survey) -> dict[str, Any]:
@@ -132,6 +132,44 @@ def facts(survey: Survey) -> dict[str, Any]:
             "some": [item.name for item in plain[:NAMED]],
             "seen": plain[0].plain if plain else "",
         },
+    }
+
+
+def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[str, Any]:
+    """Look for pixels that arrive as 0 to 255 where the model wants them normalised, by what its first convolution gives.
+
+    Args:
+        proto: folded, so that no BatchNormalization follows that convolution.
+        samples: input name → array with a first axis of 1.
+
+    Returns:
+        Plain JSON: "checked", "reason" (why not), and "warning" where they arrive so.
+    """
+    tensor = next((str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"), None)
+    images = [array for sample in samples for array in sample.values() if array.ndim == 4]
+    if tensor is None or not images:
+        return {
+            "checked": False,
+            "reason": "the model has no convolution" if images else "no input looks like an image",
+        }
+    low, high = min(float(item.min()) for item in images), max(float(item.max()) for item in images)
+    if low < 0 or high <= RAW:
+        return {"checked": True}
+    try:
+        session = open_session(proto, outputs=[tensor], threads=1, memory_pattern=False, purpose="calibration")
+        runs = single_runs(network_inputs(proto), samples)
+        seen = [run_session(session, [tensor], run.feed)[tensor] for run in runs]
+    except TrtoptError as error:
+        return {"checked": False, "reason": f"the model's first layers can't be run alone: {str(error)[:200]}"}
+    channels = np.concatenate([np.moveaxis(item, 1, 0).reshape(item.shape[1], -1) for item in seen], 1)
+    spread = float(np.median(channels.std(1, dtype=np.float64)))
+    if spread <= RAW_SPREAD:
+        return {"checked": True}
+    return {
+        "checked": True,
+        "warning": f"inputs are {low:.3g} to {high:.3g}, and after the model's first convolution values spread by "
+        f"{spread:.3g}, where trained networks have about 1: pixels seem to arrive as 0..255 where the model wants them "
+        "normalised; check `preprocess=`, or the arrays in `data=`",
     }
 
 
@@ -169,7 +207,7 @@ def warnings(table: Table) -> tuple[str, ...]:
     if (plain := quality["plain"])["count"]:
         texts.append(f"images of one colour are among the samples ({plain['count']}: {_list(plain)}): they add nothing")
     copies = quality["samples"] - quality["different"]
-    if copies and not table.data.get("repeated"):
+    if copies:
         texts.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
     if warning := (quality.get("preprocessing") or {}).get("warning"):
         texts.append(warning)
@@ -214,14 +252,6 @@ def checksum(feed: Arrays) -> int:
     for name in sorted(feed):
         value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8).data, value)
     return value
-
-
-def _moments(flats: Sequence[Floats]) -> tuple[float, float]:
-    """Mean of all values and of their squares. Summed in float64 by NumPy: BLAS's sums depend on its number of threads."""
-    count = sum(flat.size for flat in flats) or 1
-    total = sum(float(flat.sum(dtype=np.float64)) for flat in flats)
-    squares = sum(float(np.square(flat, dtype=np.float64).sum()) for flat in flats)
-    return total / count, squares / count
 
 
 def _plain(name: str, image: Floats) -> str:

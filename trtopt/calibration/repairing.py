@@ -6,6 +6,7 @@ alone, and all together in the real Q/DQ graph.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,9 +113,10 @@ def find_repairs(
     given: ModelProto,
     threads: int,
     what: str = "rounding weights",
+    most: float = math.inf,
     reporter: Reporter = SILENT,
-) -> Repairs:
-    """Round weights on real samples.
+) -> Repairs | None:
+    """Round weights on real samples; None where the graph as it is makes more noise than `most`.
 
     Args:
         proto: folded, weights in memory, at an opset that Q/DQ has.
@@ -126,7 +128,11 @@ def find_repairs(
     """
     ledger = NoiseLedger(proto, points, amax, threads)
     ledger.read(batches, given)
-    fit, judge = _halves(ledger)
+    samples = sorted(ledger.samples, key=lambda sample: checksum(sample.of.feed))  # the same halves in any order
+    fit, judge = samples[::2], samples[1::2] or samples
+    before = ledger.of_whole(ledger.quantized({}), judge)
+    if max(before.values()) > most:
+        return None
     nodes = {node.name: node for node in proto.graph.node}
     repairs: dict[str, Repair] = {}
     reasons: dict[str, str] = {}
@@ -146,15 +152,14 @@ def find_repairs(
                 if why := unsupported(node, weight.slot, content):
                     reasons[weight.node] = why
                 else:
-                    moments: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
-                    repair = rounded(node, content, weight.axis, moments, _corrects(node, ledger, weight))
+                    seen: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
+                    repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
                     noise = max(ledger.of_weight(number, weight, repair, judge).values())
                     if noise < of_weights[weight.node]:
                         repairs[weight.node], of_weights[weight.node] = repair, noise
                 phase.advance()
-    before, alone, repaired_alone = (
-        ledger.of_whole(ledger.quantized(item, weights_alone=weights_alone), judge)
-        for item, weights_alone in (({}, False), ({}, True), (repairs, True))
+    alone, repaired_alone = (
+        ledger.of_whole(ledger.quantized(item, weights_alone=True), judge) for item in ({}, repairs)
     )
     if max(repaired_alone.values()) >= max(alone.values()):
         repairs = {}
@@ -163,11 +168,18 @@ def find_repairs(
     output = max(before, key=lambda name: before[name])
     if max(after.values()) > WORSE * max(before.values()):
         repairs, scales, after = {}, {}, before
-    held_apart = sum(sample.of.real for sample in judge)
-    noises = len(points.weights) - len(reasons)
-    left = NoiseByPlace(of_activations, of_weights)
-    replaced = {name: float(amax[name]) for name in scales}
-    return Repairs(repairs, scales, replaced, noises, reasons, before[output], after[output], output, held_apart, left)
+    return Repairs(
+        nodes=repairs,
+        scales=scales,
+        replaced={name: float(amax[name]) for name in scales},
+        tried=len(points.weights) - len(reasons),
+        left=reasons,
+        before=before[output],
+        after=after[output],
+        output=output,
+        samples=sum(sample.of.real for sample in judge),
+        noise=NoiseByPlace(of_activations, of_weights),
+    )
 
 
 def _scaled(
@@ -181,24 +193,6 @@ def _scaled(
     best = min(noises, key=lambda factor: noises[factor])
     other = noise if best == 1 else max(ledger.of_activation(name, judge, best).values())
     return (best, other) if other < noise / WORSE else (1.0, noise)
-
-
-def noise_now(
-    proto: ModelProto, points: Points, amax: Mapping[str, float], batches: Batches, *, given: ModelProto, threads: int
-) -> float:
-    """The noise at the worst output of the Q/DQ graph as it is, on the samples that judge.
-
-    Raises: as `NoiseLedger`.
-    """
-    ledger = NoiseLedger(proto, points, amax, threads)
-    ledger.read(batches, given)
-    return max(ledger.of_whole(ledger.quantized({}), _halves(ledger)[1]).values())
-
-
-def _halves(ledger: NoiseLedger) -> tuple[list[Sample], list[Sample]]:
-    """The samples to fit to and those that judge: the same ones in any order."""
-    samples = sorted(ledger.samples, key=lambda sample: checksum(sample.of.feed))
-    return samples[::2], samples[1::2] or samples
 
 
 def channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> dict[str, NDArray[np.float32]]:

@@ -3,13 +3,13 @@
 One pass in floating point finds what comes near FP16's largest number (`graph.passes.typed.overflowing`). The typed graph, with
 that in FP32, is then held against floating point at the outputs. Only where it misses a limit in dB, nodes are ranked by what
 each alone in the reduced type does to the outputs: blocks of nodes whose noise is too little to matter aren't looked into. The
-fewest of the first that bring the typed graph within the limit stay in FP32, less those that turn out not to be needed.
+fewest of the first that bring the typed graph within the limit stay in FP32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,6 @@ from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
 from trtopt.graph.proto import in_memory
-from trtopt.graph.segments import Segment
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import FP16_NORMAL, TensorRange, beyond_fp16, measure_ranges
 
@@ -37,7 +36,6 @@ LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unle
 JUDGES = 8  # samples that the outputs are compared on
 RANKING = 2  # of them, those that blocks of nodes are ranked on
 MINOR = 1 / 16  # of the noise that the limit allows: a block that makes less isn't looked into
-MOST_TRIES = 48  # to find what isn't needed
 MOSTLY = 0.5  # of a tensor's values: so many tiny ones are worth a word
 
 
@@ -164,6 +162,11 @@ def find_unsafe(
     )
 
 
+_Block = tuple[
+    tuple[str, ...], float
+]  # consecutive nodes, and their noise at the worst output as a share of the signal's
+
+
 @dataclass
 class _Search:
     """Sets of nodes in FP32, tried on the typed graph."""
@@ -192,21 +195,21 @@ class _Search:
         """dB at the worst output of the typed graph."""
         key = frozenset(measured)
         if key not in self.tried:
-            _, typed = self._typed(measured)
+            _, typed = self._typed(self.proto, io_fp32=self.io_fp32, measured=measured)
             self.tried[key] = snr_db(_worst(self.parts.of_whole(typed)))
         return self.tried[key]
 
     def found(self, measured: Mapping[str, str], phase: Phase) -> dict[str, str]:
         """Nodes to keep in FP32: those that are known, and the fewest of the others that bring the outputs within the limit."""
-        blocks = sorted(self._ranked(measured, phase), key=lambda item: -item.noise)
+        blocks = sorted(self._ranked(measured, phase), key=lambda item: -item[1])
 
         def kept(chosen: Sequence[_Block]) -> dict[str, str]:
-            reasons = {node: self._reason(node, block) for block in chosen for node in block.nodes}
+            reasons = {node: self._reason(node, block) for block in chosen for node in block[0]}
             return {**measured, **reasons}
 
         def within(chosen: Sequence[_Block]) -> bool:
             snr = self.judged(kept(chosen))
-            phase.detail(f"{sum(len(item.nodes) for item in chosen)} nodes in FP32: {_decibels(snr)}")
+            phase.detail(f"{sum(len(nodes) for nodes, _ in chosen)} nodes in FP32: {_decibels(snr)}")
             return snr >= self.limit
 
         if not within(blocks):
@@ -215,21 +218,7 @@ class _Search:
         while high - low > 1:
             middle = (low + high) // 2 if high < len(blocks) else min(2 * low + 1, (low + high) // 2)
             low, high = (low, middle) if within(blocks[:middle]) else (middle, high)
-        return kept(self._fewer(blocks[:high], within))
-
-    def _fewer(self, blocks: Sequence[_Block], within: Callable[[Sequence[_Block]], bool]) -> Sequence[_Block]:
-        """Drop what isn't needed, the least noisy first: tried in halves, in quarters and so on, down to single blocks."""
-        size, tries = len(blocks) // 2, 0
-        while size and tries < MOST_TRIES:
-            end = len(blocks)
-            while end > 0 and tries < MOST_TRIES:
-                without = [*blocks[: max(0, end - size)], *blocks[end:]]
-                tries += 1
-                if without and within(without):
-                    blocks = without
-                end -= size
-            size //= 2
-        return blocks
+        return kept(blocks[:high])
 
     def _ranked(self, measured: Mapping[str, str], phase: Phase) -> Iterator[_Block]:
         """The graph in blocks of consecutive nodes, with what each alone in the reduced type does to the outputs."""
@@ -237,7 +226,7 @@ class _Search:
         parts = Parts(self.proto, names, self.threads)
         parts.read([sample.of.samples for sample in self.parts.samples[:RANKING]])
         parts.left_out |= self.parts.left_out
-        reduced, _ = self._typed(measured)
+        reduced, _ = self._typed(self.proto, io_fp32=self.io_fp32, measured=measured)
         labels = [segment.proto.graph.node[-1].name for segment in parts.segments]
         sessions: dict[int, Any] = {}
         budget = 10 ** (-self.limit / 10) * MINOR
@@ -246,7 +235,8 @@ class _Search:
             nodes = [number for number in range(first, end) if labels[number] in reduced]
             for number in nodes:
                 if number not in sessions:
-                    sessions[number] = opened(self._alone(parts.segments[number]), optimize=False)
+                    _, alone = self._typed(parts.segments[number].proto)  # what it reads and what it gives is rounded
+                    sessions[number] = opened(alone, optimize=False)
             noise = _worst(parts.of_sessions(first, {number: sessions[number] for number in nodes})) if nodes else 0.0
             phase.detail(f"{end} of {len(labels)} nodes looked at")
             if len(nodes) > 1 and not noise < budget:
@@ -255,33 +245,25 @@ class _Search:
                 yield from blocks(middle, end)
                 return
             if nodes:
-                yield _Block(tuple(labels[number] for number in nodes), noise)
+                yield tuple(labels[number] for number in nodes), noise
             for number in range(first, end):
                 parts.step(number)
                 sessions.pop(number, None)
 
         yield from blocks(0, len(labels))
 
-    def _typed(self, measured: Mapping[str, str]) -> tuple[Collection[str], ModelProto]:
+    def _typed(self, proto: ModelProto, **options: Any) -> tuple[Collection[str], ModelProto]:
         """The nodes that compute in the reduced type, and the graph, as ONNX Runtime runs it."""
-        model = to_ir(in_memory(self.proto))
-        result = to_typed(model, self.base, io_fp32=self.io_fp32, overrides=self.overrides, measured=measured)
-        typed = to_proto(result.model)
-        return result.changes, widen(typed)
-
-    def _alone(self, segment: Segment) -> ModelProto:
-        """A node in the reduced type: what it reads and what it gives is rounded."""
-        model = to_ir(in_memory(segment.proto))
-        typed = to_proto(to_typed(model, self.base, overrides=self.overrides).model)
-        return widen(typed)
+        result = to_typed(to_ir(in_memory(proto)), self.base, overrides=self.overrides, **options)
+        return result.changes, widen(to_proto(result.model))
 
     def _reason(self, node: str, block: _Block) -> str:
-        name = str(self.base).upper()
-        what = "it alone" if len(block.nodes) == 1 else f"it and {len(block.nodes) - 1} beside it"
-        if block.noise == math.inf:
-            text = f"in {name} {what} makes the outputs infinite or NaN"
-        else:
-            text = f"in {name} {what} brings the outputs to {_decibels(snr_db(block.noise))}"
+        nodes, noise = block
+        what = "it alone" if len(nodes) == 1 else f"it and {len(nodes) - 1} beside it"
+        result = "makes the outputs infinite or NaN"
+        if noise != math.inf:
+            result = f"brings the outputs to {_decibels(snr_db(noise))}"
+        text = f"in {str(self.base).upper()} {what} {result}"
         if self.base is Precision.FP16:
             tensors = {
                 name for item in self.proto.graph.node if item.name == node for name in (*item.output, *item.input)
@@ -294,14 +276,6 @@ class _Search:
                     f"largest is {least.largest:.2g})"
                 )
         return text
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Consecutive nodes, and their noise at the worst output as a share of the signal's power."""
-
-    nodes: tuple[str, ...]
-    noise: float
 
 
 def _worst(noise: Mapping[str, float]) -> float:

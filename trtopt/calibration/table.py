@@ -15,8 +15,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
-from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.histogram import BINS, LOWEST_EXPONENT, Histogram, merged
 from trtopt.calibration.thresholds import choose
 from trtopt.core.documents import (
     AnyText,
@@ -119,7 +118,7 @@ class Table:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """Facts for a manifest."""
         return {"method": self.method, "samples": self.samples, "digest": self.digest}
 
     @typed
@@ -206,39 +205,28 @@ def choose_all(
         CalibrationError: only zeros were seen of a tensor; it is named.
         UsageError: no such method.
     """
-    shared: dict[str, Histogram] = {}
-    for group in groups:
-        shared.update(dict.fromkeys(group, merged(histograms[name] for name in group)))
+    grouped = {name for group in groups for name in group}
     entries: dict[str, TableEntry] = {}
-    for name, histogram in histograms.items():
+    for members in (*groups, *((name,) for name in histograms if name not in grouped)):
         try:
-            choice = choose(shared.get(name, histogram), method)
+            choice = choose(merged(histograms[name] for name in members), method)
         except CalibrationError as error:
-            raise CalibrationError(f"the tensor {name!r}: {error}") from None
-        entries[name] = TableEntry(choice.amax, choice.method, histogram)
-    return entries
+            raise CalibrationError(f"the tensor {members[0]!r}: {error}") from None
+        entries |= {name: TableEntry(choice.amax, choice.method, histograms[name]) for name in members}
+    return {name: entries[name] for name in histograms}
 
 
 def packed(seen: Histogram) -> dict[str, Any]:
     """A histogram with values in it as plain JSON; `unpacked` reads it back."""
+    # Counts to the last that isn't 0, little-endian int64, byte planes apart: half the size.
+    planes = np.trim_zeros(seen.counts, "b").astype("<i8").view(np.uint8).reshape(-1, 8).T
     return {
         "absmax": seen.absmax,
         "low": seen.low,
         "high": seen.high,
         "count": seen.total,
-        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": packed_counts(seen)},
+        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": _text(planes)},
     }
-
-
-def packed_counts(seen: Histogram) -> str:
-    """Counts to the last that isn't 0 are little-endian int64, byte planes apart (half the size), zlib, base64; packed once."""
-    total, text = seen.packed
-    if total != seen.total:
-        counts = np.trim_zeros(seen.counts, "b").astype("<i8")
-        planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
-        text = _text(planes, 9)
-        seen.packed = seen.total, text
-    return text
 
 
 def _table(content: dict[str, Any]) -> Table:
@@ -271,24 +259,40 @@ def _table(content: dict[str, Any]) -> Table:
     )
 
 
+def _text(array: NDArray[Any]) -> str:
+    """Pack an array: its bytes, zlib, base64."""
+    return base64.b64encode(zlib.compress(array.tobytes())).decode("ascii")
+
+
+def _array(text: str, dtype: str, most: int, where: str) -> NDArray[Any]:
+    """Return what `_text` was given; Damaged for more than `most` items, whatever the text claims, or one that isn't finite."""
+    try:
+        stream = zlib.decompressobj()
+        array = np.frombuffer(
+            stream.decompress(base64.b64decode(text, validate=True), most * np.dtype(dtype).itemsize), dtype
+        )
+        if not stream.eof:
+            raise ValueError(f"more than {most} items")
+        if not np.isfinite(array).all():
+            raise ValueError("not finite")
+    except (zlib.error, ValueError) as error:
+        raise Damaged(f"{where} ({error})") from None
+    return array
+
+
 def _packed_factors(smoothed: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
-    """Pack factors as plain JSON: little-endian float32, zlib, base64."""
     return {name: {"size": len(item), "factors": _text(item.astype("<f4"))} for name, item in smoothed.items()}
 
 
 def _factors(found: _Factors, name: str) -> NDArray[np.float32]:
     where, size = f"the smoothing of {name!r}", found["size"]
-    try:
-        factors = np.frombuffer(_bytes(found["factors"], 4 * size), "<f4")
-    except (zlib.error, ValueError) as error:
-        raise Damaged(f"{where} is damaged ({error})") from None
-    if len(factors) != size or not (np.isfinite(factors) & (factors > 0)).all():
+    factors = _array(found["factors"], "<f4", size, f"{where} is damaged")
+    if len(factors) != size or not (factors > 0).all():
         raise Damaged(f"{where} isn't {size} positive numbers")
     return factors.astype(np.float32)
 
 
 def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
-    """Pack repairs as plain JSON: offsets are int8, biases little-endian float32, zlib, base64."""
     return {
         name: {
             "shape": list(item.offsets.shape),
@@ -299,32 +303,16 @@ def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
     }
 
 
-def _text(array: NDArray[Any], level: int = 6) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), level)).decode("ascii")
-
-
 def _repair(found: _Repair, name: str) -> Repair:
-    where, shape = f"the repair of {name!r}", tuple(found["shape"])
+    where, shape = f"the repair of {name!r} is damaged", tuple(found["shape"])
     size = math.prod(shape)
-    try:
-        if not shape or size > _MOST_WEIGHTS:
-            raise ValueError(f"shape {shape}")
-        offsets = np.frombuffer(_bytes(found["offsets"], size), np.int8).reshape(shape)
-        bias = None if found["bias"] is None else np.frombuffer(_bytes(found["bias"], 4 * max(shape)), "<f4")
-    except (zlib.error, ValueError) as error:
-        raise Damaged(f"{where} is damaged ({error})") from None
-    if bias is not None and not np.isfinite(bias).all():
-        raise Damaged(f"{where} has a bias that isn't finite")
-    return Repair(offsets, None if bias is None else bias.astype(np.float32))
-
-
-def _bytes(text: str, most: int) -> bytes:
-    """Return what `_text` was given; at most so many bytes, whatever the text claims."""
-    stream = zlib.decompressobj()
-    found = stream.decompress(base64.b64decode(text, validate=True), most)
-    if not stream.eof:
-        raise ValueError(f"more than {most} bytes")
-    return found
+    if not shape or size > _MOST_WEIGHTS:
+        raise Damaged(f"{where} (shape {shape})")
+    offsets = _array(found["offsets"], "i1", size, where)
+    if offsets.size != size:
+        raise Damaged(f"{where} ({offsets.size} offsets for the shape {shape})")
+    bias = None if found["bias"] is None else _array(found["bias"], "<f4", max(shape), where).astype(np.float32)
+    return Repair(offsets.reshape(shape), bias)
 
 
 def unpacked(value: Any, where: str) -> Histogram:
@@ -335,21 +323,20 @@ def unpacked(value: Any, where: str) -> Histogram:
     """
     found = converted(value, _Seen, where)
     content = found["histogram"]
-    counts = np.zeros(BINS, np.int64)
-    try:
-        planes = np.frombuffer(_bytes(content["counts"], 8 * BINS), np.uint8).reshape(8, -1)
-        some = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
-    except (zlib.error, ValueError) as error:
-        raise Damaged(f"{where} has a damaged histogram ({error})") from None
+    counts, damaged = np.zeros(BINS, np.int64), f"{where} has a damaged histogram"
+    planes = _array(content["counts"], "u1", 8 * BINS, damaged)
+    if planes.size % 8:
+        raise Damaged(f"{damaged} ({planes.size} bytes)")
+    some = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").reshape(-1)
     counts[: some.size] = some
     total, low, high, exponent = found["count"], float(found["low"]), float(found["high"]), content["exponent"]
     added = int(some.sum(dtype=np.float64))  # exact below 2**53, which nobody counts to
     if not 0 < total < 2**53 or added != total or some.min(initial=0) < 0:
-        raise Damaged(f"{where} has a damaged histogram (the counts add up to {added}, not {total})")
+        raise Damaged(f"{damaged} (the counts add up to {added}, not {total})")
     largest = max(high, -low)
     needed = max(math.frexp(largest)[1], LOWEST_EXPONENT) if largest else None
     if not -_LARGEST <= low <= high <= _LARGEST or exponent != needed:
-        raise Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
+        raise Damaged(f"{damaged} (range {low} to {high}, exponent {exponent})")
     return Histogram(counts, exponent, low, high, total)
 
 

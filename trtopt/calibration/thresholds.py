@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,30 +53,17 @@ def choose(histogram: Histogram, method: str) -> Choice:
     if histogram.absmax <= 0:
         raise CalibrationError("only zeros were seen, which give no scale")
     if method != "auto":
-        return Choice(_find(histogram, method), method)
-    candidates = [Choice(_find(histogram, name), name) for name in _FINDERS]
+        return Choice(_FINDERS[method](histogram), method)
+    candidates = [Choice(find(histogram), name) for name, find in _FINDERS.items()]
     errors = quantization_error(histogram, np.array([item.amax for item in candidates]))
     good = [item for item, error in zip(candidates, errors) if error <= errors.min() * (1 + AUTO_TIE)]
     return max(good, key=lambda item: min(item.amax, histogram.absmax))  # the first of those that don't clip: minmax
 
 
-def _find(histogram: Histogram, method: str) -> float:
-    """Find a threshold once: "auto" asks all others, and jobs ask for several."""
-    key = method, histogram.total  # which changes with the counts
-    if key not in histogram.thresholds:
-        histogram.thresholds[key] = _FINDERS[method](histogram)
-    return histogram.thresholds[key]
-
-
-def minmax(histogram: Histogram) -> float:
-    """The largest magnitude: nothing is clipped."""
-    return histogram.absmax
-
-
-def percentile(histogram: Histogram, share: float = PERCENTILE) -> float:
-    """The first bin edge that at least `share` percent of the magnitudes lie below; at most the largest magnitude."""
+def percentile(histogram: Histogram) -> float:
+    """The first bin edge that at least `PERCENTILE` percent of the magnitudes lie below; at most the largest magnitude."""
     below = np.cumsum(histogram.counts)
-    edge = int(np.searchsorted(below, share / 100 * histogram.total)) + 1
+    edge = int(np.searchsorted(below, PERCENTILE / 100 * histogram.total)) + 1
     return min(edge * histogram.width, histogram.absmax)
 
 
@@ -206,4 +194,9 @@ def _mean_error(edges: Floats, mass: Floats, amax: Floats) -> Floats:
     return np.asarray(np.diff(integral, axis=1) @ (mass / np.diff(edges)) / mass.sum())
 
 
-_FINDERS = {"minmax": minmax, "percentile": percentile, "mse": mse, "entropy": entropy}
+_FINDERS: dict[str, Callable[[Histogram], float]] = {
+    "minmax": lambda histogram: histogram.absmax,
+    "percentile": percentile,
+    "mse": mse,
+    "entropy": entropy,
+}

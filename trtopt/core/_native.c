@@ -1,5 +1,5 @@
 /* What must run without Python's GIL, or for every value that calibration sees. It takes addresses; the modules that call it
-   (trtopt/runtime/stretch.py, trtopt/calibration/counting.py) say what lies there, and keep it alive. */
+   (trtopt/runtime/stretch.py, trtopt/calibration/histogram.py) say what lies there, and keep it alive. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000

@@ -23,7 +23,7 @@ except ImportError:
 run: Callable[[int, int], int] | None = getattr(_module, "run", None)
 # The same, keeping the GIL. None: not built.
 hold: Callable[[int, int], int] | None = getattr(_module, "hold", None)
-# Count values: `trtopt.calibration.counting`. None: not built.
+# Count values: `trtopt.calibration.histogram`. None: not built.
 count: Callable[[int, int, int, int, int], tuple[float, float, int]] | None = getattr(_module, "count", None)
 
 _say: Callable[[int, bytes], None] | None = getattr(_module, "last_words", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from trtopt.core.errors import UsageError
@@ -30,7 +29,6 @@ def open_data(
     batch: int = 8,
     threads: int | None = None,
     lazy: bool = False,
-    unpack: Path | None = None,
     reporter: Reporter = SILENT,
 ) -> Batches:
     """Batches for a model with these inputs, from images or from arrays.
@@ -46,9 +44,7 @@ def open_data(
         limit: use at most so many samples, chosen by content; of an iterator, which isn't read further, the first ones.
         batch: samples at a time.
         threads: for decoding images; None: up to four.
-        lazy: find out during the first pass which images can be used, so as to decode each once (see `ImageBatches`), and
-            read arrays in a thread (see `ArrayBatches`).
-        unpack: a folder where compressed arrays are unpacked to, so that many passes can map them; None: each reads them.
+        lazy: find out during the first pass which images can be used, so as to decode each once (see `ImageBatches`).
 
     Raises:
         UsageError: neither or both are given, they don't fit the model, or an input is no tensor of numbers.
@@ -70,7 +66,7 @@ def open_data(
     if data is not None:
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
-        return ArrayBatches(data, inputs, limit=limit, batch=batch, lazy=lazy, unpack=unpack, reporter=reporter)
+        return ArrayBatches(data, inputs, limit=limit, batch=batch, reporter=reporter)
     if alone(inputs):
         raise UsageError(
             "`images=` fits a model whose inputs count samples on their first axis, as images are put together there: give "

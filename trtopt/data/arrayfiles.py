@@ -78,7 +78,12 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any
     """
     with readable(path), opened_regular(path) as file, zipfile.ZipFile(path) as archive:
         arrays: dict[str, NDArray[Any] | PackedArray] = {}
-        for name, item in members(archive).items():
+        for item in archive.infolist():
+            name = item.filename.removesuffix(".npy")
+            if name in arrays:
+                raise ValueError(f"{name} is in it twice")
+            if item.compress_type not in _COMPRESSIONS:
+                raise ValueError(f"{name} is compressed by method {item.compress_type}; NumPy writes 0 and 8")
             if item.compress_type == zipfile.ZIP_STORED:
                 with archive.open(item) as member:  # which checks its place
                     while not checked and member.read(_PIECE):  # at its end the checksum is compared
@@ -90,19 +95,6 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any
             else:
                 arrays[name] = PackedArray(path, archive, item)
         return arrays
-
-
-def members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return an .npz file's members by their arrays' names; ValueError for what NumPy doesn't write."""
-    entries: dict[str, zipfile.ZipInfo] = {}
-    for item in archive.infolist():
-        name = item.filename.removesuffix(".npy")
-        if name in entries:
-            raise ValueError(f"{name} is in it twice")
-        if item.compress_type not in _COMPRESSIONS:
-            raise ValueError(f"{name} is compressed by method {item.compress_type}; NumPy writes 0 and 8")
-        entries[name] = item
-    return entries
 
 
 def _mapped(path: Path, file: IO[bytes], held: int, *, exact: bool = False) -> NDArray[Any]:

@@ -5,30 +5,25 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import shutil
-import threading
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import DataError, OutputError, UsageError
+from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import existing_file, sha256_json
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
-from trtopt.data.arrayfiles import PackedArray, members, readable, stored_array, stored_arrays
+from trtopt.data.arrayfiles import PackedArray, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import moved, rebatched, samples_in
 
-_Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays (or their .npy files) by input
-_Selection = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
+_Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays by input
 _BLOCK = 1 << 22  # bytes checked at a time
 _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
 
@@ -36,11 +31,7 @@ _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few b
 class ArrayBatches:
     """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
 
-    Files are mapped, and compressed ones unpacked in each pass, unless they are unpacked to files in the folder `unpack`. Which
-    samples a `limit` takes is decided by their content.
-
-    With `lazy` names, shapes and types are checked when this is made; values are checked, and digests made, in a thread
-    meanwhile. What asks for them (a pass, `describe`, `digests`, `part`) waits for it, and raises what it found.
+    Files are mapped, and compressed ones unpacked in each pass. Which samples a `limit` takes is decided by their content.
 
     Raises:
         UsageError: no such file, or names, shapes or dtypes that the model doesn't take (both are named).
@@ -57,8 +48,6 @@ class ArrayBatches:
         *,
         limit: int | None = None,
         batch: int = 8,
-        lazy: bool = False,
-        unpack: Path | None = None,
         reporter: Reporter = SILENT,
     ) -> None:
         self._inputs, self._batch = tuple(inputs), batch
@@ -67,10 +56,6 @@ class ArrayBatches:
             raise UsageError(_apart(fixed))
         names = [info.name for info in self._inputs]
         self._parts = _parts(source, self._inputs, limit)
-        if unpack is not None:
-            self._parts = [
-                _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
-            ]
         for where, part in self._parts:
             if (
                 isinstance(part, Path)
@@ -84,31 +69,16 @@ class ArrayBatches:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
         if total > _MOST:
             raise DataError(f"`data=` holds {total} samples; up to {_MOST} are read, and some hundred are enough")
-        self.samples = total if limit is None else min(total, limit)
-        self._reading: Future[_Selection] | None = Future()
-        if lazy:
-            threading.Thread(target=self._read, args=(self._reading,), name="trtopt-digests", daemon=True).start()
-        else:
-            self._read(self._reading)
-            self._selection  # noqa: B018  raises what is wrong
+        samples = [
+            (digest, number, index)
+            for number, (where, part) in enumerate(self._parts)
+            for index, digest in enumerate(_digests(part, self._inputs, where))
+        ]
+        self._choose(sorted(sorted(samples)[:limit], key=lambda item: item[1:]))
 
-    def _read(self, reading: Future[_Selection]) -> None:
-        try:
-            samples: list[tuple[str, int, int]] = []
-            for number, (where, part) in enumerate(self._parts):
-                samples += [(digest, number, index) for index, digest in enumerate(_digests(part, self._inputs, where))]
-            selection = samples if self.samples >= len(samples) else sorted(samples)[: self.samples]
-            reading.set_result(tuple(sorted(selection, key=lambda item: item[1:])))
-        except BaseException as error:
-            reading.set_exception(error)
-
-    @property
-    def _selection(self) -> _Selection:
-        """The samples used, in order."""
-        reading = self._reading
-        if reading is not None:
-            self._stored_selection, self._reading = reading.result(), None
-        return self._stored_selection
+    def _choose(self, selection: Sequence[tuple[str, int, int]]) -> None:
+        """Take these samples, by digest, part and place, in order."""
+        self._selection, self.samples = tuple(selection), len(selection)
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -122,9 +92,8 @@ class ArrayBatches:
 
     def part(self, start: int, stop: int) -> ArrayBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
-        selection = self._selection[start:stop]  # first: nothing that is still being read can be copied
         some = copy.copy(self)
-        some._stored_selection, some.samples = selection, len(selection)
+        some._choose(self._selection[start:stop])
         return some
 
     def describe(self) -> dict[str, Any]:
@@ -245,17 +214,10 @@ def named_batches(source: Any, inputs: Sequence[TensorInfo]) -> Iterator[Mapping
             f"data is {type(source).__name__}; a path, an array, a mapping of input names to arrays, or an iterable of these "
             "(such as a DataLoader) is needed"
         )
-    for number, item in enumerate(_items(source)):
+    # A data set that is read by index, as PyTorch's are, doesn't end by itself.
+    items = source if isinstance(source, Iterable) else (source[index] for index in range(len(source)))
+    for number, item in enumerate(items):
         yield {name: plain(value) for name, value in _named(item, inputs, number).items()}
-
-
-def _items(source: Any) -> Iterator[Any]:
-    """Yield what an iterable gives, or a data set that is read by index, as PyTorch's are."""
-    if isinstance(source, Iterable):
-        yield from source
-    else:
-        for index in range(len(source)):
-            yield source[index]
 
 
 def _named(item: Any, inputs: Sequence[TensorInfo], number: int) -> Mapping[str, Any]:
@@ -286,28 +248,6 @@ def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
         names = ", ".join(info.name for info in inputs)
         raise UsageError(f"{what} fits a model with one input; this one has {names}: give an .npz with these names")
     return inputs[0]
-
-
-def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
-    """The part with compressed arrays copied to files in `folder`, so that they can be mapped."""
-    where, path = part
-    if not isinstance(path, Path) or path.suffix != ".npz":
-        return part
-    with readable(path), zipfile.ZipFile(path) as archive:
-        entries = members(archive)
-        if all(item.compress_type == zipfile.ZIP_STORED for item in entries.values()):
-            return part
-        _matched(path, inputs, where, checked=True)  # what can't be used isn't unpacked
-        try:
-            folder.mkdir(parents=True)
-            files = {}
-            for number, info in enumerate(inputs):
-                files[info.name] = folder / f"{number}.npy"
-                with archive.open(entries[info.name]) as member, files[info.name].open("wb") as file:
-                    shutil.copyfileobj(member, file, _BLOCK)
-        except OSError as error:
-            raise OutputError(f"can't unpack {path} to {folder}: {error.strerror or error}") from error
-    return where, files
 
 
 def _matched(

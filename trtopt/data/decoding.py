@@ -28,16 +28,6 @@ _PIXELS = 1 << 27  # of an image: up to 10 bytes each while it is decoded and re
 _KINDS = {"JPEG": 1, "PNG": 1, "BMP": 1, "TIFF": 1, "WEBP": 1, "PPM": 1, "JPEG2000": 4, "AVIF": 4, "GIF": 4}
 """Pillow's names of the kinds that are read, and how many times a pixel counts, by what the decoder takes."""
 _SCANS = 200  # of a progressive JPEG: each costs as much time as all pixels, and some ten are usual
-_ORIENTATION = 0x0112  # EXIF's tag
-_TURNS = {  # its value → what turns the image upright
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
 _UNKNOWN = "isn't an image that can be decoded"
 
 
@@ -152,20 +142,17 @@ def _jpeg_damage(content: bytes, start: int) -> str:
 
 
 def _by_pillow(pillow: Any, image: Any, content: bytes) -> NDArray[np.uint8]:
+    pillow_ops = require("PIL.ImageOps", "ort", "reading images")
     if image.format == "PNG":
         pillow.open(io.BytesIO(content), formats=["PNG"]).verify()  # checksums, which decoding doesn't look at
     image.load()
-    try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
-    except Exception:  # damaged EXIF data costs no photo
-        turn = None
+    with contextlib.suppress(
+        Exception
+    ):  # damaged EXIF data costs no photo; in place it is turned before that is written
+        pillow_ops.exif_transpose(image, in_place=True)
     if image.mode.startswith("I"):  # 16 bits of grey
         image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode != "RGB":
-        image = image.convert("RGB")
-    if turn is not None:
-        image = image.transpose(getattr(pillow.Transpose, turn))
-    return np.asarray(image)
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def _by_opencv(content: bytes) -> NDArray[np.uint8] | None:

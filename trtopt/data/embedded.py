@@ -47,8 +47,17 @@ class Embedded:
                 "`embed_preprocess=True` needs to know how pixels become the model's input: give `preprocess=`, one of "
                 f"{', '.join(PRESETS)} or a TOML file, or `scale=`, `mean=` and `std=`"
             )
-        typed_inputs = {info.name: _typed(preprocess, info) for info in inputs}
-        fitting = [cls(name, typed) for name, typed in typed_inputs.items() if isinstance(typed, Preprocess)]
+        fitting, reasons = list[Embedded](), list[str]()
+        for info in inputs:
+            try:
+                typed = preprocess.typed(info)
+            except UsageError as error:
+                reasons.append(str(error))
+                continue
+            if typed.dtype == "uint8":
+                reasons.append(f"the input {info.name} takes uint8 already")
+            else:
+                fitting.append(cls(info.name, typed))
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
@@ -56,9 +65,7 @@ class Embedded:
             raise UsageError(
                 f"`embed_preprocess=True` is for models with one image, and this one takes several ({names}): leave it out"
             )
-        raise UsageError(
-            f"`embed_preprocess=True` finds no image input: {'; '.join(map(str, typed_inputs.values())) or 'there is none'}"
-        )
+        raise UsageError(f"`embed_preprocess=True` finds no image input: {'; '.join(reasons) or 'there is none'}")
 
     @classmethod
     def load(cls, described: Mapping[str, Any]) -> Embedded:
@@ -159,12 +166,3 @@ class Embedded:
     def sentence(self) -> str:
         """A sentence for people."""
         return f"{self.input} takes pixels (0 to 255), of which the engine makes {self}"
-
-
-def _typed(preprocess: Preprocess, info: TensorInfo) -> Preprocess | str:
-    """The preprocessing of this input, or why it isn't."""
-    try:
-        typed = preprocess.typed(info)
-    except UsageError as error:
-        return str(error)
-    return typed if typed.dtype != "uint8" else f"the input {info.name} takes uint8 already"

@@ -11,7 +11,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ class ImageBatches:
     Attributes:
         paths: the files used, in the order given (a folder's: by name); "image N" stands for one in memory.
         names: the same as text, of a folder's files relative to it.
-        repeated: how many of them have the same content as another.
 
     Raises:
         UsageError: no such folder, no image in it, an image in memory of another kind, or an image input that doesn't fit the
@@ -104,7 +103,6 @@ class ImageBatches:
         inside = self._folder
         self.names = tuple(str(path.relative_to(inside) if inside is not None else path) for path in self.paths)
         self.samples = len(self._chosen)
-        self.repeated = self.samples - len(set(self.digests))
 
     def check(self) -> None:
         """Decode what isn't known to be usable yet, so that from here on nothing about the samples changes.
@@ -116,8 +114,7 @@ class ImageBatches:
             deque(self._samples(lambda _: _NOTHING), maxlen=0)
 
     def describe(self) -> dict[str, Any]:
-        description = {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
-        return description | ({"repeated": self.repeated} if self.repeated else {})
+        return {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
 
     def part(self, start: int, stop: int) -> ImageBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and it can be sent to another process."""
@@ -125,15 +122,6 @@ class ImageBatches:
         some = copy.copy(self)
         some._chosen, some._reserve = self._chosen[start:stop], []
         some._settle()
-        return some
-
-    def loaded(self) -> ImageBatches:
-        """The same with the files' content in memory, still encoded: it can be sent to a machine that lacks the files."""
-        self.check()
-        some = copy.copy(self)
-        some._chosen = [
-            replace(item, content=_read(item.item)) if isinstance(item.item, Path) else item for item in self._chosen
-        ]
         return some
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
@@ -173,12 +161,11 @@ class ImageBatches:
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """An image that may be used: its place in what was given, its content's digest, and where the content is."""
+    """An image that may be used: its place in what was given, its content's digest, and itself."""
 
     index: int
     digest: str
     item: Item
-    content: bytes | None = None
 
     @property
     def path(self) -> Path:
@@ -187,25 +174,17 @@ class _Chosen:
     def load(self, use: Callable[[NDArray[np.uint8]], NDArray[Any]]) -> NDArray[Any] | str:
         if isinstance(self.item, np.ndarray):
             return use(self.item)
-        return read_image(self.item if self.content is None else self.content, use)
+        return read_image(self.item, use)
 
 
 def _ranked(images: list[_Chosen]) -> list[_Chosen]:
     """Sort by content, repetitions only after all different ones: in the order in which a limit takes them."""
-    repetitions: Counter[str] = Counter()
     ranks: list[tuple[int, str, int]] = []
-    for place, item in enumerate(images):
-        ranks.append((repetitions[item.digest], item.digest, place))
+    repetitions: Counter[str] = Counter()
+    for item in images:
+        ranks.append((repetitions[item.digest], item.digest, len(ranks)))
         repetitions[item.digest] += 1
     return [images[place] for _, _, place in sorted(ranks)]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with encoded(path) as file:
-            return file.read()
-    except (DataError, OSError) as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def _digest(item: Item) -> str | Skipped:
@@ -251,9 +230,8 @@ def images_in(folder: Path) -> list[Item]:
         if folder.suffix in ARRAYS:
             problem = f"holds arrays; give them as `data='{folder}'`"
         raise UsageError(f"`images='{folder}'` {problem}")
-    paths: list[Item] = []
     named = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS]
-    paths += sorted(path for path in named if path.is_file() or (path.is_symlink() and not path.exists()))
+    paths: list[Item] = [*sorted(path for path in named if path.is_file() or (path.is_symlink() and not path.exists()))]
     if not paths:
         raise UsageError(f"there is no image in {folder} (looked for {', '.join(sorted(EXTENSIONS))}, subfolders too)")
     return paths

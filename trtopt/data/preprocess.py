@@ -7,12 +7,13 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from trtopt.core.documents import Damaged, converted, plain, read_toml
+from trtopt.core.documents import Damaged, Positive, converted, plain, read_toml
 from trtopt.core.errors import UsageError, require
 from trtopt.core.files import sha256_json
 from trtopt.core.values import Profile, TensorInfo, choice, x
@@ -28,6 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 PAGE = "docs/preprocessing.md"  # every key with its values
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")  # by Pillow, where `antialias` is set
+_OPENCV = {"bilinear": "linear", "bicubic": "cubic", "lanczos": "lanczos4"}  # its own names
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,9 @@ class Preprocess:
     0.875
     """
 
-    size: tuple[int, int] | None = None
+    size: tuple[Positive, Positive] | None = None
     resize: str = "stretch"
-    crop: float = 1.0
+    crop: Annotated[float, Meta(gt=0, le=1)] = 1.0
     interpolation: str = "bilinear"
     antialias: bool = True
     channels: str = "rgb"
@@ -64,11 +66,11 @@ class Preprocess:
     std: tuple[float, ...] = (1.0,)
     layout: str | None = None
     dtype: str | None = None
-    pad: int = 114
+    pad: Annotated[int, Meta(ge=0, le=255)] = 114
 
     def __post_init__(self) -> None:
         try:
-            for name, kind in get_type_hints(Preprocess).items():
+            for name, kind in get_type_hints(Preprocess, include_extras=True).items():
                 object.__setattr__(self, name, converted(_spelled_out(name, getattr(self, name)), kind, name))
         except Damaged as error:
             raise UsageError(f"preprocessing: {error}") from None
@@ -76,10 +78,6 @@ class Preprocess:
             value = getattr(self, name)
             if value is not None:
                 choice(value, choices, f"preprocessing: {name}")
-        if not 0 < self.crop <= 1:
-            raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
-        if self.size is not None and min(self.size) < 1:
-            raise UsageError(f"preprocessing: size is {list(self.size)}; [height, width] is needed")
         if self.size is not None and self.size[0] * self.size[1] > LARGEST:
             raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
         for name in ("mean", "std"):
@@ -95,8 +93,6 @@ class Preprocess:
             raise UsageError(
                 'preprocessing: dtype is uint8, raw pixels, but scale, mean or std is set: drop them or set dtype = "float32"'
             )
-        if not 0 <= self.pad <= 255:
-            raise UsageError(f"preprocessing: pad is {self.pad}; 0 to 255 is needed")
 
     @classmethod
     def load(
@@ -114,30 +110,29 @@ class Preprocess:
         """
         if isinstance(source, Preprocess):
             return source
+        where = ""
         if isinstance(source, Mapping):
             content = dict(source)
             start = content.pop("preset", None)
-            return cls._from(content, "", base if start is None else cls.load(start))
-        if not isinstance(source, (str, os.PathLike)):
+            base = base if start is None else cls.load(start)
+        elif isinstance(source, (str, os.PathLike)):
+            name = os.fspath(source)
+            if name in PRESETS:
+                return PRESETS[name]
+            if not os.path.isfile(name):  # noqa: PTH113  (Path's raises errors for names that are too long)
+                raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
+            try:
+                content = read_toml(name)
+            except Damaged as error:
+                raise UsageError(f"`preprocess='{name}'`: {error}") from None
+            preset, where = content.pop("preset", None), f"{name}: "
+            if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+                raise UsageError(f"{where}preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
+            base = PRESETS[preset] if preset else None
+        else:
             raise UsageError(
                 f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
             )
-        name = os.fspath(source)
-        if name in PRESETS:
-            return PRESETS[name]
-        if not os.path.isfile(name):  # noqa: PTH113  (Path's raises errors for names that are too long)
-            raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
-        try:
-            content = read_toml(name)
-        except Damaged as error:
-            raise UsageError(f"`preprocess='{name}'`: {error}") from None
-        preset = content.pop("preset", None)
-        if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-            raise UsageError(f"{name}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
-        return cls._from(content, f"{name}: ", PRESETS[preset] if preset else None)
-
-    @classmethod
-    def _from(cls, content: Mapping[str, Any], where: str, base: Preprocess | None) -> Preprocess:
         keys = ["preset", *(item.name for item in fields(cls))]
         for key in sorted(map(str, set(content) - set(keys))):
             near = difflib.get_close_matches(key, keys, 1)
@@ -336,13 +331,7 @@ class Preprocess:
         if image.shape[:2] == size:
             return image
         cv2 = require("cv2", "ort", "resizing images")
-        kind = {
-            "nearest": cv2.INTER_NEAREST,
-            "bilinear": cv2.INTER_LINEAR,
-            "bicubic": cv2.INTER_CUBIC,
-            "area": cv2.INTER_AREA,
-            "lanczos": cv2.INTER_LANCZOS4,
-        }[self.interpolation]
+        kind = getattr(cv2, f"INTER_{_OPENCV.get(self.interpolation, self.interpolation).upper()}")
         return np.asarray(cv2.resize(np.ascontiguousarray(image), size[::-1], interpolation=kind), np.uint8)
 
 

@@ -176,7 +176,12 @@ def _batches(samples: Arrays, infos: Sequence[TensorInfo], profiles: Sequence[Pr
 def laid_out(batch: Arrays, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
     """A batch as a model takes it: with samples on other axes; of what is one sample as a whole, the first one."""
     axes = {info.name: info.batch_axis for info in infos}
-    return {name: _laid_out(array, axes.get(name, 0)) for name, array in batch.items()}
+    laid = dict(batch)
+    for name, array in batch.items():
+        axis = axes.get(name, 0)
+        if axis != 0:
+            laid[name] = np.asarray(array[0]) if axis is None else np.ascontiguousarray(np.moveaxis(array, 0, axis))
+    return laid
 
 
 def samples_first(arrays: Mapping[str, Any], infos: Iterable[TensorInfo]) -> dict[str, Any]:
@@ -188,15 +193,6 @@ def samples_first(arrays: Mapping[str, Any], infos: Iterable[TensorInfo]) -> dic
 def moved(array: Any, axis: int | None) -> Any:
     """An array whose samples lie on `axis` with them on the first axis; None: it is one sample."""
     return array if axis == 0 else array[None] if axis is None else np.moveaxis(array, axis, 0)
-
-
-def _laid_out(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
-    if axis == 0:
-        return array
-    if axis is None:
-        sample: NDArray[Any] = np.asarray(array[0])
-        return sample
-    return np.ascontiguousarray(np.moveaxis(array, 0, axis))
 
 
 def joined(batches: Iterable[Arrays], infos: Iterable[TensorInfo] = ()) -> dict[str, NDArray[Any]]:

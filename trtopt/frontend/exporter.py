@@ -14,7 +14,6 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.expected import Expected, producer_of, record
 from trtopt.core.documents import Plain
 from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, require
 from trtopt.core.files import check_ending
@@ -157,7 +156,6 @@ def export(request: ExportRequest) -> ExportResult:
             )
         with reporter.phase("export to ONNX"):
             model = _export(subject, names, target)
-            _record_training(subject, model)
         comparisons: list[ExportComparison] = []
         if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
@@ -304,32 +302,6 @@ def _lowered(proto: ModelProto, target: int) -> ModelProto:
             newest = max(opset_version(proto), *map(int, re.findall(r"came with opset (\d+)", reasons)), 0)
             raise UnsupportedOperator(error.problem, error.issues, _NEWER.format(newest), error.words) from error
     return _lowered(parts, target)
-
-
-def _record_training(subject: Subject, model: Model) -> None:
-    """Keep what the first BatchNorm knows of its input: the export folds it away, and calibration compares with it."""
-    seen: list[tuple[Any, Any]] = []
-    kind = subject.torch.nn.BatchNorm2d
-    norms = [item for item in subject.module.modules() if isinstance(item, kind) and item.track_running_stats]
-    hooks = [item.register_forward_hook(lambda norm, _, output: seen.append((norm, output))) for item in norms]
-    try:
-        if norms:
-            batch = subject.batch(subject.batch_sizes[-1])  # which has run
-            subject(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not seen:
-        return
-    norm, output = seen[0]
-    trained = norm.num_batches_tracked is None or bool(norm.running_mean.any()) or bool((norm.running_var != 1).any())
-    if not trained or norm.weight is None:
-        return
-    tensor = producer_of(model.proto, batch, output.float().cpu().numpy())
-    if tensor is not None:
-        deviation = norm.weight.abs() * (norm.running_var / (norm.running_var + norm.eps)).sqrt()
-        mean, std = (item.detach().double().cpu().numpy() for item in (norm.bias, deviation))
-        record(model.proto, Expected(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
 
 
 @contextlib.contextmanager

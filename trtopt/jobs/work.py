@@ -16,10 +16,9 @@ from trtopt.autotune.building import build, goal_asked
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
-from trtopt.calibration.expected import check_preprocessing
 from trtopt.calibration.observe import Observation, combined, observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare
-from trtopt.calibration.quality import PROBES, Sample, Survey, facts, refuse
+from trtopt.calibration.quality import PROBES, Sample, Survey, check_preprocessing, facts, refuse
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
 from trtopt.core.progress import Reporter
@@ -93,7 +92,6 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
         limit=data.limit,
         batch=BATCH,
         threads=threads,
-        unpack=folder / "arrays",  # so that shards map them
     )
     assert isinstance(samples, (ImageBatches, ArrayBatches))
     check_enough(samples)
@@ -148,7 +146,7 @@ def make_tables(
     refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
     whole = combined(prepared.proto, [shard.observation for shard in shards])
     probes = _probes(data, survey.samples)
-    quality["preprocessing"] = check_preprocessing(load_model(tables[0][0], lazy=True).proto, probes.images)
+    quality["preprocessing"] = check_preprocessing(prepared.proto, probes.images)
     ranges = half_ranges(prepared.proto, probes.ranged, whole.histograms)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
