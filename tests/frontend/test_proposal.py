@@ -124,7 +124,7 @@ def test_nothing_is_overwritten_unasked(here: Path) -> None:
         ("own.py:Digits", {"inputs": ["x:batchx1x28x28:object"]}, "the dtype is 'object'"),
         ("own.py:Digits", {"images": "none", "data": "none.npz"}, "`images=` and `data=` both say"),
         ("own.py:Digits", {"images": "none"}, "`images='none'` doesn't exist"),
-        ("own.py:Digits", {"data": "none.npz"}, "none.npz' doesn't exist"),
+        ("own.py:Digits", {"data": "none.npz"}, "none.npz'` doesn't exist"),
         ("absent.onnx", {}, r"absent\.onnx"),
         ("absent.onnx", {"inputs": {"x": ("batch", 3)}}, "`inputs=` is for PyTorch models.*--set NAME:SHAPE"),
         ("absent.onnx", {"factory_arg": {"depth": 3}}, "`factory_arg=` is for PyTorch models"),

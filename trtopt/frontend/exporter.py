@@ -239,7 +239,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     dynamic = (shapes,) if any(shapes) else None
     try:
         with (
-            as_qdq(torch, subject.module, subject.text, lambda: subject(subject.batch(size))),
+            as_qdq(torch, subject.module, subject.text),
             rewriting,
             compiler_folder,
             quiet(),
