@@ -87,9 +87,9 @@ def _of_torch(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | None:
     observer, zero = item.activation_post_process, item.zero_point
     if bool(zero.any()) or int(observer.quant_min) not in (-128, -127) or int(observer.quant_max) != 127:
         raise ModelError(
-            f"{what} is torch.ao's {type(item).__name__} of {int(observer.quant_min)} to {int(observer.quant_max)} with the zero "
-            f"point {int(zero.flatten()[0])}; TensorRT takes signed INT8 around zero alone: prepare activations, too, with "
-            "qscheme=torch.per_tensor_symmetric, dtype=torch.qint8, quant_min=-128, quant_max=127, or "
+            f"{what} is torch.ao's {type(item).__name__} of {int(observer.quant_min)} to {int(observer.quant_max)} with the "
+            f"zero point {int(zero.flatten()[0])}; TensorRT takes signed INT8 around zero alone: prepare activations, too, "
+            "with qscheme=torch.per_tensor_symmetric, dtype=torch.qint8, quant_min=-128, quant_max=127, or "
             f"{_FLOAT.format('prepare')}"
         )
     return _rounding(torch, item.scale, int(item.ch_axis) if item.scale.numel() > 1 else None)
