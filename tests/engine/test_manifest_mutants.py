@@ -318,12 +318,11 @@ def test_every_option_of_a_request_has_its_kind() -> None:
         ([90], [], "NVIDIA H200 (sm90, 139 GiB)", (90,)),
         ([89, 120], ["sm89", "sm120"], None, (89, 120)),
         (None, ["sm89", "sm120"], None, (89, 120)),
-        (None, [], "NVIDIA H200 (sm90, 139 GiB)", (90,)),
         (None, [], None, ()),
         ([103], [], "Some GPU, by a name that says nothing", (103,)),
     ],
 )
-def test_compute_capabilities_are_numbers_and_old_manifests_still_tell_theirs(
+def test_compute_capabilities_are_numbers(
     built: Built, tmp_path: Path, numbers: Any, targets: list[str], gpu: str | None, expected: tuple[int, ...]
 ) -> None:
     content = built.content | {"targets": targets, "generation": built.content["generation"] | {"gpu": gpu}}

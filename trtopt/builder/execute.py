@@ -21,28 +21,12 @@ from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.safety import Safety, find_unsafe
-from trtopt.core.errors import (
-    AccuracyLost,
-    BackendError,
-    ModelError,
-    OutputError,
-    PrecisionLost,
-    UnsupportedOperator,
-)
-from trtopt.core.files import (
-    cache_folder,
-    check_writable,
-)
+from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputError, PrecisionLost, UnsupportedOperator
+from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
 from trtopt.core.shapes import outside, shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
-from trtopt.core.values import (
-    BuildSpec,
-    Precision,
-    Profile,
-    TensorInfo,
-    overriding,
-)
+from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data.convert import single_runs
