@@ -61,6 +61,7 @@ def test_what_is_alike_is_not_told(tmp_path: Path) -> None:
     assert found.same and (found.facts, found.precision, found.formats, found.tactics, found.notes) == ((),) * 5
     report = inspect(this)
     assert isinstance(report, EngineReport) and report.difference is None
+    assert {**report.memory, "plan": 0} == {"plan": 0, "workspace_limit": 1 << 30, "scratch": None}
 
 
 def test_each_kind_of_difference(tmp_path: Path) -> None:
@@ -152,21 +153,6 @@ def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
     other.write_bytes(b"vtrt" + bytes(300))
     with pytest.raises(EngineMismatch, match=r"b\.engine isn't the plan"):
         inspect(this, diff=other)
-
-
-def test_memory_by_the_largest_shapes(tmp_path: Path) -> None:
-    report = inspect(_made(tmp_path / "a.engine", [], scratch=77))
-    assert isinstance(report, EngineReport)
-    assert {**report.memory, "plan": 0} == {
-        "plan": 0,
-        "workspace_limit": 1 << 30,
-        "scratch": 77,
-        "inputs": 4 * 3 * 8 * 8 * 4,
-        "outputs": 4 * 10 * 2,
-    }
-    unknown = [{"name": "y", "dtype": "float16", "shape": ["boxes", 4]}]
-    report = inspect(_made(tmp_path / "b.engine", [], outputs=unknown))
-    assert isinstance(report, EngineReport) and report.memory["outputs"] is None
 
 
 def test_the_command_fits_80_columns(tmp_path: Path, world: World) -> None:

@@ -295,13 +295,6 @@ class Suppressed(nn.Module):
         return boxes[kept] if kept.sum() > 3 else boxes
 
 
-def test_nms_inside_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError) as caught:
-        export(Suppressed(), tmp_path / "m.onnx", inputs={"boxes": (20, 4), "scores": (20,)})
-    assert all(word in str(caught.value) for word in ("test_exporter.py, line", "NMS", "docs/export.md", "guard"))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_wrapper_in_the_docs_gives_what_comes_before_nms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/export.md").read_text(encoding="utf-8")
     (tmp_path / "heads.py").write_text(page.split("```python\n")[1].split("```")[0])
@@ -342,21 +335,6 @@ class Depends(nn.Module):
 class Fixed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.arange(12.0).reshape(2, 6)
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        (Depends(), ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
-        (Fixed(), ["batch of x is always 2", "`inputs=`"]),
-        (Broken(), ["forward fails on x float32 [2, 6]", "x @ torch.ones(5, 5)"]),
-    ],
-)
-def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, words: list[str]) -> None:
-    with pytest.raises(ModelError) as caught:
-        export(module, tmp_path / "m.onnx", inputs={"x": ("batch", 6)})
-    assert all(word in str(caught.value) for word in words) and len(str(caught.value)) < 1000, caught.value
-    assert list(tmp_path.iterdir()) == []
 
 
 FIXED: dict[str, Any] = {"inputs": {"x": (1, 3, 8, 8)}}
@@ -673,6 +651,12 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
             ["keep was made up of both 0 and 1", "give real ones by `sample=`"],
         ),
         (Modes, {"x": ("n", 4)}, ["aten.mode", "no ONNX form"]),
+        (Depends, {"x": ("n", 6)}, ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
+        (Fixed, {"x": ("batch", 6)}, ["batch of x is always 2", "`inputs=`"]),
+        (Broken, {"x": ("batch", 6)}, ["forward fails on x float32 [2, 6]", "x @ torch.ones(5, 5)"]),
+        (Suppressed, {"boxes": (20, 4), "scores": (20,)}, ["test_exporter.py, line", "NMS", "docs/export.md", "guard"]),
+        (lambda: Automatic(), {"x": ("batch", 3, 16, 16)}, ["torch.autocast", "leave that out"]),
+        (lambda: Optionals(), None, ["`inputs='image:batchx3x224x224'`"]),
         (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
         (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
         (lambda: nn.Linear(4, 4).bfloat16(), {"input": ("n", 4)}, ["weights are bfloat16", "model.float()"]),
@@ -695,7 +679,7 @@ def test_common_modules_that_cannot_be_exported_say_what_to_do(
 ) -> None:
     with pytest.raises((ModelError, UsageError)) as caught:
         export(make(), tmp_path / "m.onnx", inputs=inputs)
-    assert all(word in str(caught.value) for word in words), caught.value
+    assert all(word in str(caught.value) for word in words) and len(str(caught.value)) < 1000, caught.value
     assert list(tmp_path.iterdir()) == []
 
 
@@ -804,12 +788,6 @@ class Automatic(nn.Module):
             return self.conv(x).float()
 
 
-def test_autocast_inside_forward_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"torch\.autocast.*leave that out"):
-        export(Automatic(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 16, 16)})
-    assert not list(tmp_path.iterdir())
-
-
 class Together(nn.Module):
     """Each sample of `left` with one of `right`, by a grouped convolution."""
 
@@ -855,23 +833,6 @@ def test_nan_of_made_up_inputs_is_said(tmp_path: Path) -> None:
     assert not any("NaN" in note for note in made.notes)
 
 
-class Smoothed(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
-
-
-def test_an_attribute_of_a_newer_opset_is_named_with_what_to_type(tmp_path: Path) -> None:
-    inputs = {"x": (1, 3, 8, 8)}
-    with pytest.raises(ModelError, match=r"antialias came with opset 18(?s:.)*give `opset=18`"):
-        export(Smoothed(), tmp_path / "m.onnx", inputs=inputs)
-    assert export(Smoothed(), tmp_path / "m.onnx", inputs=inputs, opset=18, verify=False).opset == 18
-
-
 class Optionals(nn.Module):
     def forward(self, image: Any = None, text: Any = None) -> Any:
         return image * 2
-
-
-def test_where_all_arguments_are_optional_the_first_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"`inputs='image:batchx3x224x224'`"):
-        export(Optionals(), tmp_path / "m.onnx")

@@ -117,21 +117,6 @@ def test_outputs_whose_shape_depends_on_the_data_of_plans_of_86_are_refused_on_l
         loaded.output_allocator(lambda *_: 1, lambda *_: None)
 
 
-@pytest.mark.parametrize("made", ["8.6.0", "10.16.1"])
-def test_warnings_that_are_errors_break_no_session(made: str, stand_in: Install, lean: Lean, tmp_path: Path) -> None:
-    """`python -W error`: 10's bindings then make a deprecated call and leave the error set, which ends in SystemError."""
-    plan = plan_of(made, stand_in, tmp_path, version_compatible=True)
-    sim, found = lean("lean-10.16.1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        filters = list(warnings.filters)
-        loaded = found.load(plan, "m.engine", host_code=True)
-        contexts = [loaded.context(0x7F00_0000, loaded.scratch_bytes) for _ in range(2)]
-        assert warnings.filters == filters  # which are the whole process's
-    managed = sim.module.ExecutionContextAllocationStrategy.USER_MANAGED
-    assert {context._how for context in contexts} == {"without" if made == "8.6.0" else managed}
-
-
 def test_only_a_plans_own_version_says_what_it_is_asked() -> None:
     """A plan of 10.3 on 10.16: it knows the calls of 10.1, and those of 10.15 not."""
 

@@ -148,13 +148,6 @@ def test_bad_nodes_all_at_once(rtx: Generation, tmp_path: Path) -> None:
     assert "custom_node (Frobnicate)" in str(caught.value) and "det_node (Det)" in str(caught.value)
 
 
-def test_an_operator_that_falls_back_to_a_missing_plugin(rtx: Generation, tmp_path: Path) -> None:
-    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (int64[1,n] y) { y = NonZero(x) }'
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
-    (issue,) = rtx.unsupported(tmp_path / "m.onnx")
-    assert issue.reason == "TensorRT has neither an operator nor a plugin named NonZero"
-
-
 def test_what_parses_but_has_no_implementation(rtx: Generation, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedOperator, match="nms_node"):
         rtx.build(nets.unbuildable_net(tmp_path / "nms.onnx"), BuildSpec(), quantized=False)
