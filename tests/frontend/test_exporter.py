@@ -92,22 +92,30 @@ def test_a_module_with_dynamic_height_and_width(tmp_path: Path, photos: Any) -> 
     json.dumps(result.to_json())
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Mish()), ("batch", 3, 8, 8)),  # Mish came with opset 18
-        (
-            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
-            ("batch", 5, 16),
-        ),  # PyTorch's fast path has no ONNX form
-    ],
-    ids=["mish", "transformer-layer"],
-)
-def test_operators_that_opset_17_lacks_are_written_out(tmp_path: Path, module: nn.Module, shape: Any) -> None:
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    result = export(module, tmp_path / "m.onnx", inputs={"x": shape})
+def test_operators_that_opset_17_lacks_are_written_out(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Mish())  # which came with opset 18
+    result = export(module, tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)})
     assert result.opset == 17 and result.verified
     assert {node.domain for node in load_model(tmp_path / "m.onnx").proto.graph.node} == {""}
+
+
+class Padded(nn.Module):
+    """PyTorch's encoder of sentences: its fast path gives zeros where they are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.body(x, src_key_padding_mask=padding)
+
+
+def test_an_encoder_of_padded_sentences(tmp_path: Path) -> None:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    inputs = {"x": ("n", 5, 16), "padding": TensorInfo("padding", "bool", ("n", 5))}
+    x = np.random.default_rng(0).standard_normal((2, 5, 16)).astype(np.float32)
+    sample = {"x": x, "padding": np.arange(5) >= np.array([[3], [5]])}
+    assert export(Padded(), tmp_path / "m.onnx", inputs=inputs, sample=sample).verified
     assert torch.backends.mha.get_fastpath_enabled() == fast_path
 
 

@@ -336,8 +336,8 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
     """Eval mode for the time of the export, every submodule's own mode afterwards; and a bounded number of threads, since
     PyTorch's default is one per core, whatever the container allows.
 
-    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode: its exporter has no operator for it.
-    And without torch.nn.Transformer's look at its mask's values, whether it is the causal one, which can't be traced: a mask
+    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode, which gives zeros for padding. And
+    without torch.nn.Transformer's look at its mask's values, whether it is the causal one, which can't be traced: a mask
     that isn't known to be is applied as it is.
     """
     modes = [(item, item.training) for item in module.modules()]

@@ -246,7 +246,10 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
             state = require("safetensors.torch", "torch", "a .safetensors file").load_file(path)
         else:
             if checkpoints.is_script(path):  # before torch, which warns of it, too
-                raise ModelError(f"the weights {path} are TorchScript: {checkpoints.script_weights(path)}")
+                raise ModelError(
+                    f"the weights {path} are TorchScript: save them alone, in Python: torch.save(torch.jit.load({str(path)!r})"
+                    f".state_dict(), '{path.stem}.state.pth'); then: `weights='{path.stem}.state.pth'`"
+                )
             state = torch.load(path, map_location="cpu", weights_only=True)
     except TrtoptError:
         raise
