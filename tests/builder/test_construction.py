@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,9 @@ from trtopt.core.errors import (
     UsageError,
 )
 from trtopt.core.values import Precision
-from trtopt.data.samples import write_crops
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
 from trtopt.trt import select
 from trtopt.trt.messages import translate
@@ -516,28 +513,6 @@ def test_ctrl_c_leaves_what_was_there_before(files: Path, tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt):
         _build(files, tmp_path / "net.engine", fp16=True, save_onnx=tmp_path / "graph.onnx")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-
-
-def test_lite0_in_int8(exported: Callable[[str], Path], tmp_path: Path) -> None:
-    """All 49 convolutions and the classifier, from photos."""
-    write_crops("imagenet-crops", tmp_path / "photos")
-    model = exported("efficientnet-lite0")
-    result = build(
-        model,
-        tmp_path / "int8.engine",
-        int8=True,
-        images=tmp_path / "photos",
-        preprocess="efficientnet-lite",
-        limit=8,
-        target=TARGET,
-    )
-    assert result.precision_summary == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
-    manifest = load_manifest(result.engine)
-    assert manifest is not None
-    assert manifest.preprocess is not None
-    named = {node for layer in manifest.layers if layer["precision"] == "int8" for node in layer["nodes"]}
-    graph, _ = fold(load_model(model).proto)
-    assert {node.name for node in graph.graph.node if node.op_type in ("Conv", "Gemm")} <= named
 
 
 def test_the_manifest_says_where_samples_lie_that_do_not_lie_first(tmp_path: Path) -> None:

@@ -297,13 +297,6 @@ def test_86_pins_layers_by_node_name(fallback: bool, stand_in: Install, float_ne
     assert any("nowhere" in warning for warning in built.warnings)
 
 
-@pytest.mark.parametrize("version", ["10.16.1", "11.4.0"])
-def test_typed_generations_take_no_layer_precision(version: str, stand_in: Install, float_net: Path) -> None:
-    _, generation = stand_in(version)
-    with pytest.raises(UsageError, match="typed graph"):
-        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]), layer_precision={"conv1": Precision.FP32})
-
-
 # Native calibration
 
 

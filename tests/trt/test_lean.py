@@ -142,18 +142,6 @@ def test_sessions_make_no_other_call_that_came_after_86() -> None:
         assert methods and methods <= set(known[name])
 
 
-def test_a_mismatch_says_what_runs_the_plan(stand_in: Install, lean: Lean, tmp_path: Path) -> None:
-    plain = plan_of("8.6.0", stand_in, tmp_path)
-    carrying = plan_of("8.6.0", stand_in, tmp_path, version_compatible=True)
-    _, found = lean("lean-11.4.0")
-    with pytest.raises(
-        EngineMismatch, match=r"TensorRT 8\.6\.0\.0, this is TensorRT lean 11\.4\.0\.106: .*`version_comp"
-    ):
-        found.load(plain, "m.engine")
-    with pytest.raises(EngineMismatch, match=r"plans of 8\.6 run on later 8\.x and 10\.x \(not 11\)"):
-        found.load(carrying, "m.engine", host_code=True)
-
-
 def test_a_stub_that_is_called_is_explained(stand_in: Install, lean: Lean, tmp_path: Path) -> None:
     """As users saw it: NVIDIA/TensorRT#4790."""
     plan = plan_of("10.16.1", stand_in, tmp_path)

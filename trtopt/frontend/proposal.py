@@ -29,8 +29,6 @@ from trtopt.recipes.loader import UNKNOWN, known_recipes, load_recipe
 
 _COMMENTS = {
     "preprocess": 'As in training: "imagenet", "efficientnet-lite", "yolo", a .toml file or keys: docs/preprocessing.md.',
-    "precision": "The fastest where the model stands it; fp16 needs no samples; bf16 and fp8 are there, too.",
-    "min_agreement": "Share of the samples with FP32's class, token or pixel; other outputs: min_snr, in dB.",
     "shape": 'Such as ["batch", 3, 224, 224]; a name makes a size open.',
     "range": 'Least, best and most, such as "1x8,8x64,32x256": an engine takes nothing beyond the ends.',
 }
@@ -101,16 +99,15 @@ def init(request: InitRequest) -> InitResult:
         inputs, known, notes = _of_onnx(text) if onnx else _of_module(request)
     module, _, factory = (text, "", "") if onnx else text.rpartition(":")
     module += ".py" * Path(f"{module}.py").is_file()  # so that `pipeline` sees when it changes
-    files = {name: os.path.relpath(os.path.realpath(path), output.resolve().parent) for name, path in samples.items()}
-    if module.endswith((".onnx", ".py")):
-        module = os.path.relpath(os.path.realpath(module), output.resolve().parent)
-    recipe: dict[str, Any] = {"description": text, "source": f"{module}:{factory}".rstrip(":")}
+    files = {"source": Path(module), **samples} if module.endswith((".onnx", ".py")) else samples
+    beside = {name: os.path.relpath(os.path.realpath(path), output.resolve().parent) for name, path in files.items()}
+    recipe: dict[str, Any] = {"description": text, "source": f"{beside.pop('source', module)}:{factory}".rstrip(":")}
     if request.factory_arg:
         recipe["options"] = dict(request.factory_arg)
     image = len(inputs) == 1 and len(inputs[0].shape) == 4 and inputs[0].dtype != "uint8"
     if known is not None or (image and "data" not in samples and _SCALED not in notes):
         recipe["preprocess"] = UNKNOWN if known is None else known
-    tables = {"": {**recipe, **files, "precision": "int8", "min_agreement": MIN_AGREEMENT}}
+    tables = {"": {**recipe, **beside, "precision": "int8", "min_agreement": MIN_AGREEMENT}}
     for info in inputs:
         keys = {"shape": list(info.shape), "dtype": info.dtype, "range": UNKNOWN}
         if UNKNOWN in info.shape or batch_alone(inputs) or not info.open_axes:
@@ -120,10 +117,9 @@ def init(request: InitRequest) -> InitResult:
     for title, table in tables.items():
         lines += ["", f"[{title}]"] if title else []
         for key, value in table.items():
-            if missing := UNKNOWN in (value if isinstance(value, list) else [value]):
+            if UNKNOWN in (value if isinstance(value, list) else [value]):
                 unknown.append(f"{title}.{key}".lstrip(".").replace('"', ""))
-            if key in _COMMENTS and (missing or key in ("precision", "min_agreement")):
-                lines.append(f"# {_COMMENTS[key]}")
+                lines += [f"# {_COMMENTS[key]}"] if key in _COMMENTS else []
             lines.append(f"{key} = {_toml(value)}")
     content = "\n".join(lines) + "\n"
     write_bytes(output, content.encode())
@@ -168,8 +164,6 @@ def _of_module(request: InitRequest) -> tuple[list[TensorInfo], Any, list[str]]:
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{json.dumps(str(key))} = {_toml(item)}' for key, item in value.items())} }}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    if not isinstance(value, (str, bool, int, float)):
+    if not isinstance(value, (str, bool, int, float, list, tuple)):
         raise UsageError(f"{value!r} can't be written into a recipe: TOML has text, numbers, true, false and lists")
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
