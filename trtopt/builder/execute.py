@@ -209,7 +209,7 @@ def _construct(
 
 
 def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
-    """In what the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
+    """Yield where the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
 
     Args:
         named: the user named a node that is lost.
@@ -229,7 +229,7 @@ def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterat
 
 
 def _other(plan: BuildPlan, share: float, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
-    """Why hardly anything, or nothing, runs in the precision asked for, and what to ask for instead."""
+    """Say why hardly anything, or nothing, runs in the precision asked for, and what to ask for instead."""
     precision, base = plan.spec.precision, plan.spec.base
     what = f"no convolution or matrix product runs in {precision.upper()}"
     if share:

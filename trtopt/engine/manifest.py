@@ -265,7 +265,7 @@ _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything known about a plan; every field is plain JSON.
+    """All that is known about a plan; every field is plain JSON.
 
     A manifest with a value of another kind than is written here, or one that isn't allowed, is refused by that
     value's place. Two things are passed over: names that aren't known here, as a newer trtopt may write them; and what is

@@ -186,7 +186,7 @@ class Generation(Loader):
             reporter.warn(caution)
 
     def unsupported(self, model: Path) -> tuple[Issue, ...]:
-        """Everything in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all.
+        """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all.
 
         Raises:
             DeviceError: this generation's parser needs a GPU and there is none.
