@@ -110,6 +110,7 @@ def test_unknown_texts_are_quoted() -> None:
     assert type(translate(("strange",), "can't build")) is BuildFailed
     assert str(translate(("one\n two", "three"), "can't load", EngineError)) == "can't load: one two; three"
     assert "no message" in str(translate((), "can't build"))
+    assert str(translate(tuple("abcdefgh"), "can't build")) == "can't build: a; b; c; d; e; f"
 
 
 def test_warnings_are_counted_and_errors_kept_in_order() -> None:
@@ -148,8 +149,12 @@ def test_verbose_shows_messages_but_not_the_verbose_ones(
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
+        def __init__(self) -> None:
+            self.begun = True  # TensorRT's own takes no logger whose base wasn't initialized
+
     monkeypatch.setenv("TRTOPT_DEBUG", wanted)
     logger = Collector(SimpleNamespace(ILogger=ILogger)).logger
+    assert logger.begun
     logger.log(ILogger.INFO, "building\x1b[2J\n")
     logger.log(ILogger.VERBOSE, "a tactic")
     assert capsys.readouterr() == ("", "TensorRT info: building\\x1b[2J\n" if wanted else "")
