@@ -17,7 +17,7 @@ from trtopt.core.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.trt.messages import Collector, Messages, tidy, translate
+from trtopt.trt.messages import Collector, Messages, in_words, tidy, translate
 
 LITTLE = (
     "Tactic Device request: 8193MB Available: 4096MB. Device memory is insufficient to use tactic.",
@@ -110,6 +110,7 @@ def test_unknown_texts_are_quoted() -> None:
     assert type(translate(("strange",), "can't build")) is BuildFailed
     assert str(translate(("one\n two", "three"), "can't load", EngineError)) == "can't load: one two; three"
     assert "no message" in str(translate((), "can't build"))
+    assert in_words("strange") == "" and "an input that isn't of integers" in in_words("isInFlight")
     assert str(translate(tuple("abcdefgh"), "can't build")) == "can't build: a; b; c; d; e; f"
 
 
@@ -153,7 +154,12 @@ def test_verbose_shows_messages_but_not_the_verbose_ones(
             self.begun = True  # TensorRT's own takes no logger whose base wasn't initialized
 
     monkeypatch.setenv("TRTOPT_DEBUG", wanted)
-    logger = Collector(SimpleNamespace(ILogger=ILogger)).logger
+    collector, heard = Collector(SimpleNamespace(ILogger=ILogger)), list[tuple[str, str]]()
+    logger = collector.logger
+    with collector.collecting(listener=lambda *said: heard.append(said)) as messages:
+        logger.log(ILogger.VERBOSE, "within")
+    logger.log(ILogger.VERBOSE, "later")
+    assert heard == [("VERBOSE", "within")] and messages.errors == ()
     assert logger.begun
     logger.log(ILogger.INFO, "building\x1b[2J\n")
     logger.log(ILogger.VERBOSE, "a tactic")
