@@ -59,6 +59,7 @@ def test_dimensions_of_one_name_are_one_size() -> None:
 
 def test_shape_inputs() -> None:
     assert profile_problems([SIZES], ({"sizes": same(7, 9)},)) == []  # without a parser: it may be one
+    assert "fixed size of 2" in profile_problems([TensorInfo("m", "int64", (2, 2))], ({"m": same(7, 9)},))[0]
     known = frozenset({"sizes"})
     assert "sizes:NxN with 2 numbers" in profile_problems([SIZES], (), shape_inputs=known)[0]
     assert profile_problems([SIZES], ({"sizes": same(-1, 9)},), shape_inputs=known) == []  # values, not sizes
