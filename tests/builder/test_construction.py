@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,12 @@ from trtopt.core.errors import (
     OutputError,
     PrecisionLost,
     UnsupportedOperator,
-    UnsupportedRequest,
     UsageError,
 )
 from trtopt.core.values import Precision
-from trtopt.data.samples import write_crops
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
 from trtopt.trt import select
 from trtopt.trt.messages import translate
@@ -52,17 +48,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def weight(*shape: int) -> np.ndarray[Any, Any]:
         return (random.normal(size=shape) * np.sqrt(2 / np.prod(shape[1:]))).astype(np.float32)
 
-    nodes = [
-        node("Conv", "x w1", "c1", "conv1", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        node("Relu", "c1", "r1", "relu1"),
-        node("Conv", "r1 w2", "c2", "conv2", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        node("Relu", "c2", "r2", "relu2"),
-        node("GlobalAveragePool", "r2", "p", "pool"),
-        node("Flatten", "p", "f", "flatten"),
-        node("Gemm", "f w3", "y", "fc", transB=1),
-    ]
-    weights = {"w1": weight(32, 3, 3, 3), "w2": weight(32, 32, 3, 3), "w3": weight(16, 32)}
-    net = model(nodes, weights=weights, inputs={"x": ["batch", 3, 16, 16]}, outputs={"y": ["batch", 16]})
+    net = parsed(
+        """(float[batch,3,16,16] x) => (float[batch,16] y) {
+        [conv1] c1 = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w1) [relu1] r1 = Relu(c1)
+        [conv2] c2 = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(r1, w2) [relu2] r2 = Relu(c2)
+        [pool] p = GlobalAveragePool(r2) [flatten] f = Flatten(p) [fc] y = Gemm<transB=1>(f, w3) }""",
+        w1=weight(32, 3, 3, 3), w2=weight(32, 32, 3, 3), w3=weight(16, 32),
+    )  # fmt: skip
     onnx.save(net, folder / "net.onnx")
     ramp = np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(1, 3, 16, 16)
     np.savez(folder / "data.npz", x=np.concatenate([ramp * (1 + index / 10) for index in range(12)]))
@@ -116,14 +108,6 @@ def test_a_model_of_another_type_than_asked_for_says_what_it_runs(files: Path, t
     assert result.precision["fp16"] == 3
     said = "no convolution or matrix product runs in BF16: they run in FP16, because of the model's own types"
     assert any(said in text for text in heard.warnings)
-
-
-def test_a_quantized_model_in_fp16_says_what_it_runs(files: Path, tmp_path: Path) -> None:
-    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "int8.onnx")
-    heard = Heard()
-    result = build(tmp_path / "int8.onnx", tmp_path / "again.engine", fp16=True, target=TARGET, reporter=heard)
-    assert result.precision["int8"] == 3
-    assert any("the model is quantized, which `int8=True` says" in text for text in heard.warnings)
 
 
 def _reshaped(folder: Path) -> Path:
@@ -266,19 +250,18 @@ def test_class_names_that_do_not_fit_are_refused(files: Path, tmp_path: Path, co
     assert list(tmp_path.glob("net*")) == []
 
 
-def test_the_graph_that_tensorrt_got_is_kept_on_request(files: Path, tmp_path: Path) -> None:
-    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "graph.onnx")
-    saved = onnx.load(tmp_path / "graph.onnx")
+def test_a_model_that_holds_qdq_is_taken_as_it_is(files: Path, tmp_path: Path) -> None:
+    graph, heard = tmp_path / "graph.onnx", Heard()
+    _build(files, tmp_path / "net.engine", int8=True, save_onnx=graph)
+    saved = onnx.load(graph)
     onnx.checker.check_model(saved, full_check=True)
     assert [item.op_type for item in saved.graph.node].count("QuantizeLinear") == 4  # x, r1, r2 (pooled), f
-
-
-def test_a_model_that_holds_qdq_needs_no_calibration(files: Path, tmp_path: Path) -> None:
-    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "graph.onnx")
-    result = build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, target=TARGET)
-    assert result.precision["int8"] == 3
+    assert build(graph, tmp_path / "again.engine", int8=True, target=TARGET).precision["int8"] == 3
     with pytest.raises(UsageError, match=r"already holds Q/DQ.*drop `data=`"):
-        build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, data=files / "data.npz", target=TARGET)
+        build(graph, tmp_path / "again.engine", int8=True, data=files / "data.npz", target=TARGET)
+    result = build(graph, tmp_path / "half.engine", fp16=True, target=TARGET, reporter=heard)
+    assert result.precision["int8"] == 3
+    assert any("the model is quantized, which `int8=True` says" in text for text in heard.warnings)
 
 
 def test_a_table_gives_the_same_engine_as_its_data(files: Path, tmp_path: Path) -> None:
@@ -355,17 +338,6 @@ def test_an_override_that_the_builder_ignores_is_lost_precision(files: Path, tmp
     assert any("conv2 (fp32 → fp16)" in warning for warning in heard.warnings)
 
 
-def test_lost_precision_is_an_error_unless_it_is_allowed(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"sm75.*`allow_precision_fallback=True`"):
-        _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89")
-    heard = Heard()
-    result = _build(
-        files, tmp_path / "net.engine", int8=True, target="sm75,sm89", allow_precision_fallback=True, reporter=heard
-    )
-    assert result.precision["int8"] < 3
-    assert any("don't run in the precision asked for" in warning for warning in heard.warnings)
-
-
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-RTX for compute capability 7.5 and 8.9 at once, which loses INT8 and isn't asked first."""
@@ -436,27 +408,24 @@ def test_what_reads_a_node_without_an_int8_kernel_is_kept_out_in_a_second_build(
     assert result.precision["int8"] == 2 and [text for text in heard.warnings if "again with second in FP16" in text]
 
 
-def test_a_tree_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    tree = (
-        'nodes_modes=["LEAF"], nodes_values=[0.0], nodes_featureids=[0], nodes_nodeids=[0], nodes_treeids=[0], n_targets=1,'
-        "nodes_truenodeids=[0], nodes_falsenodeids=[0], target_ids=[0], target_nodeids=[0], target_treeids=[0],"
-        "target_weights=[1.0]"
-    )
-    net = f"g (float[n,4] x) => (float[n,1] y) {{ y = ai.onnx.ml.TreeEnsembleRegressor <{tree}> (x) }}"
-    text = f'<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> {net}'
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
-    with pytest.raises(UnsupportedOperator, match=r"TreeEnsembleRegressor(.|\n)*run that part outside the engine"):
-        trtopt.build(tmp_path / "m.onnx", tmp_path / "m.engine", fp16=True, target="sm89")
+TREE = """y = ai.onnx.ml.TreeEnsembleRegressor<nodes_modes=["LEAF"], nodes_values=[0.0], nodes_featureids=[0],
+    nodes_nodeids=[0], nodes_treeids=[0], n_targets=1, nodes_truenodeids=[0], nodes_falsenodeids=[0], target_ids=[0],
+    target_nodeids=[0], target_treeids=[0], target_weights=[1.0]>(x)"""
+MASKED = "a = Neg(x) m = Greater(x, a) i = NonZero(m) t = Transpose(i) y = GatherND(x, t)"
 
 
-def test_a_boolean_index_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    nodes = "a = Neg(x) m = Greater(x, a) i = NonZero(m) t = Transpose(i) y = GatherND(x, t)"
-    net = f"g (float[4,8] x) => (float[k] y) {{ {nodes} }}"
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {net}'), tmp_path / "m.onnx")
-    with pytest.raises(UnsupportedOperator, match=r"NonZero(.|\n)*a boolean mask as an index(.|\n)*torch\.where"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"=> (float[n,1] y) {{ {TREE} }}", r"TreeEnsembleRegressor(.|\n)*run that part outside the engine"),
+        (f"=> (float[k] y) {{ {MASKED} }}", r"NonZero(.|\n)*a boolean mask as an index(.|\n)*torch\.where"),
+    ],
+    ids=["tree", "mask"],
+)
+def test_operators_that_no_engine_has_are_refused_with_what_to_do(tmp_path: Path, text: str, said: str) -> None:
+    onnx.save(parsed(f"(float[4,8] x) {text}", '"" : 17, "ai.onnx.ml" : 3'), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedOperator, match=said):
         trtopt.build(tmp_path / "m.onnx", tmp_path / "m.engine", fp16=True, target="sm89")
-    report = trtopt.check(tmp_path / "m.onnx", backend="rtx", target="sm89")
-    assert any(finding.op == "NonZero" and "torch.where" in finding.hint for finding in report.findings)
 
 
 def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: Path) -> None:
@@ -507,23 +476,6 @@ def test_requests_that_can_not_be_right_are_refused_before_any_work(
     assert list(tmp_path.glob("net*")) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"int8": True, "calibrator": "native"}, "`calibrator='native'`"),
-        ({"target": "sm90"}, "sm90.*sm75, sm80, sm86, sm89, sm120"),
-        ({"fp8": True, "target": "sm86"}, "sm86.*fp8 needs sm89"),
-        ({"hardware_compatibility": "ampere_plus"}, "`hardware_compatibility='ampere_plus'`"),
-    ],
-)
-def test_what_this_generation_can_not_honour_is_refused_by_name(
-    files: Path, tmp_path: Path, options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UnsupportedRequest, match=said):
-        _build(files, tmp_path / "net.engine", **options)
-    assert list(tmp_path.glob("net*")) == []
-
-
 def test_a_full_disk_leaves_neither_plan_nor_manifest(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -561,28 +513,6 @@ def test_ctrl_c_leaves_what_was_there_before(files: Path, tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt):
         _build(files, tmp_path / "net.engine", fp16=True, save_onnx=tmp_path / "graph.onnx")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-
-
-def test_lite0_in_int8(exported: Callable[[str], Path], tmp_path: Path) -> None:
-    """All 49 convolutions and the classifier, from photos."""
-    write_crops("imagenet-crops", tmp_path / "photos")
-    model = exported("efficientnet-lite0")
-    result = build(
-        model,
-        tmp_path / "int8.engine",
-        int8=True,
-        images=tmp_path / "photos",
-        preprocess="efficientnet-lite",
-        limit=8,
-        target=TARGET,
-    )
-    assert result.precision_summary == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
-    manifest = load_manifest(result.engine)
-    assert manifest is not None
-    assert manifest.preprocess is not None
-    named = {node for layer in manifest.layers if layer["precision"] == "int8" for node in layer["nodes"]}
-    graph, _ = fold(load_model(model).proto)
-    assert {node.name for node in graph.graph.node if node.op_type in ("Conv", "Gemm")} <= named
 
 
 def test_the_manifest_says_where_samples_lie_that_do_not_lie_first(tmp_path: Path) -> None:

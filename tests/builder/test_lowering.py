@@ -52,16 +52,20 @@ def table(block: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> T
     return Table.load(folder / "table.json")
 
 
-def lowered(
-    block: onnx.ModelProto,
-    table: Table,
-    *,
-    stored_codes: bool = True,
-    **changes: Any,
+def _lower(
+    proto: onnx.ModelProto, table: Table | None, *, typed: bool, stored: bool | None = None, **spec: Any
 ) -> Lowered:
-    can = SimpleNamespace(stored_codes=stored_codes, max_opset=17, float_only={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can)
-    return lower(block, BuildSpec(precision=Precision.INT8, **changes), generation, table)
+    given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
+    can = SimpleNamespace(
+        stored_codes=typed if stored is None else stored, max_opset=None if typed else 17, float_only={}, float_only_fp8={},
+        conv_borders="",
+    )  # fmt: skip
+    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
+    return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)
+
+
+def lowered(block: onnx.ModelProto, table: Table, *, stored_codes: bool = True, **changes: Any) -> Lowered:
+    return _lower(block, table, typed=False, stored=stored_codes, **changes)
 
 
 def test_quantized_layers_are_asked_for_in_int8_and_overridden_nodes_in_theirs(
@@ -159,15 +163,7 @@ def test_shapes_are_inferred_once(
         return infer_shapes(proto)
 
     monkeypatch.setattr("trtopt.graph.view.infer_shapes", infer)
-    can = SimpleNamespace(
-        stored_codes=typed,
-        max_opset=None if typed else 17,
-        float_only={},
-        float_only_fp8={},
-        conv_borders="",
-    )
-    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
-    made = lower(block, BuildSpec(precision=Precision.INT8), generation, table)
+    made = _lower(block, table, typed=typed)
     assert made.quantized
     assert len(inferred) == 1
     values = {value.name: value.type.tensor_type for value in made.proto.graph.value_info}
@@ -175,18 +171,7 @@ def test_shapes_are_inferred_once(
     assert not [name for name in unknown if not name.startswith("main")]  # what is written anew has types alone
 
 
-# FP8 beside INT8 ----------------------------------------------------------------------------------------------------------
-
-
 # What else is decided, for typed generations and for 8.6 ------------------------------------------------------------------
-
-
-def _lower(proto: onnx.ModelProto, table: Table | None, *, typed: bool, **spec: Any) -> Lowered:
-    given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
-    newest = None if typed else 17
-    can = SimpleNamespace(stored_codes=typed, max_opset=newest, float_only={}, float_only_fp8={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
-    return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)
 
 
 def test_an_override_that_matches_nothing_is_refused(block: onnx.ModelProto, table: Table) -> None:

@@ -171,16 +171,6 @@ def test_of_a_store_that_may_only_be_read_engines_are_taken_and_the_rest_is_buil
         _open(model, where, bf16=True)
 
 
-def test_what_is_damaged_there_is_built_again(model: Path, tmp_path: Path, where: str) -> None:
-    _build(model, tmp_path / "a.engine", where)
-    [entry] = Path(where, "entries").iterdir()
-    _damage(entry / PLAN)
-    _read_only(where)
-    result = _build(model, tmp_path / "b.engine", where)
-    assert not result.cached
-    assert (tmp_path / "b.engine").read_bytes() == (tmp_path / "a.engine").read_bytes()
-
-
 def test_force_builds_and_replaces(model: Path, tmp_path: Path, where: str) -> None:
     _build(model, tmp_path / "a.engine", where)
     assert not _build(model, tmp_path / "b.engine", where, force=True).cached

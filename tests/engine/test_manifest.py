@@ -101,7 +101,7 @@ def test_a_manifest_of_another_format_or_damaged_is_said_to_be_so(tmp_path: Path
         path.write_text(content)
         with pytest.raises(EngineError, match=said):
             load_manifest(engine)
-    path.write_text(json.dumps({"format": "trtopt.engine/1", "truth": ""}))
+    path.write_text(json.dumps({"format": "trtopt.engine/1"}))
     with pytest.raises(EngineError, match="incomplete"):
         load_manifest(engine)
 
@@ -145,14 +145,3 @@ def test_where_the_arithmetic_runs_is_said_where_it_differs() -> None:
     assert thirds == "of the arithmetic, 33.4% INT8, 33.3% FP16, 33.3% FP32"  # which is 100
     assert arithmetic({"int8": 1.0}) == ""
     assert arithmetic({}) == ""
-
-
-def test_a_manifest_from_before_the_precision_summary_had_its_name_is_read(tmp_path: Path) -> None:
-    engine = tmp_path / "net.engine"
-    engine.write_bytes(b"vtrt" + bytes(200))
-    _manifest(engine, "a" * 64).save(engine)
-    content = json.loads(manifest_path(engine).read_text())
-    content["truth"] = content.pop("precision_summary")
-    manifest_path(engine).write_text(json.dumps(content))
-    manifest = load_manifest(engine)
-    assert manifest is not None and manifest.precision_summary == "1 of 1 convolutions INT8"

@@ -39,7 +39,6 @@ from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.timing import Times
-from trtopt.evaluation.verify import verify
 from trtopt.runtime.session import Session
 from trtopt.trt.compatibility import unread
 from trtopt.trt.messages import Messages
@@ -175,28 +174,6 @@ def some(built: Built) -> list[tuple[Place, Any, dict[str, Any]]]:
     return list(mutants(built.content))[::9]
 
 
-def test_a_session_opens_what_can_be_read_and_refuses_the_rest_by_name(
-    built: Built, cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
-    loads: list[str] = []
-    open_on_fake(monkeypatch, cuda, built, loads)
-    built.write(built.content)
-    with Session(built.engine) as session:
-        assert session.classes == tuple(built.content["classes"])
-    refused = opened = 0
-    for path, _, mutant in some(built):
-        built.write(mutant)
-        try:
-            with Session(built.engine):
-                opened += 1
-        except EngineError as error:
-            refused += 1
-            assert str(path[0]) in str(error), f"{named(path)}: {error}"
-    assert opened and refused > 9
-    assert set(loads) == {built.content["plan"]["sha256"]}
-
-
 def open_on_fake(patch: pytest.MonkeyPatch, cuda: FakeCuda, built: Built, loads: list[str]) -> None:
     """Sessions on a fake GPU, whose TensorRT-RTX is the one that built the engine; `loads` gets digests of what it loads."""
     info, made = DeviceInfo(0, "Fake GPU", 89, 1 << 30), built.content["generation"]
@@ -246,18 +223,6 @@ def test_a_build_over_any_of_them_builds_again(built: Built, monkeypatch: pytest
     built.engine.write_bytes(plan)  # these bytes are what other tests' manifests describe; a later build's may differ
 
 
-def test_inspect_says_what_it_reads_or_refuses_it_by_name(built: Built) -> None:
-    refused = 0
-    for number, (path, value, mutant) in enumerate(some(built)):
-        built.write(mutant)
-        try:  # every second time the manifest by itself
-            assert json.dumps(inspect(built.engine if number % 2 else manifest_path(built.engine)).to_json())
-        except EngineError as error:
-            refused += 1
-            assert str(path[0]) in str(error), f"{named(path)} = {value!r}: {error}"
-    assert refused > 9
-
-
 @pytest.mark.parametrize("place", ["best", "limits", "limits.min_agreement", "limits.min_snr", "kept", "candidates"])
 def test_a_report_passes_over_a_comparison_that_can_not_be_read(built: Built, tmp_path: Path, place: str) -> None:
     comparison = built.content["comparison"]
@@ -266,12 +231,6 @@ def test_a_report_passes_over_a_comparison_that_can_not_be_read(built: Built, tm
             written = changed(comparison | {"best": True}, tuple(place.split(".")), value)
             built.write(built.content | {"comparison": written})
             assert report(built.engine, tmp_path / "page.html").contents["verdict"]["limits"] is None, value
-
-
-def test_verify_names_what_is_wrong_with_a_manifest(built: Built) -> None:
-    built.write(changed(built.content, ("graph_file",), 7))
-    with pytest.raises(EngineError, match="graph_file is 7"):
-        verify(built.options["model"], built.engine, data={"x": samples(1)})
 
 
 @pytest.mark.parametrize(
@@ -302,12 +261,6 @@ def test_values_that_no_field_may_have_are_refused_by_name(built: Built, path: P
         load_manifest(built.engine)
 
 
-@pytest.mark.parametrize("profiles", [[], [{}], [{"another": "1x3x32x32"}]])
-def test_inspect_takes_profiles_that_leave_an_input_out(built: Built, profiles: Any) -> None:
-    built.write(built.content | {"profiles": profiles})
-    assert json.dumps(inspect(built.engine).to_json())
-
-
 def test_every_option_of_a_request_has_its_kind() -> None:
     assert set(get_type_hints(manifests._Asked)) == set(BuildSpec().describe())
 
@@ -318,12 +271,11 @@ def test_every_option_of_a_request_has_its_kind() -> None:
         ([90], [], "NVIDIA H200 (sm90, 139 GiB)", (90,)),
         ([89, 120], ["sm89", "sm120"], None, (89, 120)),
         (None, ["sm89", "sm120"], None, (89, 120)),
-        (None, [], "NVIDIA H200 (sm90, 139 GiB)", (90,)),
         (None, [], None, ()),
         ([103], [], "Some GPU, by a name that says nothing", (103,)),
     ],
 )
-def test_compute_capabilities_are_numbers_and_old_manifests_still_tell_theirs(
+def test_compute_capabilities_are_numbers(
     built: Built, tmp_path: Path, numbers: Any, targets: list[str], gpu: str | None, expected: tuple[int, ...]
 ) -> None:
     content = built.content | {"targets": targets, "generation": built.content["generation"] | {"gpu": gpu}}

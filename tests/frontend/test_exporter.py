@@ -92,22 +92,30 @@ def test_a_module_with_dynamic_height_and_width(tmp_path: Path, photos: Any) -> 
     json.dumps(result.to_json())
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Mish()), ("batch", 3, 8, 8)),  # Mish came with opset 18
-        (
-            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
-            ("batch", 5, 16),
-        ),  # PyTorch's fast path has no ONNX form
-    ],
-    ids=["mish", "transformer-layer"],
-)
-def test_operators_that_opset_17_lacks_are_written_out(tmp_path: Path, module: nn.Module, shape: Any) -> None:
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    result = export(module, tmp_path / "m.onnx", inputs={"x": shape})
+def test_operators_that_opset_17_lacks_are_written_out(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Mish())  # which came with opset 18
+    result = export(module, tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)})
     assert result.opset == 17 and result.verified
     assert {node.domain for node in load_model(tmp_path / "m.onnx").proto.graph.node} == {""}
+
+
+class Padded(nn.Module):
+    """PyTorch's encoder of sentences: its fast path gives zeros where they are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.body(x, src_key_padding_mask=padding)
+
+
+def test_an_encoder_of_padded_sentences(tmp_path: Path) -> None:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    inputs = {"x": ("n", 5, 16), "padding": TensorInfo("padding", "bool", ("n", 5))}
+    x = np.random.default_rng(0).standard_normal((2, 5, 16)).astype(np.float32)
+    sample = {"x": x, "padding": np.arange(5) >= np.array([[3], [5]])}
+    assert export(Padded(), tmp_path / "m.onnx", inputs=inputs, sample=sample).verified
     assert torch.backends.mha.get_fastpath_enabled() == fast_path
 
 
@@ -138,12 +146,12 @@ def test_torchvision_says_that_weights_are_random(tmp_path: Path) -> None:
     result = export("torchvision:squeezenet1_1", tmp_path / "m.onnx")
     assert result.weights == "random (seed 0)" and any("random weights" in note for note in result.notes)
     assert result.inputs == (TensorInfo("input", "float32", ("batch", 3, 224, 224)),)
-    assert "photos" in result.sample and [item.batch for item in result.comparisons] == [1, 3]
+    assert result.sample == "synthetic (seed 0)" and [item.batch for item in result.comparisons] == [1, 2]
 
 
 def test_lite0_from_its_recipe_classifies_a_photo(tmp_path: Path) -> None:
     result = export("efficientnet-lite0", tmp_path / "m.onnx")
-    assert result.verified and "photos" in result.sample and result.opset == 17
+    assert result.verified and result.opset == 17
     assert result.weights.endswith("efficientnet-lite0-57934424.pth")
     assert max(item.relative for item in result.comparisons) < 1e-4
     from trtopt.data import open_data
@@ -295,13 +303,6 @@ class Suppressed(nn.Module):
         return boxes[kept] if kept.sum() > 3 else boxes
 
 
-def test_nms_inside_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError) as caught:
-        export(Suppressed(), tmp_path / "m.onnx", inputs={"boxes": (20, 4), "scores": (20,)})
-    assert all(word in str(caught.value) for word in ("test_exporter.py, line", "NMS", "docs/export.md", "guard"))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_wrapper_in_the_docs_gives_what_comes_before_nms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/export.md").read_text(encoding="utf-8")
     (tmp_path / "heads.py").write_text(page.split("```python\n")[1].split("```")[0])
@@ -344,21 +345,6 @@ class Fixed(nn.Module):
         return x + torch.arange(12.0).reshape(2, 6)
 
 
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        (Depends(), ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
-        (Fixed(), ["batch of x is always 2", "`inputs=`"]),
-        (Broken(), ["forward fails on x float32 [2, 6]", "x @ torch.ones(5, 5)"]),
-    ],
-)
-def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, words: list[str]) -> None:
-    with pytest.raises(ModelError) as caught:
-        export(module, tmp_path / "m.onnx", inputs={"x": ("batch", 6)})
-    assert all(word in str(caught.value) for word in words) and len(str(caught.value)) < 1000, caught.value
-    assert list(tmp_path.iterdir()) == []
-
-
 FIXED: dict[str, Any] = {"inputs": {"x": (1, 3, 8, 8)}}
 OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
 
@@ -391,7 +377,7 @@ OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
             {**FIXED, "sample": {"x": np.zeros((2, 3, 8, 8))}, "preprocess": "imagenet"},
             "arrays in `sample=` are used as they are: drop it",
         ),
-        (Two(), {"inputs": {"a": (1, 3), "b": (1, 3)}, "preprocess": "imagenet"}, "the model takes none"),
+        (Two(), {"inputs": {"a": (1, 3), "b": (1, 3)}, "preprocess": "imagenet"}, "`sample=` gives none"),
         (Net(), {**FIXED, "tolerance": float("nan")}, "`tolerance=` is nan"),
         (Net(), {**FIXED, "input_names": [""]}, "`input_names=` is ['']: give names"),
         (Net(), {**FIXED, "output_names": []}, "`output_names=` is []: give names"),
@@ -673,6 +659,12 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
             ["keep was made up of both 0 and 1", "give real ones by `sample=`"],
         ),
         (Modes, {"x": ("n", 4)}, ["aten.mode", "no ONNX form"]),
+        (Depends, {"x": ("n", 6)}, ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
+        (Fixed, {"x": ("batch", 6)}, ["batch of x is always 2", "`inputs=`"]),
+        (Broken, {"x": ("batch", 6)}, ["forward fails on x float32 [2, 6]", "x @ torch.ones(5, 5)"]),
+        (Suppressed, {"boxes": (20, 4), "scores": (20,)}, ["test_exporter.py, line", "NMS", "docs/export.md", "guard"]),
+        (lambda: Automatic(), {"x": ("batch", 3, 16, 16)}, ["torch.autocast", "leave that out"]),
+        (lambda: Optionals(), None, ["`inputs='image:batchx3x224x224'`"]),
         (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
         (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
         (lambda: nn.Linear(4, 4).bfloat16(), {"input": ("n", 4)}, ["weights are bfloat16", "model.float()"]),
@@ -681,7 +673,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (
             lambda: nn.Sequential(nn.ReLU(), torch.jit.script(nn.Linear(4, 4))),
             {"input": ("n", 4)},
-            ["holds TorchScript", ": 1; put the Python module there"],
+            ["holds TorchScript (1)", "put the Python module there"],
         ),
         (
             lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
@@ -695,7 +687,7 @@ def test_common_modules_that_cannot_be_exported_say_what_to_do(
 ) -> None:
     with pytest.raises((ModelError, UsageError)) as caught:
         export(make(), tmp_path / "m.onnx", inputs=inputs)
-    assert all(word in str(caught.value) for word in words), caught.value
+    assert all(word in str(caught.value) for word in words) and len(str(caught.value)) < 1000, caught.value
     assert list(tmp_path.iterdir()) == []
 
 
@@ -804,12 +796,6 @@ class Automatic(nn.Module):
             return self.conv(x).float()
 
 
-def test_autocast_inside_forward_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"torch\.autocast.*leave that out"):
-        export(Automatic(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 16, 16)})
-    assert not list(tmp_path.iterdir())
-
-
 class Together(nn.Module):
     """Each sample of `left` with one of `right`, by a grouped convolution."""
 
@@ -855,23 +841,6 @@ def test_nan_of_made_up_inputs_is_said(tmp_path: Path) -> None:
     assert not any("NaN" in note for note in made.notes)
 
 
-class Smoothed(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
-
-
-def test_an_attribute_of_a_newer_opset_is_named_with_what_to_type(tmp_path: Path) -> None:
-    inputs = {"x": (1, 3, 8, 8)}
-    with pytest.raises(ModelError, match=r"antialias came with opset 18(?s:.)*give `opset=18`"):
-        export(Smoothed(), tmp_path / "m.onnx", inputs=inputs)
-    assert export(Smoothed(), tmp_path / "m.onnx", inputs=inputs, opset=18, verify=False).opset == 18
-
-
 class Optionals(nn.Module):
     def forward(self, image: Any = None, text: Any = None) -> Any:
         return image * 2
-
-
-def test_where_all_arguments_are_optional_the_first_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"`inputs='image:batchx3x224x224'`"):
-        export(Optionals(), tmp_path / "m.onnx")

@@ -140,12 +140,3 @@ def test_the_opset_that_is_suggested_is_one_that_has_it(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"came with opset 18\ngive `opset=18`"):
         export(Largest(), tmp_path / "m.onnx", inputs="x:batch,12")
     assert export(Largest(), tmp_path / "m.onnx", inputs="x:batch,12", opset=18).comparisons
-
-
-def test_what_the_exporter_has_no_form_for_is_named(tmp_path: Path) -> None:
-    class Middle(nn.Module):
-        def forward(self, x: Any) -> Any:
-            return x.median(1).values
-
-    with pytest.raises(ModelError, match=r"it uses PyTorch's aten\.median.*no ONNX form: write that part"):
-        export(Middle(), tmp_path / "m.onnx", inputs="x:batch,12")

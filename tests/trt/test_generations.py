@@ -297,13 +297,6 @@ def test_86_pins_layers_by_node_name(fallback: bool, stand_in: Install, float_ne
     assert any("nowhere" in warning for warning in built.warnings)
 
 
-@pytest.mark.parametrize("version", ["10.16.1", "11.4.0"])
-def test_typed_generations_take_no_layer_precision(version: str, stand_in: Install, float_net: Path) -> None:
-    _, generation = stand_in(version)
-    with pytest.raises(UsageError, match="typed graph"):
-        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]), layer_precision={"conv1": Precision.FP32})
-
-
 # Native calibration
 
 
@@ -342,14 +335,10 @@ def test_native_calibration_faults(stand_in: Install, float_net: Path) -> None:
         build(generation, float_net, spec, calibration=broken(), calibration_batch=3)
     with pytest.raises(UnsupportedRequest, match="`images="):
         build(generation, float_net, spec)
-    with pytest.raises(DataError, match="0 samples"):
+    with pytest.raises(DataError, match="0 samples, fewer"):
         build(generation, float_net, spec, calibration=[])
     with pytest.raises(DataError, match="3 samples, fewer than one batch of 8"):
         build(generation, float_net, spec, calibration=photos(3), calibration_batch=8)
-    with pytest.raises(UsageError, match="no array for the input x"):
-        build(generation, float_net, spec, calibration=[{"y": photos(3)[0]["x"]}], calibration_batch=3)
-    with pytest.raises(UsageError, match="x needs"):
-        build(generation, float_net, spec, calibration=[{"x": np.zeros((3, 3, 16, 16))}], calibration_batch=3)
 
 
 def test_a_calibrator_that_was_never_asked_is_an_error(stand_in: Install, float_net: Path, monkeypatch: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trtopt.core.errors import EngineError
 from trtopt.core.values import LayerInfo, Precision
-from trtopt.trt.layers import LayerReport, from_dump, from_inspector, onnx_nodes
+from trtopt.trt.layers import LayerReport, from_dump, from_inspector, onnx_nodes, profile_suffix
 
 # As TensorRT-RTX 1.7.1 writes them; strides shortened, one name made hard.
 DUMP = """Layers:
@@ -265,3 +265,7 @@ def test_metadata_names_with_brackets(between: str) -> None:
     names = ("/layer.0/conv[1]", "a]b", "plain")
     assert onnx_nodes(between.join(f"[ONNX Layer: {name}]" for name in names)) == names
     assert onnx_nodes("") == ()
+
+
+def test_layers_of_later_profiles_have_an_ending() -> None:
+    assert [profile_suffix(name) for name in ("a", "a [profile 0]", "a [profile 12]")] == ["", "", " [profile 12]"]

@@ -17,7 +17,7 @@ from trtopt.core.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.trt.messages import Collector, Messages, tidy, translate
+from trtopt.trt.messages import Collector, Messages, in_words, tidy, translate
 
 LITTLE = (
     "Tactic Device request: 8193MB Available: 4096MB. Device memory is insufficient to use tactic.",
@@ -110,6 +110,8 @@ def test_unknown_texts_are_quoted() -> None:
     assert type(translate(("strange",), "can't build")) is BuildFailed
     assert str(translate(("one\n two", "three"), "can't load", EngineError)) == "can't load: one two; three"
     assert "no message" in str(translate((), "can't build"))
+    assert in_words("strange") == "" and "an input that isn't of integers" in in_words("isInFlight")
+    assert str(translate(tuple("abcdefgh"), "can't build")) == "can't build: a; b; c; d; e; f"
 
 
 def test_warnings_are_counted_and_errors_kept_in_order() -> None:
@@ -120,12 +122,15 @@ def test_warnings_are_counted_and_errors_kept_in_order() -> None:
         "b",
         "Make sure input sizes has Int64 binding.",
         "Make sure output classes has Int64 binding.",
+        "Missing scale and zero-point for tensor x",
+        "Missing scale and zero-point for tensor y",
     ):
         messages.add("WARNING", text)
     for text in ("first", "second", "first"):
         messages.add("ERROR", text)
     messages.add("INFO", "nothing")
-    assert messages.warnings == ("Empty initializer roi.", "b (2 times)")  # the last two say nothing
+    unscaled = "tensors without a calibrated scale stay in floating point (2 times)"
+    assert messages.warnings == ("Empty initializer roi.", "b (2 times)", unscaled)  # bindings say nothing
     assert messages.errors == ("first", "second")
 
 
@@ -145,8 +150,17 @@ def test_verbose_shows_messages_but_not_the_verbose_ones(
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
+        def __init__(self) -> None:
+            self.begun = True  # TensorRT's own takes no logger whose base wasn't initialized
+
     monkeypatch.setenv("TRTOPT_DEBUG", wanted)
-    logger = Collector(SimpleNamespace(ILogger=ILogger)).logger
+    collector, heard = Collector(SimpleNamespace(ILogger=ILogger)), list[tuple[str, str]]()
+    logger = collector.logger
+    with collector.collecting(listener=lambda *said: heard.append(said)) as messages:
+        logger.log(ILogger.VERBOSE, "within")
+    logger.log(ILogger.VERBOSE, "later")
+    assert heard == [("VERBOSE", "within")] and messages.errors == ()
+    assert logger.begun
     logger.log(ILogger.INFO, "building\x1b[2J\n")
     logger.log(ILogger.VERBOSE, "a tactic")
     assert capsys.readouterr() == ("", "TensorRT info: building\\x1b[2J\n" if wanted else "")

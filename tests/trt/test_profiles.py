@@ -39,6 +39,12 @@ def test_every_problem_at_once() -> None:
 
 def test_dynamic_inputs_need_a_profile_and_static_ones_do_not() -> None:
     assert "no `shapes=` gives their range: image" in profile_problems([IMAGE], ())[0]
+    with pytest.raises(
+        UsageError, match=r"no `shapes=` gives their range: image .*\. Write `shapes='image:1x3x224x224,8x3"
+    ):
+        validate_profiles([IMAGE], ())
+    with pytest.raises(UsageError, match=r"in dimension 3, given 8\. Write `shapes='image:2x3x224x224'`"):
+        validate_profiles([IMAGE], ({"image": same(2, 3, 224, 8)}, {"image": same(4, 3, 224, 224)}))
     assert profile_problems([TensorInfo("x", "float32", (1, 3))], ()) == []
     assert profile_problems([TensorInfo("x", "float32", (1, 3))], ({"x": same(1, 3)},)) == []
 
@@ -53,6 +59,7 @@ def test_dimensions_of_one_name_are_one_size() -> None:
 
 def test_shape_inputs() -> None:
     assert profile_problems([SIZES], ({"sizes": same(7, 9)},)) == []  # without a parser: it may be one
+    assert "fixed size of 2" in profile_problems([TensorInfo("m", "int64", (2, 2))], ({"m": same(7, 9)},))[0]
     known = frozenset({"sizes"})
     assert "sizes:NxN with 2 numbers" in profile_problems([SIZES], (), shape_inputs=known)[0]
     assert profile_problems([SIZES], ({"sizes": same(-1, 9)},), shape_inputs=known) == []  # values, not sizes

@@ -24,23 +24,12 @@ from trtopt.builder.refit import structure
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
-from trtopt.core.errors import (
-    OutputError,
-    TrtoptError,
-)
-from trtopt.core.files import (
-    json_bytes,
-    sha256_file,
-    write_bytes,
-    writing_together,
-)
+from trtopt.core.errors import OutputError, TrtoptError
+from trtopt.core.files import json_bytes, sha256_file, write_bytes, writing_together
 from trtopt.core.options import taking
 from trtopt.core.progress import Duration
 from trtopt.core.temporary import scratch
-from trtopt.core.values import (
-    Kept,
-    TensorInfo,
-)
+from trtopt.core.values import Kept, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store

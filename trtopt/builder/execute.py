@@ -21,28 +21,12 @@ from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.safety import Safety, find_unsafe
-from trtopt.core.errors import (
-    AccuracyLost,
-    BackendError,
-    ModelError,
-    OutputError,
-    PrecisionLost,
-    UnsupportedOperator,
-)
-from trtopt.core.files import (
-    cache_folder,
-    check_writable,
-)
+from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputError, PrecisionLost, UnsupportedOperator
+from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
 from trtopt.core.shapes import outside, shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
-from trtopt.core.values import (
-    BuildSpec,
-    Precision,
-    Profile,
-    TensorInfo,
-    overriding,
-)
+from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data.convert import single_runs
@@ -225,7 +209,7 @@ def _construct(
 
 
 def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
-    """In what the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
+    """Yield where the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
 
     Args:
         named: the user named a node that is lost.
@@ -245,7 +229,7 @@ def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterat
 
 
 def _other(plan: BuildPlan, share: float, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
-    """Why hardly anything, or nothing, runs in the precision asked for, and what to ask for instead."""
+    """Say why hardly anything, or nothing, runs in the precision asked for, and what to ask for instead."""
     precision, base = plan.spec.precision, plan.spec.base
     what = f"no convolution or matrix product runs in {precision.upper()}"
     if share:

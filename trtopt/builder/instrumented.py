@@ -17,7 +17,7 @@ from trtopt.core.documents import converted
 from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import BuildSpec, Override, Precision, overriding, parse_targets
+from trtopt.core.values import BuildSpec, Precision, parse_targets
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import save_model
 from trtopt.graph.passes import embed
@@ -92,27 +92,11 @@ def _precisions(
     manifest: Manifest, spec: BuildSpec, graph: ModelProto
 ) -> tuple[dict[str, Precision], dict[str, Precision]]:
     """Return what nodes run in where the graph doesn't say it: what they must, and what the engine was seen to run them in."""
-    nodes = {node.name: node for node in graph.graph.node}
-    overrides = tuple(map(Override.parse, manifest.spec.get("overrides", ())))
-    overrides_by_node = {name: overriding(overrides, name, node.op_type) for name, node in nodes.items()}
-    layer_precision = {
-        name: override
-        for name, override in overrides_by_node.items()
-        if override is not None and not override.quantized
-    }
-    in_fp32 = (item["node"] for item in manifest.kept if item["precision"] == Precision.FP32)
-    layer_precision |= {name: Precision.FP32 for name in in_fp32 if name in nodes}
-    layer_precision |= dict.fromkeys(embed.arithmetic(graph), Precision.FP32)
     if spec.base is Precision.FP32:
         return {}, {}
-    engine_precision = {
-        name: Precision(layer["precision"])
-        for layer in manifest.layers
-        for name in layer["nodes"]
-        if name in nodes and nodes[name].op_type in HEAVY_OPS
-    }
-    return layer_precision, {
-        name: precision
-        for name, precision in engine_precision.items()
-        if not precision.quantized and name not in layer_precision
-    }
+    heavy = {node.name: node.op_type in HEAVY_OPS for node in graph.graph.node}
+    in_fp32 = [item["node"] for item in manifest.kept if item["precision"] == Precision.FP32 and item["node"] in heavy]
+    pinned = dict.fromkeys([*in_fp32, *embed.arithmetic(graph)], Precision.FP32)
+    seen = {name: Precision(layer["precision"]) for layer in manifest.layers for name in layer["nodes"]}
+    preferred = {name: precision for name, precision in seen.items() if heavy.get(name) and not precision.quantized}
+    return pinned, {name: precision for name, precision in preferred.items() if name not in pinned}

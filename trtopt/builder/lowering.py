@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -29,7 +29,6 @@ from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import all_nodes, dtype_name, forget_placeholders
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS, REGION
 
@@ -65,23 +64,6 @@ class Lowered:
     source: onnx.ModelProto | None = None
 
 
-@dataclass(frozen=True)
-class _Nodes:
-    """The nodes of a model whose precision something decides before it is quantized.
-
-    Attributes:
-        heavy: convolutions and matrix products with weights, in the graph's order.
-        integer: that read what the model itself has in 8 bits.
-        overrides: node → the precision that the user named for it.
-        unsafe: node → why it must stay in FP32.
-    """
-
-    heavy: Sequence[str]
-    integer: Collection[str]
-    overrides: Mapping[str, Precision]
-    unsafe: Mapping[str, str]
-
-
 def lower(
     folded: onnx.ModelProto,
     spec: BuildSpec,
@@ -110,28 +92,38 @@ def lower(
     if table is not None and has_half(folded):
         folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
-    model = to_ir_at(folded, _opset(folded, spec, table is not None, embedded, typed=typed))
+    opset = quantize.OPSET.get(spec.precision, 1)
+    if typed:
+        opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
+    model = to_ir_at(folded, opset if embedded is None else max(opset, embed.OPSET))
     if table is not None and spec.base is Precision.FP16:
         unsafe |= overflowing(model, table.beyond_fp16)
     passes = [readable(model, capabilities.max_opset)]
     source = as_read(folded, passes[0])
-    nodes, points = _nodes(model, spec, unsafe), Points({})
+    heavy = [str(node.name) for node in model.graph if node.op_type in WEIGHTED]
+    codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
+    integer = {str(reader.name) for node in codes for reader in node.successors()}  # reads 8 bits of the model's own
+    all_overrides = {str(node.name): overriding(spec.overrides, str(node.name), node.op_type) for node in model.graph}
+    overrides = {name: precision for name, precision in all_overrides.items() if precision is not None}
+    points = Points({})
     if table is not None:
-        points = _quantize(model, spec, generation, table, nodes, unquantized or {}, passes)
+        points = _quantize(model, spec, generation, table, {**unsafe, **(unquantized or {})}, passes)
+    asked: dict[str, Precision] = dict.fromkeys(points.quantized, spec.precision)
     layer_precision: dict[str, Precision] = {}
     if typed:
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
         in_fp32, reduced = passes[-1].kept, passes[-1].changes
+        if not spec.precision.quantized:
+            asked = {name: spec.base for name in heavy if name in reduced and name not in integer}
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
-        reduced = {}
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
-        layer_precision |= {node: precision for node, precision in nodes.overrides.items() if not precision.quantized}
-    asked = _asked(spec, nodes, points.quantized, reduced, typed=typed)
+        layer_precision |= {node: precision for node, precision in overrides.items() if not precision.quantized}
+    asked |= overrides
     preferred: dict[str, Precision] = {}
     if table is not None and not typed and spec.base is not Precision.FP32:
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
-        free = set(nodes.heavy) - asked.keys()
+        free = set(heavy) - asked.keys()
         preferred = dict.fromkeys(sorted((free | _beside(model, free)) - layer_precision.keys()), spec.base)
     if not capabilities.stored_codes:
         passes.append(with_float_weights(model))
@@ -142,7 +134,13 @@ def lower(
             layer_precision |= {
                 str(node.name): Precision.FP32 for node in new_nodes if node.op_type in embed.ARITHMETIC
             }
-    proto = _written(model, spec, passes, folded)
+    changed = any(item.changed for item in passes)
+    proto = to_proto(model) if changed else folded
+    forget_placeholders(proto)
+    if changed and (problem := invalid(proto)):
+        raise ModelError(
+            f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
+        )
     kept_layers = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
     return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source)
 
@@ -155,111 +153,42 @@ def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, s
     return fp32_model, islands if own is not None else {}
 
 
-def _opset(folded: onnx.ModelProto, spec: BuildSpec, scales: bool, embedded: Embedded | None, *, typed: bool) -> int:
-    """The oldest opset that has all that will be written into the graph."""
-    opset = quantize.OPSET.get(spec.precision, 1)
-    if typed:
-        opset = max(opset, typed_opset(spec.base, scales or is_quantized(folded)))
-    return opset if embedded is None else max(opset, embed.OPSET)
-
-
-def _nodes(model: ir.Model, spec: BuildSpec, unsafe: Mapping[str, str]) -> _Nodes:
-    codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
-    return _Nodes(
-        heavy=[str(node.name) for node in model.graph if node.op_type in WEIGHTED],
-        integer={str(reader.name) for node in codes for reader in node.successors()},
-        overrides={
-            str(node.name): precision
-            for node in model.graph
-            if (precision := overriding(spec.overrides, str(node.name), node.op_type)) is not None
-        },
-        unsafe=unsafe,
-    )
-
-
 def _quantize(
     model: ir.Model,
     spec: BuildSpec,
     generation: Generation,
     table: Table,
-    nodes: _Nodes,
-    unquantized: Mapping[str, str],
+    left_out: Mapping[str, str],
     passes: list[PassResult],
 ) -> Points:
-    """Smooth and repair the weights and insert Q/DQ, as the table says; return where. Each step's result comes to `passes`."""
-    int8 = spec.precision is Precision.INT8
+    """Smooth and repair the weights and insert Q/DQ, as the table says; return where. Each step's result comes to `passes`.
+
+    Args:
+        left_out: nodes that stay out, with the reason; those that the table leaves out come to them.
+    """
+    int8, capabilities = spec.precision is Precision.INT8, generation.capabilities
     if table.smoothed and int8:
         passes.append(smooth(model, table.smoothed))
-    points = _points(model, spec, generation.capabilities, table, nodes, unquantized)
-    if int8:
-        repairs, points = repair_weights(model, points, table.repairs)
-        passes.append(repairs)
-    passes.append(insert_qdq(model, points, table.amax, base=spec.base if generation.typed(spec) else Precision.FP32))
-    return points
-
-
-def _points(
-    model: ir.Model,
-    spec: BuildSpec,
-    capabilities: Capabilities,
-    table: Table,
-    nodes: _Nodes,
-    unquantized: Mapping[str, str],
-) -> Points:
-    """Find where the 8 bits go, with the reason for each layer that stays out."""
-    int8 = spec.precision is Precision.INT8
-    reasons = {
-        **dict.fromkeys(without_scales(table), NO_SCALE),
-        **(table.left_out if int8 else {}),
-        **nodes.unsafe,
-        **unquantized,
-    }
+    reasons = {**dict.fromkeys(without_scales(table), NO_SCALE), **(table.left_out if int8 else {}), **left_out}
     points = find_points(
         model,
         spec.precision,
         base=spec.base,
         overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
-        excluded=_excluded(capabilities, spec.precision),
+        excluded={
+            **capabilities.float_only,
+            **(capabilities.float_only_fp8 if spec.precision is Precision.FP8 else {}),
+        },
         conv_borders=capabilities.conv_borders if int8 else "",
         gates=table.gates if int8 else (),
     )
     kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
-    return replace(points, kept=tuple(kept))
-
-
-def _asked(
-    spec: BuildSpec, nodes: _Nodes, quantized: Collection[str], reduced: Collection[str], *, typed: bool
-) -> dict[str, Precision]:
-    """Node → the precision that its layer must be found in.
-
-    Args:
-        quantized: nodes in 8 bits.  reduced: nodes that a typed graph computes in the base precision.
-    """
-    if typed and not spec.precision.quantized:
-        asked = {name: spec.base for name in nodes.heavy if name in reduced and name not in nodes.integer}
-    else:
-        asked = dict.fromkeys(quantized, spec.precision)
-    return {**asked, **nodes.overrides}
-
-
-def _written(
-    model: ir.Model, spec: BuildSpec, passes: Sequence[PassResult], folded: onnx.ModelProto
-) -> onnx.ModelProto:
-    """The graph as a valid message; `folded` where no pass changed it."""
-    changed = any(item.changed for item in passes)
-    proto = to_proto(model) if changed else folded
-    forget_placeholders(proto)
-    if changed and (problem := invalid(proto)):
-        raise ModelError(
-            f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
-        )
-    return proto
-
-
-def _excluded(capabilities: Capabilities, precision: Precision) -> Mapping[str, str]:
-    """Operators that run in floating point in spite of Q/DQ, with the reason."""
-    fp8 = capabilities.float_only_fp8 if precision is Precision.FP8 else {}
-    return {**capabilities.float_only, **fp8}
+    points = replace(points, kept=tuple(kept))
+    if int8:
+        repairs, points = repair_weights(model, points, table.repairs)
+        passes.append(repairs)
+    passes.append(insert_qdq(model, points, table.amax, base=spec.base if generation.typed(spec) else Precision.FP32))
+    return points
 
 
 def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:

@@ -17,18 +17,9 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples, sizes_of_samples
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
-from trtopt.core.errors import (
-    UsageError,
-)
-from trtopt.core.files import (
-    sha256_json,
-)
-from trtopt.core.values import (
-    BuildSpec,
-    Profile,
-    TensorInfo,
-    x,
-)
+from trtopt.core.errors import UsageError
+from trtopt.core.files import sha256_json
+from trtopt.core.values import BuildSpec, Profile, TensorInfo, x
 from trtopt.core.version import __version__
 from trtopt.data import Batches
 from trtopt.data.embedded import Embedded

@@ -108,8 +108,6 @@ _HELD = {
     "plan": "plan",
     "workspace_limit": "workspace at most",
     "scratch": "scratch of a context",
-    "inputs": "inputs at their largest",
-    "outputs": "outputs at their largest",
 }
 
 

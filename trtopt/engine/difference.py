@@ -35,7 +35,7 @@ class EngineDifference:
     """The differences between two engines, the first one's value first.
 
     Nodes are those in layers with products (convolutions, deconvolutions, matrix products). Where the two engines have no such
-    node in common, as of models that were exported by different programs, the engine's own layer names stand for them.
+    node in common, layers aren't compared.
 
     Attributes:
         this, other: the engines' files.
@@ -146,16 +146,9 @@ def compare(
     ]
     mine, theirs = ({}, {}) if notes else map(by_node, layers)
     if mine and theirs and not mine.keys() & theirs.keys():
-        notes.append("no node with products is in both: layers are matched by the engines' own names of them")
-        mine, theirs = map(_by_name, layers)
+        notes.append("no node with products is in both, as of models by different exporters: layers aren't compared")
+        mine, theirs = {}, {}
     alike = [node for node in mine if node in theirs and mine[node]["precision"] == theirs[node]["precision"]]
-    has_formats = [any(layer.get("reads") for layer in each) for each in layers]
-    if alike and not all(has_formats):
-        lacking = [path.name for path, has in ((this, has_formats[0]), (other, has_formats[1])) if not has]
-        notes.append(
-            f"formats and tactics aren't compared: {' and '.join(lacking)} was built before manifests had them"
-        )
-        alike = []
     return EngineDifference(
         this,
         other,
@@ -172,8 +165,3 @@ def formats(layer: Mapping[str, Any]) -> str | None:
     if not layer.get("reads") and not layer.get("writes"):
         return None
     return " → ".join(", ".join(dict.fromkeys(layer.get(key) or ("?",))) for key in ("reads", "writes"))
-
-
-def _by_name(layers: _Layers) -> dict[str, Mapping[str, Any]]:
-    """Layers with products by their names, without the number that TensorRT adds to each ("conv1_myl0_2")."""
-    return {layer["name"].partition("_myl")[0] or layer["name"]: layer for layer in layers if layer["kind"] in HEAVY}

@@ -7,7 +7,7 @@ import math
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ from trtopt.trt.compatibility import runs_on
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.plans import check_maker, plan_origin
 
-_WIDTHS = {"bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
-_WIDTHS |= {"float8_e4m3fn": 1, "int16": 2, "float64": 8}
 _LIBRARIES = (
     *("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "opencv-python-headless"),
     *("torch", "torchvision", "cuda-bindings"),
@@ -51,8 +49,8 @@ class EngineReport(_Report):
         manifest: the manifest beside the plan; None where there is none.
         precision, precision_summary: counts of the layers that do the arithmetic, and the line that says it.
         layers: plain JSON, as `Manifest.layers`: name, kind, precision, nodes and, where known, reads, writes and tactic.
-        memory: bytes: of the "plan"; the "workspace_limit" of the build; the "scratch" of a context; "inputs" and "outputs" at
-            the largest shapes of any profile. None: not known, or TensorRT's default.
+        memory: bytes: of the "plan"; the "workspace_limit" of the build; the "scratch" of a context. None: not known, or
+            TensorRT's default.
         notes: what couldn't be found out, and why.
         difference: from the engine given as `diff`; None where there was none.
     """
@@ -175,50 +173,11 @@ def _engine(path: Path, trust: bool) -> EngineReport:
 def _described(path: Path, nbytes: int, maker: str | None, manifest: Manifest, *notes: str) -> EngineReport:
     """Return what a manifest says."""
     maker, where = maker or str(manifest.origin), runs_on(manifest.origin)
-    inputs, outputs = _tensor_bytes(manifest)
-    memory = {
-        "plan": nbytes,
-        "workspace_limit": manifest.spec.get("workspace"),
-        "scratch": manifest.scratch,
-        "inputs": inputs,
-        "outputs": outputs,
-    }
+    memory = {"plan": nbytes, "workspace_limit": manifest.spec.get("workspace"), "scratch": manifest.scratch}
     summary = manifest.precision_summary
     return EngineReport(
         path, nbytes, maker, where, manifest, manifest.precision, summary, manifest.layers, memory, notes
     )
-
-
-def _tensor_bytes(manifest: Manifest) -> tuple[int | None, int | None]:
-    """Bytes of all inputs and of all outputs at the largest shapes of any profile; None: a size isn't known.
-
-    An output's size is known where the inputs have its dimension, by name.
-    """
-    totals: tuple[list[int | None], list[int | None]] = [], []
-    for profile in manifest.ranges or ({},):
-        largest = {name: item.max for name, item in profile.items()}
-        sizes: dict[str, int] = {}
-        for item in manifest.inputs:
-            shape = largest.get(item["name"], item["shape"])
-            sizes |= {name: size for name, size in zip(item["shape"], shape) if isinstance(name, str) and size != name}
-        for tensors, each in zip((manifest.inputs, manifest.outputs), totals):
-            each.append(_total(_nbytes(item, largest.get(item["name"]), sizes) for item in tensors))
-    return _largest(totals[0]), _largest(totals[1])
-
-
-def _nbytes(tensor: Mapping[str, Any], shape: Sequence[int] | None, sizes: Mapping[str, int]) -> int | None:
-    resolved = [sizes.get(size, -1) if isinstance(size, str) else size for size in shape or tensor["shape"]]
-    width = _WIDTHS.get(str(tensor["dtype"]))
-    return None if width is None or min(resolved, default=0) < 0 else math.prod(resolved) * width
-
-
-def _total(parts: Iterable[int | None]) -> int | None:
-    counts = list(parts)
-    return None if None in counts else sum(filter(None, counts))
-
-
-def _largest(parts: Sequence[int | None]) -> int | None:
-    return None if None in parts else max(filter(None, parts), default=0)
 
 
 def _model(path: Path) -> ModelReport:

@@ -265,7 +265,7 @@ _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything known about a plan; every field is plain JSON.
+    """All that is known about a plan; every field is plain JSON.
 
     A manifest with a value of another kind than is written here, or one that isn't allowed, is refused by that
     value's place. Two things are passed over: names that aren't known here, as a newer trtopt may write them; and what is
@@ -274,8 +274,7 @@ class Manifest:
     Attributes:
         generation: family, product and version that built it, the GPU it was built on or None.
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
-        compute_capabilities: the same as numbers (89), the GPU's it was built on where there are no targets; empty: not known,
-            or written before there was this field (see `built_for`).
+        compute_capabilities: the same as numbers (89), the GPU's it was built on where there are no targets; empty: not known.
         spec: the request (`BuildSpec.describe()`).
         precision, precision_summary: counts of layers, and the line that says them; layers: they themselves.
         kept: nodes that stay in a higher precision, or are in FP8 beside INT8, and why.
@@ -355,12 +354,7 @@ class Manifest:
     @property
     def built_for(self) -> tuple[int, ...]:
         """Compute capabilities that it was built for, such as (89, 120); empty: not known."""
-        if self.compute_capabilities:
-            return tuple(self.compute_capabilities)
-        if self.targets:
-            return parse_targets(self.targets)
-        gpu = re.search(r"\(sm(\d+),", str(self.generation.get("gpu")))  # how manifests said it before they had numbers
-        return (int(gpu[1]),) if gpu else ()
+        return tuple(self.compute_capabilities) or parse_targets(self.targets)
 
     def check_graph(self, graph: str | os.PathLike[str], fingerprint: str) -> None:
         """Raise EngineMismatch if a graph of this content isn't the one that the engine was built from."""
@@ -415,8 +409,6 @@ def read_manifest(path: Path) -> Manifest:
         )
     if said != FORMAT:
         raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; {again}")
-    if "truth" in content:  # its name before
-        content.setdefault("precision_summary", content["truth"])
     try:
         for name, kind in _PARTS.items():
             if content.get(name) is not None:

@@ -66,15 +66,6 @@ def _classes(path: Path) -> list[str]:
     return classes
 
 
-def script_weights(path: Path) -> str:
-    """Return how TorchScript's weights are given."""
-    state = f"{path.stem}.state.pth"
-    return (
-        f"save them alone, in Python: torch.save(torch.jit.load({str(path)!r}).state_dict(), {state!r}); then: "
-        f"`weights={state!r}`"
-    )
-
-
 def is_script(path: Path) -> bool:
     """Return True if torch.jit wrote it."""
     with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:

@@ -96,25 +96,17 @@ def _elsewhere(
     `if` on sizes came to, such as whether to fill up to a multiple: so a neighbouring size is compared, too. Where that alone
     differs, the model is good for others, and that is said.
     """
-    infos, batch = subject.infos, subject.first
-    traced = {name: size for name, size in subject.sizes.items() if name != batch}
-    at = _listed(traced)
-    tried: list[str] = []
-    found: list[ExportComparison] = []
+    traced = {name: size for name, size in subject.sizes.items() if name != subject.first}
+    tried, found = list[str](), list[ExportComparison]()
     doubled, halved, neighbour = (
-        {name: max(1, change(size)) for name, size in traced.items()} for change in _OTHER_SIZES
+        {name: max(1, int(size * factor) + more) for name, size in traced.items()}
+        for factor, more in ((2, 0), (0.5, 0), (1, 1))
     )
     for sizes in (doubled, halved, neighbour) if traced else ():
         if sizes == traced or (found and sizes is not neighbour):
             continue
         tried.append(_listed(sizes))
-        made = {}
-        for info in infos:
-            array = subject.batch(samples)[info.name]
-            for axis, name in enumerate(info.shape):
-                if name in sizes:
-                    array = array.take(np.arange(sizes[str(name)]) % array.shape[axis], axis)
-            made[info.name] = np.ascontiguousarray(array)
+        made = subject.resized(subject.batch(samples), sizes)
         try:
             expected = subject.outputs(made, model)
         except Exception:  # whatever a model raises at a size that it doesn't take
@@ -126,23 +118,20 @@ def _elsewhere(
             problem = "ONNX Runtime can't run it there"
         if problem and found:
             note = (
-                f"the ONNX model is right with {at} and {_listed(found[0].sizes)}, but not at every size: PyTorch runs it with "
-                f"{tried[-1]}, and {problem}. Where forward decides by sizes (an if, padding to a multiple), the trace holds "
-                "what it did: do that before the model, or write it without if; else keep to such multiples"
+                f"the ONNX model is right with {_listed(traced)} and {_listed(found[0].sizes)}, but not at every size: PyTorch "
+                f"runs it with {tried[-1]}, and {problem}. Where forward decides by sizes (an if, padding to a multiple), the "
+                "trace holds what it did: do that before the model, or write it without if; else keep to such multiples"
             )
             return found, [note]
         if problem:
             raise ExportMismatch(
-                f"{subject.text}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with "
-                f"{tried[-1]}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
+                f"{subject.text}: it was traced with {_listed(traced)}, and its ONNX model is right there alone: PyTorch runs "
+                f"it with {tried[-1]}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
             )
         found.append(ExportComparison(samples, gap.absolute, gap.relative, gap.output, sizes))
     if tried and not found:
         return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"]
     return found, []
-
-
-_OTHER_SIZES: tuple[Callable[[int], int], ...] = (lambda size: size * 2, lambda size: size // 2, lambda size: size + 1)
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

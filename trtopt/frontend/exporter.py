@@ -57,7 +57,7 @@ class ExportResult(Plain):
         opset: of the file.
         inputs, outputs: with dynamic dimensions by name.
         verified: False if it wasn't compared (the reason is in `notes`).
-        sample: what it was compared on: "photos…", a path, or "synthetic (seed 0)".
+        sample: what it was compared on: a path, "arrays", or "synthetic (seed 0)".
         comparisons: one per batch size.
         notes: what the user should know.
     """
@@ -93,8 +93,7 @@ def export(request: ExportRequest) -> ExportResult:
         input_names, output_names: names in the ONNX file, in the order of forward's arguments and results. Default of the
             outputs': the keys or fields of what forward returns, else "output", or "output_0", "output_1", ….
         sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
-            images (with `preprocess`), or arrays. Default: photos of an installed package where the model takes images
-            and its preprocessing is known, else seeded synthetic values, which the result says.
+            images (with `preprocess`), or arrays. Default: seeded synthetic values, which the result says.
         preprocess: for images, as for `calibrate`; a mapping without `preset` changes what the recipe says.
         tolerance: largest accepted difference, relative to the largest output.
         verify: False skips the comparison (the result says so).
@@ -124,8 +123,8 @@ def export(request: ExportRequest) -> ExportResult:
         if request.opset is None and source.opset:
             target = _opset(source.opset, "the recipe's opset")
         infos, keywords = stated_inputs(source, request.inputs, request.input_names)
-        if preprocess is not None and not on_images(infos, request.sample):
-            what = "the model takes none" if request.sample is None else "arrays in `sample=` are used as they are"
+        if preprocess is not None and not on_images(request.sample):
+            what = "`sample=` gives none" if request.sample is None else "arrays in `sample=` are used as they are"
             raise UsageError(f"`preprocess=` is for images, and {what}: drop it")
         if isinstance(preprocess, Mapping):
             preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
@@ -237,7 +236,7 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     dynamic = (shapes,) if any(shapes) else None
     try:
         with (
-            as_qdq(torch, subject.module, subject.text, lambda: subject(subject.batch(size))),
+            as_qdq(torch, subject.module, subject.text),
             rewriting,
             compiler_folder,
             quiet(),
@@ -309,8 +308,8 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
     """Eval mode for the time of the export, every submodule's own mode afterwards; and a bounded number of threads, since
     PyTorch's default is one per core, whatever the container allows.
 
-    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode: its exporter has no operator for it.
-    And without torch.nn.Transformer's look at its mask's values, whether it is the causal one, which can't be traced: a mask
+    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode, which gives zeros for padding. And
+    without torch.nn.Transformer's look at its mask's values, whether it is the causal one, which can't be traced: a mask
     that isn't known to be is applied as it is.
     """
     modes = [(item, item.training) for item in module.modules()]

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
-from trtopt.core.files import existing_file, whole
+from trtopt.core.files import existing_file
 from trtopt.core.foreign import essence, offline, place
 from trtopt.core.library_output import quiet
 from trtopt.core.words import first_of
@@ -122,24 +122,6 @@ def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) 
             ) from error
 
 
-def bare_file(text: str) -> str | None:
-    """Return what to type where only a Python file was named; None if `text` names none."""
-    path = Path(text if text.endswith(".py") else f"{text}.py")
-    if not path.is_file():
-        return None
-    names, modules = [], []
-    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        for item in ast.parse(whole(path)).body:
-            if isinstance(item, (ast.ClassDef, ast.FunctionDef)) and item.name[0] != "_":
-                names.append(item.name)
-                if any(isinstance(part, ast.FunctionDef) and part.name == "forward" for part in item.body):
-                    modules.append(item.name)
-    return (
-        f"{text} is a Python file: say which class or function of it gives the model, as in "
-        f"{path}:{[*modules[-1:], *names, 'NAME'][0]}{f'; there are: {first_of(names, 8)}' if names else ''}"
-    )
-
-
 def module_of_file(path: Path) -> ModuleType:
     """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
     near = [str(path.with_name(name)) for name in _near(path.name, path.parent)]
@@ -191,16 +173,8 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
         if beside.is_file() and not (origin and beside.samefile(origin)):
             hint = f"; for the file in the current folder write {beside}:{attribute}"
         else:
-            # What it only re-exports counts, what it uses of others doesn't.
-            package = module.__name__.partition(".")[0]
-            public = [
-                name
-                for name, value in vars(module).items()
-                if callable(value)
-                and name[0] != "_"
-                and f"{getattr(value, '__module__', '')}.".startswith(f"{package}.")
-            ]
-            hint = f"; it has: {first_of(difflib.get_close_matches(attribute, public) or public, 8)}" if public else ""
+            public = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
+            hint = f"; close: {first_of(close, 8)}" if (close := difflib.get_close_matches(attribute, public)) else ""
         raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
 
 
@@ -238,14 +212,9 @@ def _told(text: str, module_name: str, error: BaseException) -> TrtoptError:
             f"{where}: it needs {error.name}, which isn't installed beside trtopt ({sys.executable})"
         )
     if isinstance(error, ImportError) and "relative import" in str(error):
-        folder = Path(module_name).resolve().parent
-        top = folder
-        while (top.parent / "__init__.py").is_file():
-            top = top.parent
-        dotted = ".".join([*folder.relative_to(top.parent).parts, Path(module_name).stem])
         return UsageError(
-            f"{where}: relative imports need the file's package: in the folder {top.parent}, type "
-            f"trtopt export {dotted}:{text.rpartition(':')[2]}"
+            f"{where}: relative imports need the file's package: in the folder that holds the package, type "
+            f"trtopt export PACKAGE.{Path(module_name).stem}:{text.rpartition(':')[2]}"
         )
     return ModelError(f"{text} failed at {where}: {type(error).__name__}: {essence(error)}")
 

@@ -18,7 +18,7 @@ from trtopt.core.library_output import importing, quiet
 from trtopt.core.values import Profile, TensorInfo
 from trtopt.core.words import first_of
 from trtopt.frontend import checkpoints, detectors
-from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
+from trtopt.frontend.factories import SEED, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
 _TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
@@ -91,8 +91,10 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
     if not text.endswith(".toml"):
         if colon:
             return _weighted(_own(text, (), arguments), weights)
-        if problem := bare_file(text):
-            raise UsageError(problem)
+        if (path := Path(text if text.endswith(".py") else f"{text}.py")).is_file():
+            raise UsageError(
+                f"{text} is a Python file: say which class or function of it gives the model, as in {path}:Net"
+            )
     try:
         recipe = load_recipe(text)
     except UsageError as error:
@@ -115,16 +117,12 @@ def _without_end(module: Any, text: str) -> Any:
     TorchScript is refused, too, as a part of it.
     """
     script = require("torch", "torch", "export").jit.ScriptModule
-    parts = module.named_modules() if hasattr(module, "named_modules") and not isinstance(module, script) else ()
-    if part := next((name for name, part in parts if isinstance(part, script)), ""):
+    parts = dict(module.named_modules()) if hasattr(module, "named_modules") else {"": module}
+    if (part := next((name for name, part in parts.items() if isinstance(part, script)), None)) is not None:
         raise UsageError(
-            f"{text} holds TorchScript, which torch's exporter doesn't read: {part}; put the Python module there that it was "
-            "made from, without torch.jit.script or torch.jit.trace"
-        )
-    if isinstance(module, script):
-        raise UsageError(
-            f"{text} is TorchScript, which torch's exporter doesn't read: give the Python module that it was made from; its "
-            "weights: torch.save(scripted.state_dict(), 'state.pth'), then `weights='state.pth'`"
+            f"{text} holds TorchScript{f' ({part})' * bool(part)}, which torch's exporter doesn't read: put the Python module "
+            "there that it was made from; the weights: torch.save(scripted.state_dict(), 'state.pth'), then "
+            "`weights='state.pth'`"
         )
     if str(getattr(type(module).forward, "__module__", "")).startswith("torchvision.models.detection."):
         raise UsageError(_without_nms(text, two_stages=not hasattr(module, "head")))
@@ -186,33 +184,28 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
     if filled:
         notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
-    size, preprocess = 224, None
+    weights = "as its arguments say" if trained else f"random (seed {SEED})"
+    preprocess: str | dict[str, Any] | None = None
+    name_in, size = "input", (224, 224)
     if detects:
-        (height, width), prepared = detectors.preparation(module)
+        size, preprocess = detectors.preparation(module)
         notes.append(
             f"{text} ends in NMS (non-maximum suppression), which torch's exporter can't follow: this is what comes before it, "
-            f"raw box regressions and class scores of images prepared outside ({height}×{width}); docs/export.md has the rest"
+            f"raw box regressions and class scores of images prepared outside ({size[0]}×{size[1]}); docs/export.md has the "
+            "rest"
         )
-        image = TensorInfo("images", "float32", ("batch", 3, height, width))
-        weights = "as its arguments say" if trained else f"random (seed {SEED})"
-        module = detectors.heads(torch, module)
-        return Source(module, text, weights, (image,), preprocess=prepared, notes=tuple(notes))
-    with contextlib.suppress(Exception):  # only a hint: the size its published weights were made for
-        preset = models.get_model_weights(name).DEFAULT.transforms()
-        size = int((getattr(preset, "crop_size", None) or preset.resize_size)[0])
-        preprocess = "imagenet" if size == 224 else None
-    shape: tuple[int | str, ...] = ("batch", 3, size, size)
+        module, name_in = detectors.heads(torch, module), "images"
+    else:
+        with contextlib.suppress(Exception):  # only a hint: the size its published weights were made for
+            preset = models.get_model_weights(name).DEFAULT.transforms()
+            size = (int((getattr(preset, "crop_size", None) or preset.resize_size)[0]),) * 2
+            preprocess = "imagenet" if size == (224, 224) else None
+    shape: tuple[int | str, ...] = ("batch", 3, *size)
     if name in models.list_models(models.video):
-        shape, preprocess = ("batch", 3, VIDEO_FRAMES, size, size), None
+        shape, preprocess = ("batch", 3, VIDEO_FRAMES, *size), None
     flow = name in models.list_models(models.optical_flow)  # of two images, in a size that is the user's choice
-    return Source(
-        module,
-        text,
-        "as its arguments say" if trained else f"random (seed {SEED})",
-        () if flow else (TensorInfo("input", "float32", shape),),
-        preprocess=preprocess,
-        notes=tuple(notes),
-    )
+    inputs = () if flow else (TensorInfo(name_in, "float32", shape),)
+    return Source(module, text, weights, inputs, preprocess=preprocess, notes=tuple(notes))
 
 
 def _without_nms(text: str, *, two_stages: bool) -> str:
@@ -253,7 +246,10 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
             state = require("safetensors.torch", "torch", "a .safetensors file").load_file(path)
         else:
             if checkpoints.is_script(path):  # before torch, which warns of it, too
-                raise ModelError(f"the weights {path} are TorchScript: {checkpoints.script_weights(path)}")
+                raise ModelError(
+                    f"the weights {path} are TorchScript: save them alone, in Python: torch.save(torch.jit.load({str(path)!r})"
+                    f".state_dict(), '{path.stem}.state.pth'); then: `weights='{path.stem}.state.pth'`"
+                )
             state = torch.load(path, map_location="cpu", weights_only=True)
     except TrtoptError:
         raise

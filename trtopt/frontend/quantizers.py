@@ -13,60 +13,28 @@ from typing import Any
 from trtopt.core.errors import ModelError
 
 _VERSION = 13  # of ONNX's operators: with scales along an axis
-
 _FLOAT = "export the float model, as it is before {}, and let trtopt build --int8 quantize it"
-_DYNAMIC = ("torchao.quantization.qat",)  # modules' packages that quantize by what they read
-
-
-_FUNCTIONS = ("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine")
 
 
 @contextlib.contextmanager
-def as_qdq(torch: Any, module: Any, text: str, run: Callable[[], object]) -> Iterator[None]:
+def as_qdq(torch: Any, module: Any, text: str) -> Iterator[None]:
     """Fake quantizers in Q/DQ's form while a module is traced.
 
     Args:
         text: what messages call the module.
-        run: runs it, which tells the scales that it gives torch's functions: where it is traced, they have no values.
 
     Raises:
         ModelError: it holds one that no Q/DQ pair of TensorRT's is equal to.
     """
-    originals = {name: getattr(torch, name) for name in _FUNCTIONS}
-    patched, pairs = [], list[Callable[[Any], Any]]()
-    calls = iter(pairs)
-
-    def recorded(name: str) -> Callable[..., Any]:
-        def function(input: Any, scale: Any, zero_point: Any, *rest: int) -> Any:
-            *axis, low, high = rest
-            zero = torch.as_tensor(zero_point)
-            _refuse_range(f"{text}: torch.{name}", low, high, zero)
-            pairs.append(_rounding(torch, torch.as_tensor(scale), axis[0] if axis else None))
-            return originals[name](input, scale, zero_point, *rest)
-
-        return function
-
-    def begin(*_: Any) -> None:
-        nonlocal calls
-        calls = iter(pairs)
-
-    hook = module.register_forward_pre_hook(begin)
+    patched = []
     try:
         for name, item in module.named_modules():
             forward = _forward(torch, item, f"{text}: {name.split('.', 1)[-1]}")
             if forward is not None:
                 patched.append(item)
                 item.forward = forward
-        for name in _FUNCTIONS:
-            setattr(torch, name, recorded(name))
-        run()
-        for name in _FUNCTIONS:
-            setattr(torch, name, lambda input, *_: next(calls)(input))
         yield
     finally:
-        hook.remove()
-        for name, original in originals.items():
-            setattr(torch, name, original)
         for item in patched:
             del item.forward
 
@@ -77,7 +45,7 @@ def _forward(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | None:
         return _of_modelopt(torch, item, what)
     if package.startswith("torch.ao.") and hasattr(item, "fake_quant_enabled"):
         return _of_torch(torch, item, what)
-    if package.startswith(_DYNAMIC) and "FakeQuantizer" in type(item).__name__:
+    if package.startswith("torchao.quantization.qat") and "FakeQuantizer" in type(item).__name__:
         raise ModelError(
             f"{what} is torchao's {type(item).__name__}, whose scales are computed anew of what it reads, as no Q/DQ "
             f"pair's are: {_FLOAT.format('quantize_')}"
@@ -116,20 +84,15 @@ def _of_modelopt(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | Non
 def _of_torch(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | None:
     if not int(item.fake_quant_enabled[0]):
         return lambda values: values
-    observer = item.activation_post_process
-    _refuse_range(
-        f"{what} is torch.ao's {type(item).__name__}", observer.quant_min, observer.quant_max, item.zero_point
-    )
-    return _rounding(torch, item.scale, int(item.ch_axis) if item.scale.numel() > 1 else None)
-
-
-def _refuse_range(what: str, low: Any, high: Any, zero: Any) -> None:
-    if bool(zero.any()) or int(low) not in (-128, -127) or int(high) != 127:
+    observer, zero = item.activation_post_process, item.zero_point
+    if bool(zero.any()) or int(observer.quant_min) not in (-128, -127) or int(observer.quant_max) != 127:
         raise ModelError(
-            f"{what} of {int(low)} to {int(high)} with the zero point {int(zero.flatten()[0])}; TensorRT takes signed INT8 "
-            "around zero alone: prepare activations, too, with qscheme=torch.per_tensor_symmetric, "
-            f"dtype=torch.qint8, quant_min=-128, quant_max=127, or {_FLOAT.format('prepare')}"
+            f"{what} is torch.ao's {type(item).__name__} of {int(observer.quant_min)} to {int(observer.quant_max)} with the "
+            f"zero point {int(zero.flatten()[0])}; TensorRT takes signed INT8 around zero alone: prepare activations, too, "
+            "with qscheme=torch.per_tensor_symmetric, dtype=torch.qint8, quant_min=-128, quant_max=127, or "
+            f"{_FLOAT.format('prepare')}"
         )
+    return _rounding(torch, item.scale, int(item.ch_axis) if item.scale.numel() > 1 else None)
 
 
 def _rounding(torch: Any, scale: Any, axis: int | None) -> Callable[[Any], Any]:

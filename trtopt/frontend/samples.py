@@ -1,4 +1,4 @@
-"""Samples that a module is traced and compared on: photos, the user's arrays, or made-up ones."""
+"""Samples that a module is traced and compared on: the user's images or arrays, or made-up ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import DataError, MissingDependency, ModelError, UsageError
+from trtopt.core.errors import DataError, ModelError, UsageError
 from trtopt.core.library_output import quiet
 from trtopt.core.values import Profile, TensorInfo
 from trtopt.data import open_data
@@ -20,12 +20,10 @@ from trtopt.data.arrays import usable
 from trtopt.data.rebatch import Arrays, joined
 from trtopt.graph.io import Model
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.recipes.loader import package_file
 
 Sample = str | os.PathLike[str] | Arrays | NDArray[Any]
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
 SAMPLES = 4
-PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
 
 
 def samples_for(
@@ -34,10 +32,6 @@ def samples_for(
     """Inputs to trace and compare with, and what they are; made-up ones and images are of sizes within `ranges`."""
     sizes = sizes_for(infos, ranges)
     if sample is None:
-        photos = _photos(infos, preprocess, sizes)
-        if photos is not None:
-            said = f"as {preprocess}" if isinstance(preprocess, str) else "as asked for"
-            return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed {said}"
         return synthetic_inputs(infos, sizes), "synthetic (seed 0)"
     if isinstance(sample, (Mapping, np.ndarray)):
         arrays = sample if isinstance(sample, Mapping) else {infos[0].name: sample}
@@ -58,37 +52,18 @@ def samples_for(
         batches = open_data(infos, data=path, limit=SAMPLES)
     else:
         images = [path] if path.is_file() else path
-        batches = open_data(_sized(infos, sizes), images=images, preprocess=preprocess, limit=SAMPLES)
+        sized = (info.shape[:1] + tuple(sizes.get(str(size), size) for size in info.shape[1:]) for info in infos)
+        infos = tuple(replace(info, shape=shape) for info, shape in zip(infos, sized))  # all but the batch
+        batches = open_data(infos, images=images, preprocess=preprocess, limit=SAMPLES)
     return joined(batches), os.fspath(sample)
 
 
-def on_images(infos: Sequence[TensorInfo], sample: Sample | None) -> bool:
-    """Return True if it is compared on images: where there is no sample, on photos if the model takes an image."""
-    if sample is None:
-        return len(infos) == 1 and len(infos[0].shape) == 4
-    return not isinstance(sample, (Mapping, np.ndarray)) and Path(sample).suffix not in (".npz", ".npy")
+def on_images(sample: Sample | None) -> bool:
+    return isinstance(sample, (str, os.PathLike)) and Path(sample).suffix not in (".npz", ".npy")
 
 
 def made_up(sampled: str) -> bool:
     return sampled.startswith("synthetic")
-
-
-def _photos(infos: tuple[TensorInfo, ...], preprocess: Any, sizes: Mapping[str, int]) -> dict[str, NDArray[Any]] | None:
-    """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
-    if preprocess is None or not on_images(infos, None):
-        return None
-    try:
-        files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
-        return joined(open_data(_sized(infos, sizes), images=files, preprocess=preprocess))
-    except MissingDependency:
-        return None
-
-
-def _sized(infos: tuple[TensorInfo, ...], sizes: Mapping[str, int]) -> tuple[TensorInfo, ...]:
-    """Return the inputs with the sizes that dynamic dimensions have while exporting, the batch apart."""
-    return tuple(
-        replace(info, shape=(info.shape[0], *(sizes.get(str(size), size) for size in info.shape[1:]))) for info in infos
-    )
 
 
 def sizes_for(infos: Sequence[TensorInfo], ranges: Profile) -> dict[str, int]:
@@ -136,15 +111,8 @@ class Subject:
     @property
     def samples(self) -> int:
         """Return the number of samples in the inputs that count them: an edge list of 2 × edges beside nodes doesn't."""
-        return min(
-            (
-                self.arrays[info.name].shape[axis]
-                for info in self.infos
-                for axis, name in enumerate(info.shape)
-                if name == self.first
-            ),
-            default=1,
-        )
+        axes = ((info.name, axis) for info in self.infos for axis, size in enumerate(info.shape) if size == self.first)
+        return min((self.arrays[name].shape[axis] for name, axis in axes), default=1)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -152,17 +120,21 @@ class Subject:
         return (self.first,) if isinstance(self.first, int) else tuple(dict.fromkeys((1, self.samples)))
 
     def batch(self, size: int) -> dict[str, NDArray[Any]]:
-        """The first `size` samples, repeated if there are fewer; inputs without the batch stay whole.
+        """The first `size` samples, repeated if there are fewer; inputs without the batch stay whole."""
+        return self.resized(self.arrays, {self.first: size})
+
+    def resized(self, arrays: Arrays, sizes: Mapping[Any, int]) -> dict[str, NDArray[Any]]:
+        """Inputs of other sizes, by their names, repeated where there is less.
 
         A state may have the batch behind its layers; a size that is fixed counts as the batch on the first axis alone.
         """
-        batch, first = dict(self.arrays), self.first
+        made = dict(arrays)
         for info in self.infos:
             for axis, name in enumerate(info.shape):
-                if name == first and (axis == 0 or isinstance(name, str)):
-                    array = batch[info.name]
-                    batch[info.name] = array.take(np.arange(size) % array.shape[axis], axis)
-        return batch
+                if name in sizes and (axis == 0 or isinstance(name, str)):
+                    array = made[info.name]
+                    made[info.name] = array.take(np.arange(sizes[name]) % array.shape[axis], axis)
+        return made
 
     def tensors(self, batch: Arrays) -> tuple[Any, ...]:
         first = next(self.module.parameters(), None)

@@ -90,7 +90,7 @@ def runs_on(origin: PlanOrigin) -> str:
 
 
 def reads(here: str, *, lean: bool = False) -> str:
-    """Whose plans TensorRT `here` runs, in a line."""
+    """Name the plans that TensorRT `here` runs, in a line."""
     runtime = numbers(here)
     first = next((major for major, successor in _NEXT.items() if successor == runtime[0]), runtime[0])
     oldest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}"
@@ -106,7 +106,7 @@ def _short(version: tuple[int, ...]) -> str:
 
 
 def _later(plan: tuple[int, ...]) -> str:
-    """Whose runtimes take version-compatible plans of this version, beside itself."""
+    """Name the runtimes that take version-compatible plans of this version, beside itself."""
     successor = _NEXT.get(plan[0])
     beyond = _NEXT.get(successor) if successor else None
     text = f"later {plan[0]}.x" + (f" and {successor}.x" if successor else "")

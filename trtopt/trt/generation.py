@@ -186,7 +186,7 @@ class Generation(Loader):
             reporter.warn(caution)
 
     def unsupported(self, model: Path) -> tuple[Issue, ...]:
-        """Everything in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all.
+        """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all.
 
         Raises:
             DeviceError: this generation's parser needs a GPU and there is none.
@@ -283,8 +283,6 @@ class Generation(Loader):
         """
         model = existing_file(model, "the model")
         self.refuse(spec, reporter)
-        if (layer_precision or preferred) and self.typed(spec):
-            raise UsageError("layer_precision is for weakly typed builds; a typed graph carries its precisions itself")
         weak_options = weak.Options(
             quantized, layer_precision or {}, preferred or {}, calibration, calibration_batch, calibration_cache
         )
@@ -513,15 +511,12 @@ class Generation(Loader):
 
 def _attach_timing_cache(config: Any, path: Path, warn: list[str]) -> None:
     """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used."""
-    content = _read_timing_cache(path)
-    if content:
+    for content in (_read_timing_cache(path), b""):
         cache = _timing_cache(config, content)
         if cache is not None and config.set_timing_cache(cache, False):
             return
-        warn.append(f"the timing cache {path} is another TensorRT's or another GPU's: it is ignored and replaced")
-    empty = _timing_cache(config, b"")
-    if empty is not None:
-        config.set_timing_cache(empty, False)
+        if content:
+            warn.append(f"the timing cache {path} is another TensorRT's or another GPU's: it is ignored and replaced")
 
 
 def _save_timing_cache(config: Any, path: Path) -> None:

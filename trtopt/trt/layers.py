@@ -23,9 +23,7 @@ from trtopt.core.values import LayerInfo, Precision
 # several streams) and others don't. Names may hold any character, so the type is known by the key that follows it.
 _HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\S*?)(?=, [A-Z]\w*: |$)")
 _KEY = re.compile(r", (Inputs|Constants|Outputs|TacticName|StreamId|EventId|Metadata): ?")
-_TENSOR = re.compile(r"\{ Name: (.*?), Dimensions: ")
-_DATATYPE = re.compile(r"Datatype: (\w+)")
-_FORMAT = re.compile(r"Datatype: (\w+)(?:, Format: ([^{}]*?))? \}")  # the last two of a tensor's keys
+_TENSOR = re.compile(r"\{ Name: (.*?)(?:, Dimensions: \S*)?(?:, Datatype: (\w+))?(?:, Format: ([^{}]*?))? \}")
 # A name ends before the next one, or before what TensorRT adds to it: "__gemm_from_conv1x1".
 _METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=(?:__\w+)?(?:\[ONNX Layer: |\s*$|\x1e))")
 _TYPES = {
@@ -104,30 +102,21 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
     lines = [line for line in text.splitlines() if line.startswith("Name: ")]
     layers, unread = list[_Joined](), []
     for line in lines:
-        fields = _fields(line)
-        if fields is None:
-            unread.append(line)
+        entry = _fields(line)
+        layer = None if entry is None else _layer(entry, ops or {}, in_float)
+        if layer is None:
+            tensors = () if entry is None else (*entry["Inputs"], *entry["Outputs"], *entry["Weights"])
+            kind = "" if entry is None else _kind(entry["LayerType"], entry["Name"], "", (), ops)
+            if kind != "other" and not any(tensor["Datatype"] for tensor in tensors):  # not integers: no type at all
+                unread.append(line)
             continue
-        tensors = [fields.get(key, "") for key in ("Inputs", "Outputs", "Constants")]
-        types = [_precision(part, _DATATYPE) for part in tensors]
-        precision = next(filter(None, types), None)
-        nodes = onnx_nodes(fields.get("Metadata", ""))
-        kind = _kind(fields["LayerType"], fields["Name"], "", nodes, ops)
-        if precision is Precision.FP32 and types[1] and _casts_first(nodes, ops or {}):
-            precision = types[1]  # networks are strongly typed: it computes in what it casts to
-        if precision is not None and precision.quantized and _multiplies_floats(nodes, ops or {}, in_float):
-            precision = _floating(" ".join(tensors[1:]), _DATATYPE) or precision
-        if precision is not None:
-            reads, writes = (_formats(part) for part in tensors[:2])
-            tactic = fields.get("TacticName", "").strip()
-            layer = LayerInfo(fields["Name"], kind, precision, nodes, reads, writes, tactic)
-            layers.append(_Joined(layer, *(_TENSOR.findall(part) for part in tensors[:2])))
-        elif kind != "other" and not any(map(_DATATYPE.search, tensors)):  # not integers: no type at all
-            unread.append(line)
-    if not unread:
-        return LayerReport(_following(layers))
-    what = f"{len(unread)} of {len(lines)} lines of TensorRT's layer report can't be read, such as {unread[0][:200]!r}"
-    return LayerReport(_following(layers), what)
+        if layer.layer.precision is Precision.FP32 and _casts_first(layer.layer.nodes, ops or {}):
+            # Networks are strongly typed: it computes in what it casts to.
+            written = _precision(entry["Outputs"]) if entry is not None else None
+            layer = replace(layer, layer=replace(layer.layer, precision=written or Precision.FP32))
+        layers.append(layer)
+    what = f"{len(unread)} of {len(lines)} lines of TensorRT's layer report can't be read, such as {unread[:1]!r:.200}"
+    return LayerReport(_following(layers), what if unread else "")
 
 
 @dataclass(frozen=True)
@@ -170,26 +159,24 @@ def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
     return len(kinds) > 1 and kinds[0] == "Cast"
 
 
-def _multiplies_floats(nodes: Sequence[str], ops: Mapping[str, str], in_float: Collection[str]) -> bool:
-    """Tell whether all products of a layer are among those that can't compute quantized."""
-    products = [name for name in nodes if ops.get(name) in HEAVY_OPS]
-    return bool(products) and all(name in in_float for name in products)
-
-
-def _fields(line: str) -> dict[str, str] | None:
-    """A line of the dump by its keys; None: it names no layer type."""
+def _fields(line: str) -> dict[str, Any] | None:
+    """A line of the dump as the inspector says it of a layer; None: it names no layer type."""
     head = _HEAD.match(line)
     if head is None:
         return None
-    fields = {"Name": head["name"], "LayerType": head["type"]}
-    key, start = "", head.end()
+    fields, key, start = dict[str, str](), "", head.end()
     for mark in _KEY.finditer(line, head.end()):
         fields.setdefault(key, line[start : mark.start()])
         key, start = mark[1], mark.end()
         if key == "Metadata":  # the last one; names of nodes may hold anything
             break
     fields.setdefault(key, line[start:])
-    return fields
+    entry: dict[str, Any] = {"Name": head["name"], "LayerType": head["type"], "Metadata": fields.get("Metadata", "")}
+    entry["TacticName"] = fields.get("TacticName", "").strip()
+    for name, said in (("Inputs", "Inputs"), ("Outputs", "Outputs"), ("Weights", "Constants")):
+        found = _TENSOR.findall(fields.get(said, ""))
+        entry[name] = [dict(zip(("Name", "Datatype", "Format"), tensor)) for tensor in found]
+    return entry
 
 
 def from_inspector(
@@ -209,70 +196,57 @@ def from_inspector(
     entries = content.get("Layers", []) if isinstance(content, dict) else []
     if entries and all(isinstance(entry, str) for entry in entries):
         raise EngineError("the engine was built without detailed profiling verbosity: it reports names but no types")
-    layers = list[_Joined]()
-    for entry in entries:
-        if isinstance(entry, dict) and (precision := _entry_precision(entry)) is not None:
-            name = str(entry.get("Name", ""))
-            nodes = _entry_nodes(entry, name, ops)
-            if precision.quantized and _multiplies_floats(nodes, ops or {}, in_float):
-                tensors = json.dumps([entry.get("Weights"), entry.get("Outputs")])
-                precision = _floating(tensors, _TYPE_WORD) or precision
-            parameters = str(entry.get("ParameterType", ""))
-            kind = _kind(str(entry.get("LayerType", "")), name, parameters, nodes, ops)
-            reads, writes = (_entry_formats(entry.get(key)) for key in ("Inputs", "Outputs"))
-            tactic = str(entry.get("TacticName") or entry.get("TacticValue") or "")
-            tensors_read, tensors_written = (_entry_tensors(entry.get(key)) for key in ("Inputs", "Outputs"))
-            layer = LayerInfo(name, kind, precision, nodes, reads, writes, tactic)
-            layers.append(_Joined(layer, tensors_read, tensors_written))
+    layers = [_layer(entry, ops, in_float) for entry in entries if isinstance(entry, dict)]
     unread = [entry for entry in entries if not isinstance(entry, dict)]
     what = f"{len(unread)} of {len(entries)} layers of the inspector's report can't be read, such as {unread[:1]!r}"
-    return LayerReport(_following(layers), what if unread else "")
+    return LayerReport(_following([layer for layer in layers if layer is not None]), what if unread else "")
 
 
-def _formats(tensors: str) -> tuple[str, ...]:
-    """Type and format of each tensor in a field of the dump."""
-    return tuple(" ".join(filter(None, words)) for words in _FORMAT.findall(tensors))
-
-
-def _entry_tensors(tensors: Any) -> list[str]:
-    return [str(tensor["Name"]) for tensor in tensors or () if isinstance(tensor, dict) and tensor.get("Name")]
-
-
-def _entry_formats(tensors: Any) -> tuple[str, ...]:
-    """Type and format of each tensor in a list of the inspector's."""
-    return tuple(
-        str(text)
-        for tensor in tensors or ()
-        if isinstance(tensor, dict)
-        and (
-            text := tensor.get("Format/Datatype")
-            or " ".join(str(tensor[key]) for key in ("Datatype", "Format") if tensor.get(key))
-        )
+def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Collection[str]) -> _Joined | None:
+    """A layer as the inspector has it; None: it touches no floating or quantized tensor."""
+    name = str(entry.get("Name", ""))
+    given, made = (
+        [tensor for tensor in entry.get(key) or () if isinstance(tensor, dict)] for key in ("Inputs", "Outputs")
     )
+    weights = entry.get("Weights")  # 8.6's one mapping, the dump's list of constants
+    held = (
+        weights
+        if isinstance(weights, list)
+        else [{"Datatype": weights.get("Type")}]
+        if isinstance(weights, dict)
+        else []
+    )
+    precision = _precision(given) or _precision(made) or _precision(held)
+    if precision is None:
+        return None
+    nodes = _entry_nodes(entry, name, ops)
+    products = [node for node in nodes if (ops or {}).get(node) in HEAVY_OPS]
+    if precision.quantized and products and all(node in in_float for node in products):
+        precision = _precision([*made, *held], quantized=False) or precision
+    kind = _kind(str(entry.get("LayerType", "")), name, str(entry.get("ParameterType", "")), nodes, ops)
+    tactic = str(entry.get("TacticName") or entry.get("TacticValue") or "")
+    layer = LayerInfo(name, kind, precision, nodes, _formats(given), _formats(made), tactic)
+    return _Joined(layer, *([str(tensor["Name"]) for tensor in side if tensor.get("Name")] for side in (given, made)))
 
 
-def _precision(text: str, pattern: re.Pattern[str]) -> Precision | None:
-    """The first floating or quantized type named in `text`."""
-    return next((precision for word in pattern.findall(text) if (precision := _TYPES.get(word.lower()))), None)
+def _formats(tensors: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Type and format of each tensor."""
+    words = ([tensor.get("Format/Datatype"), tensor.get("Datatype"), tensor.get("Format")] for tensor in tensors)
+    return tuple(filter(None, (str(said[0] or " ".join(map(str, filter(None, said[1:])))) for said in words)))
 
 
-def _floating(text: str, pattern: re.Pattern[str]) -> Precision | None:
-    """The first floating type named in `text`."""
-    precisions = (_TYPES.get(word.lower()) for word in pattern.findall(text))
-    return next((precision for precision in precisions if precision is not None and not precision.quantized), None)
+def _precision(tensors: Sequence[Mapping[str, Any]], quantized: bool = True) -> Precision | None:
+    """The first floating type among tensors, or, where `quantized`, floating or quantized one.
 
-
-def _entry_precision(entry: Mapping[str, Any]) -> Precision | None:
-    for key in ("Inputs", "Outputs"):
-        for tensor in entry.get(key) or ():
-            if isinstance(tensor, dict):
-                # 8.6 says "Format/Datatype": "Thirty-two wide channel vectorized row major Int8 format"; later ones
-                # have a "Datatype" of its own, and a "Format" in words.
-                text = tensor.get("Datatype") or tensor.get("Format/Datatype") or tensor.get("Format") or ""
-                if precision := _precision(str(text), _TYPE_WORD):
-                    return precision
-    weights = entry.get("Weights")  # what is left where the tensors' types depend on shapes that aren't set
-    return _precision(str(weights.get("Type")), _TYPE_WORD) if isinstance(weights, dict) else None
+    8.6 says "Format/Datatype": "Thirty-two wide channel vectorized row major Int8 format"; later ones have a "Datatype" of its
+    own, and a "Format" in words.
+    """
+    for tensor in tensors:
+        text = tensor.get("Datatype") or tensor.get("Format/Datatype") or tensor.get("Format") or ""
+        for word in _TYPE_WORD.findall(str(text)):
+            if quantized or not _TYPES[word.lower()].quantized:
+                return _TYPES[word.lower()]
+    return None
 
 
 def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | None) -> tuple[str, ...]:

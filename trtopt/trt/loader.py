@@ -44,7 +44,7 @@ class Loader:
         return compatibility.unread(origin, self.version, lean=self.lean)
 
     def reads(self) -> str:
-        """Whose plans it runs, in a line."""
+        """Name the plans that it runs, in a line."""
         if self.product != "TensorRT":
             return f"plans of {self.version}"
         return compatibility.reads(self.version, lean=self.lean)

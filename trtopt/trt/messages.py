@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ _TIMING = re.compile(r"Timing Runner: (.+?) \(")
 _TOO_LITTLE = re.compile(  # what a kernel needed that was left out for want of memory, in MB or bytes
     r"Device request: ?(\d+) ?MB|insufficient memory on requested size of (\d+)|(sufficient workspace memory to run)"
 )
-_RECENT = 400  # warnings and errors kept; more of them repeat
 
 # Warnings that come once per weight or node: one line each, with a count. None drops one that says nothing alone.
 _SUMMARIES: tuple[tuple[str, str | None], ...] = (
@@ -59,7 +57,7 @@ class Messages:
         self, on_step: Callable[[str], None] | None = None, listener: Callable[[str, str], None] | None = None
     ) -> None:
         self._heard = listener
-        self._problems: deque[str] = deque(maxlen=_RECENT)
+        self._problems: dict[str, None] = {}
         self._counts: dict[str, int] = {}
         self._scratch: int | None = None  # most bytes that a kernel which was left out had asked for; 0: it isn't told
         self.layers: list[str] = []
@@ -78,13 +76,13 @@ class Messages:
             elif self._on_step and (match := _TIMING.search(text)):
                 self._on_step(f"timing {match[1]}")
         elif severity in ("ERROR", "INTERNAL_ERROR"):
-            self._problems.append(text.strip())
+            self._problems[text.strip()] = None
         elif severity == "WARNING" and (line := _summary(text)):
             self._counts[line] = self._counts.get(line, 0) + 1
 
     @property
     def errors(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._problems))
+        return tuple(self._problems)
 
     @property
     def warnings(self) -> tuple[str, ...]:

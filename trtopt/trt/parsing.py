@@ -176,7 +176,7 @@ def network_weights(module: Any, network: Any) -> Iterator[tuple[tuple[str, Any]
 
 
 def as_weights(module: Any, values: Any) -> Any:
-    """What a refitter takes of an array: its memory, since 10.6's bindings give FP16 weights as arrays of stride 0 (seen)."""
+    """Return what a refitter takes of an array: its memory, as 10.6 gives FP16 weights as arrays of stride 0 (seen)."""
     if not isinstance(values, np.ndarray):
         return values
     name = next(name for name, dtype in DTYPES.items() if dtype == values.dtype.name)

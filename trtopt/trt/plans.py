@@ -124,8 +124,8 @@ class LoadedEngine:
         return str(getattr(self.module, "__version__", ""))
 
     def _deprecated(self) -> AbstractContextManager[None]:
-        """For calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings of 10
-        make the call, give its result and leave the error set, which Python takes for a fault of its own (SystemError)."""
+        """Context for calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings
+        of 10 make the call, give its result and leave the error set, for which Python raises SystemError."""
         return unwarned() if numbers(self._version) >= (10,) else nullcontext()  # older ones don't warn
 
     def _answers(self, since: tuple[int, ...]) -> bool:
@@ -317,7 +317,7 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
 
 
 def unrecorded(name: str) -> UsageError:
-    """For a plan without a manifest that nobody vouches for."""
+    """Refusal of a plan without a manifest that nobody vouches for."""
     return UsageError(
         f"{name} has no manifest ({name}.json), which says which plan it is, and a plan is a program for the GPU. If you know "
         "where it comes from: `trust=True`"
@@ -325,7 +325,7 @@ def unrecorded(name: str) -> UsageError:
 
 
 def host_code_refused(name: str) -> UsageError:
-    """For a plan that may not run the code that it carries."""
+    """Refusal of a plan that may not run the code that it carries."""
     return UsageError(
         f"{name} is version-compatible: it carries TensorRT's lean runtime, machine code that runs on this host with your "
         "rights. Only if you trust who made it: `trust_host_code=True`"

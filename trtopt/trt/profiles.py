@@ -26,7 +26,7 @@ def profile_problems(
     shape_inputs: frozenset[str] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
 ) -> list[str]:
-    """Everything wrong with `profiles` for a network with these inputs, one sentence each; empty when they fit.
+    """All that is wrong with `profiles` for a network with these inputs, one sentence each; empty when they fit.
 
     Args:
         shape_inputs: names of inputs whose values, not shapes, a profile bounds, where the parser has said so;

@@ -61,7 +61,7 @@ def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -
 
 
 def _wait(future: Future[Any]) -> None:
-    """Not Thread.join: interrupted by Ctrl-C, it marks a running thread as ended (CPython before 3.13)."""
+    """Wait without Thread.join: interrupted by Ctrl-C, it marks a running thread as ended (CPython before 3.13)."""
     while wait([future], 0.1).not_done:  # without a time-out, waiting can't be interrupted by Ctrl-C on every system
         pass
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
+from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.cuda.device import Device
 from trtopt.data.convert import converted
@@ -104,35 +104,17 @@ class NativeCalibration:
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
         self._shapes: dict[str, tuple[int, ...]] = {}
         if options.cache is None and options.batches is not None:
-            self._open(rebatched(options.batches, options.batch))
+            source = rebatched(options.batches, options.batch)
+            first = next(source, None)
+            count = 0 if first is None else len(next(iter(first.values())))
+            if first is None or count < self._batch:
+                raise DataError(
+                    f"native calibration got {count} samples, fewer than one batch of {self._batch}: "
+                    "give more, or a smaller `batch=`"
+                )
+            self._shapes = {name: array.shape for name, array in first.items()}
+            self._source = itertools.chain([first], source)
         self._calibrator = self._make(trt)
-
-    def _open(self, source: Iterator[dict[str, NDArray[Any]]]) -> None:
-        first = next(source, None)
-        if first is None:
-            raise DataError("native calibration got no data: 0 samples")
-        count = len(next(iter(first.values())))
-        if count < self._batch:
-            raise DataError(
-                f"native calibration got {count} samples, fewer than one batch of {self._batch}: "
-                "give more, or a smaller `batch=`"
-            )
-        problems = []
-        for info in self._inputs:
-            if info.name not in first:
-                problems.append(f"there is no array for the input {info.name}; there is {', '.join(first)}")
-                continue
-            shape = first[info.name].shape
-            fixed_sizes = {axis: size for axis, size in enumerate(info.shape) if axis not in info.open_axes}
-            if len(shape) != len(info.shape) or any(shape[axis] != size for axis, size in fixed_sizes.items()):
-                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {shape}")
-        if problems:
-            listing = "; ".join(problems)
-            raise UsageError(
-                f"the calibration data doesn't fit the model: {listing}; choose `batch=` and `preprocess=` to fit"
-            )
-        self._shapes = {name: array.shape for name, array in first.items()}
-        self._source = itertools.chain([first], source)
 
     def attach(self, builder: Any, config: Any) -> None:
         """Give `config` the calibrator, and the data's own shape to calibrate at.
