@@ -143,8 +143,8 @@ def doctor(request: DoctorRequest) -> DoctorReport:
 
     Args:
         subject: a plan, which is held against this host before it is deserialized.
-        migrate: look at this instead: the path of a shell script, or a command line of trtexec or Polygraphy. It isn't
-            run: what of it TensorRT 10 and 11 no longer have is named, with what trtopt has for it.
+        migrate: look at this instead: a command line of trtexec or Polygraphy. It isn't run: what of it TensorRT 10 and 11
+            no longer have is named, with what trtopt has for it.
 
     Raises:
         UsageError: a file that doesn't exist or is a model, a command of another program, or both arguments.
@@ -152,7 +152,7 @@ def doctor(request: DoctorRequest) -> DoctorReport:
     if request.migrate is not None:
         if request.subject is not None:
             raise UsageError(
-                f"`migrate=` looks at a script or a command alone, not at {request.subject} too: leave one of them out; a "
+                f"`migrate=` looks at a command alone, not at {request.subject} too: leave one of them out; a "
                 "command is one text, in quotes"
             )
         return DoctorReport(migration=migrated(request.migrate))
