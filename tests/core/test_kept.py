@@ -122,7 +122,7 @@ def asked(request: type[Any], **given: Any) -> Any:
 def test_every_request_is_looked_at() -> None:
     assert len(REQUESTS) > 15
     assert len(WRITES) > 15
-    assert {name for _, name in WRITES} >= {"output", "log", "report", "fix", "save_onnx", "trace"}
+    assert {name for _, name in WRITES} >= {"output", "log", "report", "fix", "save_onnx"}
 
 
 @pytest.mark.parametrize(("request_type", "option"), WRITES, ids=lambda item: getattr(item, "__name__", item))

@@ -373,7 +373,6 @@ def test_where_fp16_was_delivered_for_what_was_tuned(tmp_path: Path) -> None:
     assert verdict["line"].endswith("100.0% the same, 43.5 dB on 64 samples; FP16 (kept): 0.8 ms on the GPU at x 8x3")
     assert "The chosen one isn't this engine: FP16 kept: -1.9 dB." in shown
     assert "it was measured on this engine" in written.contents["warnings"][0]["what_to_do"]
-    assert "3.0 MiB" in shown
     assert not [item for item in written.unknown if "calib" in item["command"]]
 
 
@@ -407,16 +406,6 @@ def test_a_tuned_engine_that_was_kept_is_the_tuned_graph(tmp_path: Path) -> None
     written = trtopt.report(engine, tmp_path / "r.html", results=[BUILD])
     assert written.contents["verdict"]["accuracy"][-1].startswith("tuned on 24 samples: 26.0 dB")
     assert "isn't this engine" not in "".join(parsed(written.page).text)
-
-
-def test_stages_are_those_of_the_command_that_made_it(engine: Path, tmp_path: Path) -> None:
-    said = trtopt.report(engine, tmp_path / "r.html").contents["stages"]
-    assert said == [{"what": "building with TensorRT 10.16", "seconds": 1.5}]  # which the manifest knows
-    build = BUILD | {"durations": [{"what": "calibrate", "seconds": 12.34}, {"what": "build", "seconds": 2.0}]}
-    written = trtopt.report(engine, tmp_path / "r.html", results=[build])
-    assert written.contents["stages"] == build["durations"]
-    shown = "".join(parsed(written.page).text)
-    assert "calibrate" in shown and "12.3" in shown
 
 
 def test_a_manifest_alone_is_told_by_its_engines_name(engine: Path, tmp_path: Path) -> None:
@@ -513,7 +502,7 @@ def test_it_can_be_read_by_all(engine: Path) -> None:
     assert len(shown.named("svg")) == 5  # order, damage, two histograms, front
     tags = [tag for tag, _ in shown.tags]
     assert tags.index("svg") < tags.index("details") < tags.index("table")  # pictures lead, and tables are folded
-    assert len(shown.named("table")) == len(shown.named("caption")) > 6 and ">12,346<" in content
+    assert len(shown.named("table")) == len(shown.named("caption")) > 5 and ">12,346<" in content
     assert all("scope" in item for item in shown.named("th")) and not re.search(r"<th[^>]*></th>", content)
     assert all("tabindex" in item for item in shown.named("div") if item.get("class") == "wide")
     ids = [attributes["id"] for _, attributes in shown.tags if "id" in attributes]

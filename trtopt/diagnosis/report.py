@@ -146,9 +146,6 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
     best = subject.candidates if subject.candidates is not None and subject.candidates.best else None
     quantized = manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
-    stages = results.stages or (
-        [] if manifest is None else [{"what": f"building with {manifest.origin}", "seconds": manifest.seconds}]
-    )
     return {
         "engine": subject.plan.name,
         "verdict": {
@@ -167,7 +164,6 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
             "speed": speed,
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
         },
-        "stages": [{"what": str(item.get("what")), "seconds": item.get("seconds")} for item in stages],
         "precision": _precision(manifest, layers),
         "layers": layers,
         "kept": [] if manifest is None else [dict(item) for item in manifest.kept],
@@ -177,18 +173,6 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
         "calibration": None if table is None else _calibration(table),
         "tuning": results.tuning,
         "latency": results.bench,
-        "memory": {
-            "plan, which the weights are most of": subject.engine.nbytes,
-            "limit of scratch memory at the build": None if manifest is None else manifest.spec.get("workspace"),
-            "scratch of a context on the GPU": None if manifest is None else manifest.scratch,
-            **{
-                what: results.bench["memory"].get(name) if results.bench is not None else None
-                for name, what in (
-                    ("gpu", "scratch, inputs and results of a session"),
-                    ("pinned", "page-locked on the host"),
-                )
-            },
-        },
         "warnings": _warnings(subject, layers, table),
         "against": None if other is None else _against(subject, other),
         "provenance": _provenance(subject),
@@ -224,7 +208,7 @@ def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, qu
         ),
         (
             results.bench,
-            "latency beside other ways of running it, and memory",
+            "latency beside other ways of running it",
             f"trtopt bench {name} --against onnxruntime; {again}",
         ),
         (accuracy, "how near the results are to FP32's", f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
@@ -484,11 +468,10 @@ def _provenance(subject: _Subject) -> dict[str, Any]:
         "plan sha256": manifest.plan["sha256"],
         "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
         "model sha256": manifest.source["sha256"],
-        "graph sha256": manifest.graph,
-        "key": manifest.key,
         "trtopt": manifest.trtopt,
         "GPU of the build": manifest.generation["gpu"],
         "seconds to build": manifest.seconds,
+        "scratch memory of a context": manifest.scratch,
         "calibration": manifest.calibration,
         "inputs": {item["name"]: f"{item['dtype']} {x(item['shape'])}" for item in manifest.inputs},
         "preprocessing embedded": None if preprocessing is None else preprocessing.sentence,
@@ -524,7 +507,6 @@ def html(contents: Mapping[str, Any]) -> str:
         "spoken": lambda text: spoken(text, flags),
         "grouped": _grouped,
         "nodes": _nodes,
-        "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
     }
     drawings = {name: markup(svg) for name, svg in _drawings(contents).items()}
     limits = {"rows": ROWS, "lines": LINES, "bars": BARS}

@@ -51,9 +51,6 @@ class ProfileRequest:
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
-    trace: str | os.PathLike[str] | None = shared.written(
-        help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json"
-    )
     top: int = option(20, help="Layers of each batch to print; 0: all.", least=0)
     backend: str = shared.backend()
     device: int = shared.gpu()

@@ -87,7 +87,6 @@ class Benched(TypedDict):
     gpu: str
     inputs: str
     rows: list[BenchedRow]
-    memory: dict[str, int | None]
     notes: list[str]
 
 
@@ -217,7 +216,6 @@ class Results:
 
     Attributes:
         accuracy: `verify`'s, of the graph or the engine against FP32.   missed: what of it is outside the limits.
-        stages: what `build`, `tune` or `pipeline` went through: "what" and "seconds".
         strangers: what was left out, as it is of another engine; or says of none.
     """
 
@@ -228,7 +226,6 @@ class Results:
     tuning: Tuned | None = None
     accuracy: Compared | None = None
     missed: Sequence[str] = ()
-    stages: Sequence[Mapping[str, Any]] = ()
     strangers: list[str] = field(default_factory=list)
 
     def take(self, command: str, content: Any, whole: Mapping[str, Any]) -> None:
@@ -236,16 +233,12 @@ class Results:
         if command in ("build", "pipeline"):
             built = content["build"] if command == "pipeline" else content
             self.tuning = built["tuning"] or self.tuning
-            self.stages = _list_of(whole.get("durations"), dict) or self.stages
         if command in ("verify", "pipeline"):
             self.accuracy = (content if command == "verify" else content["agreement"]) or self.accuracy
-            self.missed = _list_of(whole.get("missed"), str)
+            missed = whole.get("missed")
+            self.missed = [item for item in missed if isinstance(item, str)] if isinstance(missed, list) else []
         elif command != "build":
             setattr(self, command, content)
-
-
-def _list_of(value: Any, kind: type) -> list[Any]:
-    return [item for item in value if isinstance(item, kind)] if isinstance(value, list) else []
 
 
 def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tuple[Results, Results]:
