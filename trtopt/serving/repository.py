@@ -349,12 +349,7 @@ class _Model:
                     (partial / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source, partial / name)
                 partial.chmod(0o755)
-                (folder / str(version)).mkdir()
-                try:
-                    partial.replace(folder / str(version))
-                except OSError:
-                    (folder / str(version)).rmdir()
-                    raise
+                partial.rename(folder / str(version))
         except OSError as error:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # if nothing else is in it: Triton would take it for a model
