@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from trtopt.builder.request import BuildRequest
@@ -32,7 +31,7 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import x
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
-from trtopt.diagnosis.results import Candidates, Compared, Results, measurements
+from trtopt.diagnosis.results import Results, comparison_of, measurements
 from trtopt.engine.difference import built_for, differing, facts, precisions
 from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
@@ -122,28 +121,22 @@ class _Subject:
     engine: EngineReport
     manifest: Manifest | None
     results: Results
-    candidates: Candidates | None
+    candidates: Any  # the comparison of precisions
 
 
 def _subject(path: Path, plan: Path, results: Results) -> _Subject:
     engine = inspect(path)
     if not isinstance(engine, EngineReport):
         raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
-    comparison = None if engine.manifest is None else engine.manifest.comparison
-    try:  # one that can't be read, as of another version, counts as none
-        candidates = None if comparison is None else msgspec.convert(plain(dict(comparison)), Candidates)
-    except msgspec.ValidationError:
-        candidates = None
-    if candidates is not None and all(item.precision != candidates.kept for item in candidates.candidates):
-        candidates = None
-    return _Subject(plan, engine, engine.manifest, results, candidates)
+    return _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
 
 
 def _contents(subject: _Subject, other: _Subject | None, table: Table | None) -> dict[str, Any]:
     manifest, results = subject.manifest, subject.results
     layers = _layers(subject)
     (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
-    best = subject.candidates if subject.candidates is not None and subject.candidates.best else None
+    compared = subject.candidates
+    best = compared if compared is not None and compared.get("best") else None
     quantized = manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
     return {
@@ -155,9 +148,9 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
             "summary": summary,
             "asked": None if manifest is None else manifest.spec["precision"],
             "for": None if manifest is None else built_for(manifest),
-            "among": [item.precision for item in best.candidates] if best is not None else None,
-            "limits": best.limits if best is not None else None,
-            "kept": None if subject.candidates is None else subject.candidates.kept,
+            "among": [item["precision"] for item in best["candidates"]] if best is not None else None,
+            "limits": best.get("limits") if best is not None else None,
+            "kept": None if compared is None else compared["kept"],
             "accuracy": accuracy,
             "accuracy_of_others": other_accuracy,
             "missed": list(results.missed),
@@ -268,7 +261,6 @@ def _add_damage(layers: Sequence[dict[str, Any]], results: Results) -> None:
             homes.setdefault(node, layer)
     noise: dict[int, float] = {}
     for source in results.sensitivity["sources"] if results.sensitivity is not None else ():
-        assert results.sensitivity is not None
         snr = float(source["snr_db"].get(results.sensitivity["output"], "inf"))
         power = 0.0 if math.isnan(snr) else 10 ** (-max(snr, -200.0) / 10)
         for node in source["nodes"]:
@@ -306,13 +298,13 @@ def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -
 def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
     """Tell how near this engine's results are to FP32's, by all that measured it; and what was measured of other graphs."""
     results, candidates = subject.results, subject.candidates
-    kept = None if candidates is None else candidates.kept
+    kept = None if candidates is None else candidates["kept"]
     own, others = list[str](), list[str]()
     if results.accuracy is not None:
         own += _compared(results.accuracy)
     else:
-        for item in candidates.candidates if candidates is not None else ():
-            own += _compared(item.accuracy) if item.precision == kept and item.accuracy is not None else []
+        for item in candidates["candidates"] if candidates is not None else ():
+            own += _compared(item["accuracy"]) if item["precision"] == kept and item["accuracy"] is not None else []
     if results.tuning is not None:
         choice, tuned = results.tuning["chosen"], kept in (None, *_QUANTIZED)
         figure = f", {choice['figure']}" if choice["figure"] else ""
@@ -327,7 +319,7 @@ def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
     return own, others
 
 
-def _compared(comparison: Compared) -> list[str]:
+def _compared(comparison: Mapping[str, Any]) -> list[str]:
     sentences = []
     for name, output in comparison["outputs"].items():
         figures = [decibels(output["snr_db"])] if not output.get("integers") else []
@@ -371,13 +363,12 @@ def _speed(subject: _Subject) -> list[str]:
             sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
     if results.run is not None:
         sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
-    candidates = subject.candidates.candidates if subject.candidates is not None else []
-    kept = None if subject.candidates is None else subject.candidates.kept
-    for candidate in sorted(candidates, key=lambda item: item.precision != kept):  # this engine's first
-        for times in candidate.times:
+    candidates = subject.candidates or {"candidates": (), "kept": None}
+    for candidate in sorted(candidates["candidates"], key=lambda item: item["precision"] != candidates["kept"]):
+        for times in candidate["times"]:
             shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
-            mark = " (kept)" if candidate.precision == kept else ""
-            sentences.append(f"{candidate.precision.upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
+            mark = " (kept)" if candidate["precision"] == candidates["kept"] else ""
+            sentences.append(f"{candidate['precision'].upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
     return sentences
 
 
@@ -421,8 +412,8 @@ def _warnings(
     manifest, results, candidates = subject.manifest, subject.results, subject.candidates
     if manifest is not None:
         check = f"trtopt verify MODEL.onnx {name} {_samples(manifest, table)} says whether results suffer"
-        kept = [item for item in candidates.candidates if item.precision == candidates.kept] if candidates else []
-        if any(item.accuracy for item in kept):
+        tried = candidates["candidates"] if candidates else ()
+        if any(item["accuracy"] for item in tried if item["precision"] == candidates["kept"]):
             check = "nothing, if the accuracy above will do: it was measured on this engine"
         warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
         precision = str(manifest.spec["precision"])
