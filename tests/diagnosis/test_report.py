@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -326,8 +325,6 @@ def test_what_a_threshold_loses() -> None:
     [
         ({"preprocess": {"preset": "imagenet"}}, "--images DIR --preprocess PRESET"),
         ({}, "--data F.npz"),
-        ({"calibration": None, "inputs": [{"name": "x", "dtype": "float32", "shape": [1, 3, 8, 8]}]}, "--images DIR"),
-        ({"calibration": None, "inputs": [{"name": "x", "dtype": "float32", "shape": [1, 3]}]}, "--data F.npz"),
     ],
 )
 def test_commands_take_samples_such_as_the_engine_was_made_with(tmp_path: Path, changes: Any, samples: str) -> None:
@@ -338,14 +335,6 @@ def test_commands_take_samples_such_as_the_engine_was_made_with(tmp_path: Path, 
     assert len(asked) == 3 and all(f" {samples}" in command for command in asked)
     said = "; ".join(item["what_to_do"] or "" for item in written.contents["warnings"])
     assert ("--images" in said) <= ("--images" in samples)
-
-
-def test_commands_take_arrays_where_the_table_is_of_arrays(engine: Path) -> None:
-    counted = replace(table(), data={"kind": "arrays", "count": 8, "digest": "d"})
-    counted.save(engine.with_name("c.json"))
-    unknown = trtopt.report(engine, engine.with_suffix(".html"), calib=engine.with_name("c.json")).unknown
-    assert "--data F.npz" in " ".join(item["command"] for item in unknown)
-    assert "--images" not in " ".join(item["command"] for item in unknown)
 
 
 def test_what_is_not_known_is_no_heading(engine: Path) -> None:

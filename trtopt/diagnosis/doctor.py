@@ -445,20 +445,6 @@ def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
         yield HostFinding("onnxruntime-without-cuda", "warning", fact, why, command)
 
 
-_VARIABLES = {  # name → value, level, consequence
-    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": ("python", "warning", "reading and writing ONNX takes many times longer"),
-    "CUDA_LAUNCH_BLOCKING": ("1", "warning", "every kernel is waited for: engines are slow, and times mean nothing"),
-    "CUDA_MODULE_LOADING": ("EAGER", "warning", "TensorRT 8.6 builds take many times longer"),
-    "NVIDIA_TF32_OVERRIDE": ("0", "info", "no FP32 layer uses TF32, whatever a build asks for"),
-}
-
-
-def variables(host: Host) -> Iterator[HostFinding]:
-    for name, (value, level, consequence) in _VARIABLES.items():
-        if os.environ.get(name) == value:
-            yield HostFinding("variable", level, f"{name} is {value}", consequence, f"unset {name}")
-
-
 def disks(host: Host) -> Iterator[HostFinding]:
     for role, (path, elsewhere) in _folders(host).items():
         nearest = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (pathlib's may raise)
@@ -487,7 +473,6 @@ def host_findings(host: Host) -> list[HostFinding]:
         gpu_generation,
         missing_packages,
         onnxruntime_provider,
-        variables,
         disks,
     )
     return [finding for check in checks for finding in check(host)]

@@ -175,49 +175,38 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
 
 def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, quantized: bool) -> list[dict[str, str]]:
     """List what can't be said, each with the command that gives it."""
-    name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest, table)
+    name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest)
     again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
-    gaps = (  # known, what it is, command
-        (
+    gaps = {  # what it is → known, command
+        "how it was made, and which layers run in which precision": (
             subject.manifest,
-            "how it was made, and which layers run in which precision",
             "trtopt build MODEL.onnx … -o M.engine",
         ),
-        (_timed(subject), "how long each layer takes", f"trtopt profile {name}; {again}"),
-        (
+        "how long each layer takes": (_timed(subject), f"trtopt profile {name}; {again}"),
+        "what INT8 costs in accuracy, layer by layer": (
             results.sensitivity,
-            "what INT8 costs in accuracy, layer by layer",
             f"trtopt sensitivity MODEL.onnx {samples} --json > s.json; {again} --results s.json",
         ),
-        (
+        "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote": (
             table is not None or not quantized,
-            "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote",
             f"{again} --calib T.calib.json",
         ),
-        (
+        "accuracy against INT8's share": (
             results.tuning,
-            "accuracy against INT8's share",
             f"trtopt tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine --report report.html",
         ),
-        (
+        "latency beside other ways of running it": (
             results.bench,
-            "latency beside other ways of running it",
             f"trtopt bench {name} --against onnxruntime; {again}",
         ),
-        (accuracy, "how near the results are to FP32's", f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
-    )
-    return [{"what": what, "command": command} for known, what, command in gaps if not known]
+        "how near the results are to FP32's": (accuracy, f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
+    }
+    return [{"what": what, "command": command} for what, (known, command) in gaps.items() if not known]
 
 
-def _samples(manifest: Manifest | None, table: Table | None) -> str:
-    """The options that give samples like those that the engine was calibrated on, or else that its inputs take."""
-    if manifest is None or manifest.preprocess is not None:
-        images = True
-    elif table is not None and "kind" in table.data:
-        images = table.data["kind"] == "images"
-    else:  # calibrated without images, or not at all
-        shapes = [item["shape"] for item in manifest.inputs]
-        images = manifest.calibration is None and len(shapes) == 1 and len(shapes[0]) == 4
+def _samples(manifest: Manifest | None) -> str:
+    """The options that give samples like those that the engine takes."""
+    images = manifest is None or manifest.preprocess is not None
     return "--images DIR --preprocess PRESET" if images else "--data F.npz"
 
 
@@ -411,7 +400,7 @@ def _warnings(
     name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
     manifest, results, candidates = subject.manifest, subject.results, subject.candidates
     if manifest is not None:
-        check = f"trtopt verify MODEL.onnx {name} {_samples(manifest, table)} says whether results suffer"
+        check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
         tried = candidates["candidates"] if candidates else ()
         if any(item["accuracy"] for item in tried if item["precision"] == candidates["kept"]):
             check = "nothing, if the accuracy above will do: it was measured on this engine"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Union
@@ -126,7 +126,7 @@ class _Kept(TypedDict):
     results: dict[str, _KeptResult]
 
 
-_PROOFS: Mapping[str, tuple[Collection[str], Any]] = {  # command → keys that only its JSON has together, and its shape
+_PROOFS: Mapping[str, tuple[set[str], Any]] = {  # command → keys that only its JSON has together, and its shape
     "profile": ({"batches", "engine", "gpu"}, _type(_PROFILED)),
     "sensitivity": ({"sources", "predicted_snr_db"}, _type(_SENSITIVE)),
     "bench": (
@@ -160,14 +160,14 @@ class Results:
     missed: Sequence[str] = ()
     strangers: list[str] = field(default_factory=list)
 
-    def take(self, command: str, content: Any, whole: Mapping[str, Any]) -> None:
-        """Add a result, of `whole` the part that has been looked at."""
+    def take(self, command: str, content: Mapping[str, Any]) -> None:
+        """Add a result."""
         if command in ("build", "pipeline"):
             built = content["build"] if command == "pipeline" else content
             self.tuning = built["tuning"] or self.tuning
         if command in ("verify", "pipeline"):
             self.accuracy = (content if command == "verify" else content["agreement"]) or self.accuracy
-            missed = whole.get("missed")
+            missed = content.get("missed")
             self.missed = [item for item in missed if isinstance(item, str)] if isinstance(missed, list) else []
         elif command != "build":
             setattr(self, command, content)
@@ -187,14 +187,12 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
     engines = {path: _digest(path) for path in (engine, other) if path is not None}
     beside = [f"{path}{BESIDE}" for path, digest in engines.items() if _kept(path)["sha256"] == digest]
     for what, found in (item for result in [*beside, *results] for item in _each(result)):
-        command, content = _recognised(
-            what, found, _PROOFS, "profile, sensitivity, bench, build, tune, pipeline or verify"
-        )
-        origin = content["build"] if command == "pipeline" else found
+        command = _recognised(what, found)
+        origin = found["build"] if command == "pipeline" else found
         name, digest = str(origin.get("engine", "")), str(found.get(DIGEST, ""))
         home = _home(Path(name), digest, engines) if name else engine
         if home is not None:
-            (ours if home == engine else theirs).take(command, content, found)
+            (ours if home == engine else theirs).take(command, found)
         if not name and command == "verify":
             ours.strangers.append(f"{what} says of no engine that it is of it, taken for {engine.name}")
         elif home is None:
@@ -283,16 +281,17 @@ def _digest(engine: Path) -> str:
     return sha256_file(engine) if engine.is_file() else str(read_manifest(manifest_path(engine)).plan["sha256"])
 
 
-def _recognised(what: str, content: Mapping[str, Any], commands: Collection[str], names: str) -> tuple[str, Any]:
-    """Tell which of these commands, by `names` in words, gave a result that messages call `what`; and its content."""
-    command = next((name for name in commands if set(_PROOFS[name][0]) <= set(content)), None)
+def _recognised(what: str, content: Mapping[str, Any]) -> str:
+    """Tell which command gave a result that messages call `what`."""
+    command = next((name for name, (keys, _) in _PROOFS.items() if keys <= set(content)), None)
     if command is None:
+        names = "profile, sensitivity, bench, build, tune, pipeline or verify"
         raise UsageError(f"{what} isn't the JSON of {names}: make such a file by {_MAKING}")
     try:
         msgspec.convert(dict(content), _PROOFS[command][1])
-        return command, content
     except msgspec.ValidationError as error:
         raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
+    return command
 
 
 def _home(path: Path, digest: str, engines: Mapping[Path, str]) -> Path | None:
