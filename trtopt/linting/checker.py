@@ -176,7 +176,11 @@ def check(request: CheckRequest) -> CheckReport:
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
     folded, folding = fold(loaded.proto, reporter=reporter)
-    findings = [*_folding(folding), *find(folded)]
+    findings = [*find(folded)]
+    if folding.problem:
+        ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
+        hint = "it is built as it is" + "; please report the model" * ours
+        findings.append(Finding("warning", "folding-incomplete", "", "", folding.warning, hint))
     generation, reason = _builder(request.backend)
     can = generation.capabilities if generation else None
     limit = can.max_opset if can else None
@@ -236,13 +240,6 @@ def check(request: CheckRequest) -> CheckReport:
         shapes=suggestion,
         nodes=listed(to_ir(folded), *((can.float_only, can.conv_borders) if can else ())) if request.nodes else (),
     )
-
-
-def _folding(report: FoldReport) -> Iterator[Finding]:
-    if report.problem:
-        ours = "Error: " in report.problem  # an exception's name: nothing that its maker could mend
-        hint = "it is built as it is" + "; please report the model" * ours
-        yield Finding("warning", "folding-incomplete", "", "", report.warning, hint)
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
