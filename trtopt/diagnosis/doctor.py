@@ -88,7 +88,7 @@ class HostFinding:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What `doctor` found.
+    """The facts and findings of `doctor`.
 
     Attributes:
         facts: what there is, name → text; of the host, then of the plan.

@@ -69,7 +69,7 @@ _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """What `profile` found.
+    """The times that `profile` found.
 
     Attributes:
         gpu: its name; inputs: where they came from.

@@ -46,7 +46,7 @@ _QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32
 
 @dataclass(frozen=True)
 class Report:
-    """What `report` wrote.
+    """The page that `report` wrote.
 
     Attributes:
         page: the file; nbytes: of it.

@@ -1,4 +1,4 @@
-"""What an engine takes and gives, as Triton has to be told it: types, shapes, profiles, and whether it takes batches."""
+"""The inputs and outputs of an engine, as Triton has to be told it: types, shapes, profiles, and whether it takes batches."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
 
 
 def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Batching:
-    """Whether the first dimension of every tensor is the same open one, and how large it may be.
+    """Tell if the first dimension of every tensor is the same open one, and how large it may be.
 
     Args:
         run: inference; asked at two batch sizes where the names of the dimensions don't say which outputs follow the batch. It
