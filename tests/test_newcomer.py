@@ -49,7 +49,7 @@ def test_the_page_on_your_own_model(world: World, monkeypatch: pytest.MonkeyPatc
                     assert program == "trtopt"
                     said += ran(world, *arguments)
                     commands += 1
-    assert commands == 14
+    assert commands == 12
     assert "2 of 2 convolutions INT8; 1 of 1 matrix products INT8" in said
     assert "vector (embedding): cosine 0.99" in said and "outside the limit" not in said
     assert len(np.load("sentences.npz")["ids"]) == 256

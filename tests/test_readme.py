@@ -113,7 +113,6 @@ def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "heading"),
     [
-        ("docs/walkthrough.md", "In a service"),
         ("docs/running.md", "In a service"),
         ("docs/running.md", "Many requests of one image"),
         ("docs/running.md", "The same arrays again and again"),

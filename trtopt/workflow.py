@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+import msgspec
+
 from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.quality import fp16_underflow_warning
@@ -470,7 +472,7 @@ def _agreement(
         "kinds": dict(kinds),
     }
     agreement = ledger.run("verify", key, [], work, Compared)
-    return dict(agreement)
+    return dict(msgspec.to_builtins(agreement))
 
 
 def _digest(samples: Mapping[str, Any]) -> dict[str, Any]:

@@ -218,21 +218,11 @@ def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "file" / "cache"))
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    monkeypatch.setattr(doctors.limits, "free_memory", lambda: 1 << 20)
     monkeypatch.setattr(doctors.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
     told = found(host())
     assert told["cache-not-writable"] == "export TRTOPT_CACHE=FOLDER_WITH_ROOM"
     assert told["temporary-disk-full"] == "export TMPDIR=FOLDER_WITH_ROOM"
-    assert {"output-disk-full", "little-memory"} <= set(told) and told["variable"] == "unset CUDA_LAUNCH_BLOCKING"
-
-
-def test_a_check_that_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(at: Host) -> Any:
-        raise KeyError("nobody thought of it")
-
-    monkeypatch.setattr(doctors, "CHECKS", [broken, *doctors.CHECKS])
-    assert {"check-failed", "no-tensorrt"} <= set(found(host()))
+    assert "output-disk-full" in told
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -240,10 +230,9 @@ def test_the_text_fits_the_terminal_and_eighty_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setattr(doctors, "examine", lambda output: host(packages={"onnxruntime": "1", "onnxruntime-gpu": "1"}))
     result = CliRunner().invoke(cli.app, ["doctor"])
-    assert result.exit_code == 1 and "    $ unset CUDA_LAUNCH_BLOCKING" in result.output
+    assert result.exit_code == 1 and "    $ pip uninstall -y" in result.output
     words = {word for word in result.output.split() if len(word) > 30}
     assert all(len(line) <= min(columns, 80) or words & set(line.split()) for line in result.output.splitlines())
 
@@ -274,11 +263,6 @@ def said(path: Path) -> dict[str, str]:
     return {item.code: item.command for item in trtopt.doctor(path).findings}
 
 
-def alone(path: Path) -> dict[str, str]:
-    """What is said of a plan that no manifest describes."""
-    return {"plan-without-manifest": f"trtopt run {path} --trust --input X.npy"}
-
-
 def with_manifest(path: Path, **changes: Any) -> None:
     manifest = Manifest(
         generation={"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1.11", "gpu": None},
@@ -306,13 +290,13 @@ def test_a_plan_that_fits(tmp_path: Path, on: Callable[..., None]) -> None:
     on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
     path = tmp_path / "m.engine"
     path.write_bytes(plan())
-    assert said(path) == alone(path)
+    assert said(path) == {}
     with_manifest(path)
     assert said(path) == {}
     assert trtopt.doctor(path).facts["built for"] == "sm89"
     path = tmp_path / "r.engine"
     path.write_bytes(plan(**RTX, targets=0b001000))
-    assert said(path) == alone(path)
+    assert said(path) == {}
     assert trtopt.doctor(path).facts["built for"] == "sm89"
 
 
@@ -320,32 +304,31 @@ def test_a_plan_of_another_version(tmp_path: Path, on: Callable[..., None]) -> N
     on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
     path = tmp_path / "m.engine"
     path.write_bytes(plan(version=(8, 6, 1, 6)))
-    assert said(path) == {**alone(path), "plan-of-other-version": "pip install 'tensorrt==8.6.1.*'"}
+    assert said(path) == {"plan-of-other-version": "pip install 'tensorrt==8.6.1.*'"}
     with_manifest(path)
     rebuild = "trtopt build net.onnx --int8 --calib TABLE.calib.json --shapes x:1x3,8x3,32x3 -o "
     assert said(path) == {"plan-of-other-version": f"{rebuild}{path}"}
     with_manifest(path, spec={"precision": "int8", "version_compatible": True})
-    assert set(said(path)) == {"plan-of-older-version"}
     assert trtopt.doctor(path).ok
     on(89, tensorrt="11.4.0.106")  # 8 → 11 isn't crossed
     assert set(said(path)) == {"plan-of-other-version"}
     (tmp_path / "m.engine.json").unlink()
     path.write_bytes(plan(version=(8, 6, 1, 6)))
-    [finding, _] = trtopt.doctor(path).findings
+    [finding] = trtopt.doctor(path).findings
     assert finding.consequence.endswith("runs on TensorRT 8.6.1.6, unless built to be version-compatible")
     path.write_bytes(plan(version=(8, 6, 1, 6)) + b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\x3e\0" + bytes(64))
-    [finding, _] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
+    [finding] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
     assert "later 8.x and 10.x (not 11)" in finding.consequence and "unless" not in finding.consequence
     path.write_bytes(plan(product="vtrt", version=(1, 5, 0, 1), targets=0b001000))
     on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
-    assert said(path) == {**alone(path), "plan-of-other-version": "pip install 'tensorrt-rtx==1.5.0.*'"}
+    assert said(path) == {"plan-of-other-version": "pip install 'tensorrt-rtx==1.5.0.*'"}
 
 
 def test_a_plan_whose_runtime_isnt_here(tmp_path: Path, on: Callable[..., None]) -> None:
     on(tensorrt_rtx="1.7.1.116")
     path = tmp_path / "m.engine"
     path.write_bytes(plan())
-    assert said(path) == {**alone(path), "plan-without-runtime": "pip install 'tensorrt==10.16.1.*'"}
+    assert said(path) == {"plan-without-runtime": "pip install 'tensorrt==10.16.1.*'"}
 
 
 def test_a_plan_of_another_gpu(tmp_path: Path, on: Callable[..., None]) -> None:
@@ -370,8 +353,6 @@ def test_files_that_are_no_plans(tmp_path: Path, on: Callable[..., None]) -> Non
     path = tmp_path / "m.engine"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     assert said(path)["lfs-pointer"] == "git lfs install && git lfs pull --include m.engine"
-    path.write_bytes(b"PK\x03\x04" + bytes(100))
-    assert said(path)["no-plan"] == f"trtopt export my_model.py:Net --weights {path} -o MODEL.onnx"
     for start, what in (
         (b"", "is empty (0 bytes)"),
         (b"\x89PNG\r\n", "isn't a TensorRT plan: it begins with b'\\x89PNG"),

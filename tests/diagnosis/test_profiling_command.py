@@ -1,4 +1,4 @@
-"""profile: the layers' times as a table, a CSV and a trace; by a session that is played."""
+"""profile: the layers' times as a table, by a session that is played."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import trtopt
 from trtopt import cli
-from trtopt.core.errors import DeviceError, OutputError, UsageError
+from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.values import Precision, ShapeRange, TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.diagnosis import profiling
@@ -71,17 +70,6 @@ def test_the_slowest_layers_come_first_and_all_are_counted(engine: Path) -> None
     assert len(found.table()[1]) == 6 and "reformat" in str(found)
 
 
-def test_the_trace_holds_every_layer_in_its_order(engine: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "layers.json"
-    found = trtopt.profile(engine, trace=trace)
-    assert list(found.batches) == [4] and found.files == (trace,)
-    events = [item for item in json.loads(trace.read_text())["traceEvents"] if item["ph"] == "X"]
-    assert [item["args"]["layer"] for item in events] == [layer.name for layer in LAYERS]
-    ends = [item["ts"] + item["dur"] for item in events]
-    np.testing.assert_allclose([item["ts"] for item in events], [0, *ends[:-1]])
-    assert ends[-1] == pytest.approx(1e3 * found.batches[4].total_ms)
-
-
 def test_the_command_and_its_json(engine: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke(cli.app, ["profile", str(engine), "--batch", "1", "--top", "1"])
     assert run.exit_code == 0, run.output
@@ -106,14 +94,6 @@ def test_the_command_and_its_json(engine: Path, tmp_path: Path) -> None:
 def test_requests_that_can_not_be_right(engine: Path, options: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         trtopt.profile(engine, **options)
-
-
-def test_nothing_runs_where_a_file_can_not_be_written(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlayedSession, "profile", lambda *_: pytest.fail("it ran"))
-    with pytest.raises(OutputError):
-        trtopt.profile(engine, trace=engine.parent / "nowhere" / "f.json")
-    with pytest.raises(UsageError):
-        trtopt.profile(engine, trace=engine)
 
 
 def test_without_a_gpu_it_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

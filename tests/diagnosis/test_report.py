@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,6 @@ from trtopt.core.errors import EngineError, MissingDependency, OutputError, Usag
 from trtopt.core.values import Precision
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis import report as reports
 from trtopt.diagnosis.profiling import EngineProfile
 from trtopt.diagnosis.report import rounding
 from trtopt.diagnosis.results import keep
@@ -118,16 +116,7 @@ BENCH = {
     "gpu": "Played GPU",
     "inputs": "synthetic",
     "rows": [
-        {
-            "runner": name,
-            "batch": 8,
-            "gpu": gpu,
-            "host": None,
-            "run": run,
-            "throughput": 12345.6,
-            "streams": 1,
-            "note": "",
-        }
+        {"runner": name, "batch": 8, "gpu": gpu, "run": run, "throughput": 12345.6, "note": ""}
         for name, gpu, run in (
             ("trtopt", spread(0.8), spread(1.0)),
             ("onnxruntime", None, spread(50.0)),
@@ -169,14 +158,8 @@ VERIFY = {
 
 def accuracy(snr: float, same: float) -> dict[str, Any]:
     outputs = {"logits": {"kind": "classes", "agreement": same, "snr_db": snr}}
-    return {
-        "samples": 64,
-        "snr_db": snr,
-        "top1_agreement": same,
-        "outputs": outputs,
-        "reference_accuracy": None,
-        "candidate_accuracy": None,
-    }
+    figures = dict.fromkeys(("reference_accuracy", "candidate_accuracy"))
+    return {"samples": 64, "snr_db": snr, "top1_agreement": same, "outputs": outputs, **figures}
 
 
 def refused() -> dict[str, Any]:
@@ -187,14 +170,8 @@ def refused() -> dict[str, Any]:
         {"precision": "fp16", "times": times[1:], "accuracy": accuracy(43.5, 1.0)},
     ]
     limits = {"min_agreement": 0.95, "min_snr": 28.1}
-    told = {"gpu": "Played GPU", "inputs": "real samples", "reference": "the FP32 model"}
-    comparison = told | {
-        "candidates": candidates,
-        "best": True,
-        "limits": limits,
-        "kept": "fp16",
-        "why": "FP16 kept: -1.9 dB",
-    }
+    kept = {"best": True, "limits": limits, "kept": "fp16", "why": "FP16 kept: -1.9 dB"}
+    comparison = {"candidates": candidates, "gpu": "Played GPU", "inputs": "real samples", **kept}
     return {
         "spec": {"precision": "fp16", "workspace": None},
         "precision": {"int8": 0, "fp16": 3, "fp32": 0, "total": 3},
@@ -326,8 +303,6 @@ def test_what_a_threshold_loses() -> None:
     [
         ({"preprocess": {"preset": "imagenet"}}, "--images DIR --preprocess PRESET"),
         ({}, "--data F.npz"),
-        ({"calibration": None, "inputs": [{"name": "x", "dtype": "float32", "shape": [1, 3, 8, 8]}]}, "--images DIR"),
-        ({"calibration": None, "inputs": [{"name": "x", "dtype": "float32", "shape": [1, 3]}]}, "--data F.npz"),
     ],
 )
 def test_commands_take_samples_such_as_the_engine_was_made_with(tmp_path: Path, changes: Any, samples: str) -> None:
@@ -338,14 +313,6 @@ def test_commands_take_samples_such_as_the_engine_was_made_with(tmp_path: Path, 
     assert len(asked) == 3 and all(f" {samples}" in command for command in asked)
     said = "; ".join(item["what_to_do"] or "" for item in written.contents["warnings"])
     assert ("--images" in said) <= ("--images" in samples)
-
-
-def test_commands_take_arrays_where_the_table_is_of_arrays(engine: Path) -> None:
-    counted = replace(table(), data={"kind": "arrays", "count": 8, "digest": "d"})
-    counted.save(engine.with_name("c.json"))
-    unknown = trtopt.report(engine, engine.with_suffix(".html"), calib=engine.with_name("c.json")).unknown
-    assert "--data F.npz" in " ".join(item["command"] for item in unknown)
-    assert "--images" not in " ".join(item["command"] for item in unknown)
 
 
 def test_what_is_not_known_is_no_heading(engine: Path) -> None:
@@ -373,7 +340,6 @@ def test_where_fp16_was_delivered_for_what_was_tuned(tmp_path: Path) -> None:
     assert verdict["line"].endswith("100.0% the same, 43.5 dB on 64 samples; FP16 (kept): 0.8 ms on the GPU at x 8x3")
     assert "The chosen one isn't this engine: FP16 kept: -1.9 dB." in shown
     assert "it was measured on this engine" in written.contents["warnings"][0]["what_to_do"]
-    assert "3.0 MiB" in shown
     assert not [item for item in written.unknown if "calib" in item["command"]]
 
 
@@ -409,16 +375,6 @@ def test_a_tuned_engine_that_was_kept_is_the_tuned_graph(tmp_path: Path) -> None
     assert "isn't this engine" not in "".join(parsed(written.page).text)
 
 
-def test_stages_are_those_of_the_command_that_made_it(engine: Path, tmp_path: Path) -> None:
-    said = trtopt.report(engine, tmp_path / "r.html").contents["stages"]
-    assert said == [{"what": "building with TensorRT 10.16", "seconds": 1.5}]  # which the manifest knows
-    build = BUILD | {"durations": [{"what": "calibrate", "seconds": 12.34}, {"what": "build", "seconds": 2.0}]}
-    written = trtopt.report(engine, tmp_path / "r.html", results=[build])
-    assert written.contents["stages"] == build["durations"]
-    shown = "".join(parsed(written.page).text)
-    assert "calibrate" in shown and "12.3" in shown
-
-
 def test_a_manifest_alone_is_told_by_its_engines_name(engine: Path, tmp_path: Path) -> None:
     engine.unlink()
     written = trtopt.report(f"{engine}.json", tmp_path / "r.html", results=[profiled(), BENCH])
@@ -431,8 +387,7 @@ def test_two_builds(engine: Path, tmp_path: Path) -> None:
     layers = [*INNER[:2], {**INNER[2], "precision": "int8"}, *INNER[3:]]
     changes = {"spec": {"precision": "int8", "workspace": None}, "coverage": {"int8": 1.0}}
     other = made(tmp_path / "other.engine", layers, **changes)
-    theirs = profiled("other.engine")
-    said = trtopt.report(engine, tmp_path / "d.html", against=other, results=[theirs]).contents
+    said = trtopt.report(engine, tmp_path / "d.html", against=other, results=[profiled("other.engine")]).contents
     assert said["against"]["nodes"] == [{"what": "mid", "this": "fp16", "other": "int8"}]
     facts = {row["what"]: (row["this"], row["other"]) for row in said["against"]["facts"]}
     assert facts["asked: workspace"] == (1 << 30, None) and facts["multiply-accumulates in INT8"] == (0.75, 1.0)
@@ -513,55 +468,28 @@ def test_it_can_be_read_by_all(engine: Path) -> None:
     assert len(shown.named("svg")) == 5  # order, damage, two histograms, front
     tags = [tag for tag, _ in shown.tags]
     assert tags.index("svg") < tags.index("details") < tags.index("table")  # pictures lead, and tables are folded
-    assert len(shown.named("table")) == len(shown.named("caption")) > 6 and ">12,346<" in content
+    assert len(shown.named("table")) == len(shown.named("caption")) > 5 and ">12,346<" in content
     assert all("scope" in item for item in shown.named("th")) and not re.search(r"<th[^>]*></th>", content)
     assert all("tabindex" in item for item in shown.named("div") if item.get("class") == "wide")
     ids = [attributes["id"] for _, attributes in shown.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
-
-
-def test_contrast_in_every_theme() -> None:
-    style = Path(reports.__file__).with_name("page.html").read_text(encoding="utf-8")
-    themes = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)]
-    assert len(themes) == 3  # light, dark, on paper
-    for theme in themes:
-        for name, least in {
-            name: 3.0 if name == "line" else 4.5 for name in set(theme) - {"page", "panel", "faint"}
-        }.items():
-            for ground in ("page", "panel") if name in ("ink", "muted", "link") else ("page",):
-                high, low = sorted((_luminance(theme[name]), _luminance(theme[ground])), reverse=True)
-                assert (high + 0.05) / (low + 0.05) >= least, (name, ground)
-
-
-def test_a_thousand_layers_stay_small(tmp_path: Path) -> None:
-    nodes = [
-        [f"/model/encoder/layers.{number}/attention/self/part_{part}/Mul" for part in range(6)]
-        for number in range(1000)
-    ]
+def test_many_layers_and_rows_stay_small(tmp_path: Path) -> None:
     layers = [
-        {"name": f"__myl_MulAddReshTranMulReshMove_myl0_{number}", "kind": "matmul" if number % 2 else "other",
-         "precision": ("int8", "fp16")[number // 2 % 2], "nodes": names} for number, names in enumerate(nodes)
+        {"name": f"__myl_MulAddReshTran_myl0_{number}", "kind": "matmul", "precision": "int8", "ms": 0.01 * (number + 1),
+         "nodes": [f"/model/encoder/layers.{number}/attention/part_{part}/Mul" for part in range(6)]}
+        for number in range(1000)
     ]  # fmt: skip
     engine = made(tmp_path / "big.engine", layers)
     found = profiled("big.engine")
-    found["batches"] = [
-        {**found["batches"][1], "layers": [{**layer, "ms": 0.01 * place} for place, layer in enumerate(layers, 1)]}
-    ]
-    source = SENSITIVITY["sources"][0]  # type: ignore[index]
-    noise = {**SENSITIVITY, "sources": [{**source, "nodes": names[:1], "snr_db": {"logits": 20.0 + place * 0.1}}  # type: ignore[dict-item]
-                                        for place, names in enumerate(nodes)]}  # fmt: skip
-    written = trtopt.report(engine, tmp_path / "big.html", results=[found, noise], calib=table())
-    assert written.nbytes < 1_500_000
-    assert len(parsed(written.page).named("tr")) > 1000
+    found["batches"] = [{**found["batches"][1], "layers": layers}]
     rows = [{**BENCH["rows"][0], "batch": batch} for batch in range(1, 20_001)]  # type: ignore[index]
-    written = trtopt.report(engine, tmp_path / "r.html", results=[{**BENCH, "engine": engine.name, "rows": rows}])
-    assert written.nbytes < 2e6 and "18000 more rows are left out" in "".join(parsed(written.page).text)
+    results = [found, SENSITIVITY, {**BENCH, "engine": engine.name, "rows": rows}]
+    written = trtopt.report(engine, tmp_path / "big.html", results=results, calib=table())
+    shown = parsed(written.page)
+    assert written.nbytes < 2e6 and len(shown.named("tr")) > 3000
+    assert "18000 more rows are left out" in "".join(shown.text)
 
 
 # Requests --------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import conv_relu, model, node, rapidocr, typed, typing, values
+from graphs import conv_relu, model, node, rapidocr, typing, values
 from half_models import half, overflowing
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
@@ -118,6 +118,7 @@ def test_dynamic_inputs_by_name_with_the_option_to_type() -> None:
 def test_shapes_are_checked_against_the_inputs() -> None:
     good = check(conv_relu(), shapes=["x:1x3x8x8,2x3x8x8,4x3x8x8"])
     assert good.ok
+    assert check(conv_relu(), shapes=[{"x": ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}]).ok
     for wrong in ("x:1x3x9x8", "other:1x3x8x8", "x:1x3x8"):
         report = check(conv_relu(), shapes=[wrong])
         assert next(item.code for item in report.findings if item.level == "error") == "shapes", wrong
@@ -137,36 +138,19 @@ def test_input_types(dtype: int, code: str, level: str) -> None:
     assert codes(model([node("Identity", "x", "y")], dtype=dtype))[code].level == level
 
 
-def test_pixels_that_are_cast_at_once_are_no_hazard() -> None:
+def test_pixels_are_a_hazard_only_where_no_cast_is_beside_them() -> None:
     nodes = [node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Cast", "t", "y", to=TensorProto.FLOAT)]
-    proto = model(nodes, inputs={"x": ["n", 8, 8, 3]}, dtype=TensorProto.UINT8)
-    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
-    assert "integer-input" not in codes(proto)
-
-
-def test_pixels_that_a_cast_gives_are_no_hazard() -> None:
-    proto = model([node("Cast", "x", "t", to=TensorProto.UINT8), node("Transpose", "t", "y")])
-    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
-    assert "integer-output" not in codes(proto)
+    inward = model(nodes, inputs={"x": ["n", 8, 8, 3]}, dtype=TensorProto.UINT8)
+    inward.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    outward = model([node("Cast", "x", "t", to=TensorProto.UINT8), node("Transpose", "t", "y")])
+    outward.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    assert "integer-input" not in codes(inward) and "integer-output" not in codes(outward)
     assert "integer-output" in codes(model([node("Transpose", "x", "y")], dtype=TensorProto.UINT8))
-
-
-def test_int64_constants_out_of_range_but_not_open_slices() -> None:
-    big = np.array([2**40], np.int64)
-    proto = model([node("Add", "x c", "y", "adder")], weights={"c": big}, dtype=TensorProto.INT64)
-    found = codes(proto)["int64-constant"]
-    assert found.node == "adder" and str(2**40) in found.message
-    assert "int64-constant" not in codes(open_slice())
 
 
 def open_slice() -> ModelProto:
     weights = {"s": np.array([1], np.int64), "e": np.array([2**63 - 1], np.int64), "a": np.array([2], np.int64)}
     return model([node("Slice", "x s e a", "h"), node("Relu", "h", "y")], weights=weights)
-
-
-def test_double_weights() -> None:
-    proto = model([node("Add", "x c", "y")], weights={"c": values(8).astype(np.float64)}, dtype=TensorProto.DOUBLE)
-    assert codes(proto)["double-weights"].level == "warning"
 
 
 def test_fp16_overflow_underflow_and_masks() -> None:
@@ -313,31 +297,14 @@ def quantized(zero_point: int = 0, *after: Any) -> ModelProto:
     nodes = [
         node("Conv", "x w", "h", "c"),
         node("QuantizeLinear", "h s z", "q", "quantize"),
-        node("DequantizeLinear", "q s z", "d"),
-        node("Relu", "d", "y"),
+        node("DequantizeLinear", "q s z", "y"),
     ]
     return model(nodes, weights=weights)
 
 
 def test_faults_of_quantized_models() -> None:
-    assert codes(quantized())["qdq-before-activation"].node == "quantize"
     assert codes(quantized(3))["qdq-zero-point"].level == "error"
     assert "qdq-zero-point" not in codes(quantized())
-
-
-def test_a_channel_spread_that_int8_would_not_hold() -> None:
-    spread = values(4, 3, 3, 3)
-    spread[2] *= 1e5
-    assert codes(conv_relu(weights={"w": spread}))["int8-channel-spread"].node == "c"
-
-
-def test_padding_and_batchnorm_that_do_not_fold() -> None:
-    weights = {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64), "w": values(4, 3, 3, 3)}
-    pad = model([node("Pad", "x pads", "p", "pad", mode="reflect"), node("Conv", "p w", "y")], weights=weights)
-    assert codes(pad)["pad-before-conv"].node == "pad"
-    weights = {"w": values(4, 3, 3, 3), "s": values(4), "b": values(4), "m": values(4), "v": np.abs(values(4)) + 1}
-    nodes = [node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "n", "bn"), node("Add", "h n", "y")]
-    assert codes(model(nodes, weights=weights))["batchnorm-not-folded"].node == "bn"
 
 
 def test_opset_against_the_generation(backend: Any) -> None:
@@ -389,11 +356,6 @@ def test_what_onnxruntime_cannot_load_is_told_whole_and_asks_for_no_shapes(tmp_p
     found = next(item for item in check(proto, fix=tmp_path / "clean.onnx").findings if item.code == "fix-not-verified")
     assert "is not a registered function" in found.message and found.message[-5:] != "funct"
     assert "ONNX Runtime lacks an operator" in found.hint and "shapes" not in found.hint
-
-
-def test_fix_compares_bf16_models_too(tmp_path: Path) -> None:
-    proto = typed(conv_relu(), Precision.BF16)
-    assert check(proto, fix=tmp_path / "clean.onnx").verified
 
 
 def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,18 +463,6 @@ def test_sm75_among_the_targets_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     report = check(conv_relu(), backend="rtx", target="sm75,sm89")
     assert any(item.code == "target" and "sm75" in item.message for item in report.findings), str(report)
-
-
-def test_a_large_profile_and_mapping_shapes() -> None:
-    sizes = {"x": ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
-    assert check(conv_relu(), shapes=[sizes]).ok
-
-
-def test_external_weights_reach_the_parser(tmp_path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = backend(FakeGeneration())
-    path = tmp_path / "m.onnx"
-    save_model(conv_relu(), path, inline_limit=100)
-    assert check(path).ok and fake.asked
 
 
 def test_samples_show_what_overflows() -> None:

@@ -377,15 +377,11 @@ def show_jobs(result: Any, values: Options) -> Iterator[str]:
     yield result.summary
 
 
-@command_of(
-    ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", read={"batch": _sizes}, measures=True
-)
+@command_of(ProfileRequest, "trtopt profile model.engine --batch 32", read={"batch": _sizes}, measures=True)
 def profile(result: Any, values: Options) -> Iterator[str]:
     """Time each layer of an engine on the GPU, beside the whole."""
     print_table(str(values["engine"]), *result.table(values["top"]))
     yield from result.remarks(values["top"])
-    for path in result.files:
-        yield f"  {path}"
 
 
 @command_of(ReportRequest, "trtopt report model.engine --results profile.json -o report.html")

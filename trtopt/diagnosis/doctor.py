@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,10 +46,7 @@ if TYPE_CHECKING:
 
 FORMAT = "trtopt.doctor/1"
 LEVELS = ("error", "warning", "info")
-PATIENCE, CHECKING = (
-    30.0,
-    600.0,
-)  # seconds for a probe, and for `check` of a large model; a machine under load takes its time
+PATIENCE = 30.0  # seconds for a probe: a machine under load takes its time
 GIB = 2**30
 LEAST_FREE = 2 * GIB  # on disks: engines, graphs with Q/DQ and scratch files of one usual model
 _MODULES = {  # module that is imported in a child → packages that bring it; those of one row install over each other
@@ -61,9 +58,12 @@ _MODULES = {  # module that is imported in a child → packages that bring it; t
     "cv2": ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python"),
     "onnx": ("onnx", "onnx-weekly"),
 }
-_NAMES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"} | dict.fromkeys(
-    ("tensorrt_lean_bindings", "tensorrt_lean"), "TensorRT lean"
-)
+_NAMES = {
+    "tensorrt": "TensorRT",
+    "tensorrt_rtx": "TensorRT-RTX",
+    "tensorrt_lean_bindings": "TensorRT lean",
+    "tensorrt_lean": "TensorRT lean",
+}
 _DEV, _PROC, _SYS = Path("/dev"), Path("/proc"), Path("/sys")
 
 
@@ -88,7 +88,7 @@ class HostFinding:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What `doctor` found.
+    """The facts and findings of `doctor`.
 
     Attributes:
         facts: what there is, name → text; of the host, then of the plan.
@@ -143,8 +143,8 @@ def doctor(request: DoctorRequest) -> DoctorReport:
 
     Args:
         subject: a plan, which is held against this host before it is deserialized.
-        migrate: look at this instead: the path of a shell script, or a command line of trtexec or Polygraphy. It isn't
-            run: what of it TensorRT 10 and 11 no longer have is named, with what trtopt has for it.
+        migrate: look at this instead: a command line of trtexec or Polygraphy. It isn't run: what of it TensorRT 10 and 11
+            no longer have is named, with what trtopt has for it.
 
     Raises:
         UsageError: a file that doesn't exist or is a model, a command of another program, or both arguments.
@@ -152,7 +152,7 @@ def doctor(request: DoctorRequest) -> DoctorReport:
     if request.migrate is not None:
         if request.subject is not None:
             raise UsageError(
-                f"`migrate=` looks at a script or a command alone, not at {request.subject} too: leave one of them out; a "
+                f"`migrate=` looks at a command alone, not at {request.subject} too: leave one of them out; a "
                 "command is one text, in quotes"
             )
         return DoctorReport(migration=migrated(request.migrate))
@@ -200,10 +200,6 @@ class Host:
         """An answer's values; empty where there is none."""
         return self.answers[module].values if module in self.answers else {}
 
-    @property
-    def capabilities(self) -> list[int]:
-        return [gpu.compute_capability for gpu in self.gpus.devices]
-
 
 def examine(output: Path) -> Host:
     """Look at this host; `output` is the folder that results would go to."""
@@ -213,22 +209,6 @@ def examine(output: Path) -> Host:
             packages.setdefault(re.sub(r"[-_.]+", "-", item.metadata["Name"]).lower(), item.version)
     modules = [name for name in _MODULES if importlib.machinery.PathFinder.find_spec(name)]
     return Host(packages, ask(modules, PATIENCE), importlib.import_module("trtopt.cuda.device").probe(), output)
-
-
-def _folders(host: Host) -> Iterator[tuple[str, Path, int | None, str]]:
-    """Look at the folders that work is written to: role, path, free bytes, and why nothing can be written there."""
-    places = {"output": host.output, "cache": cache_path(), "temporary": Path(tempfile.gettempdir())}
-    for role, path in places.items():
-        path = path.absolute()
-        nearest = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (pathlib's may raise)
-        free, problem = None, "" if nearest.is_dir() else f"{nearest} is no folder"
-        try:
-            free = shutil.disk_usage(nearest).free
-            if not problem:
-                tempfile.TemporaryFile(dir=nearest).close()
-        except OSError as error:
-            problem = error.strerror or str(error)
-        yield role, path, free, problem
 
 
 def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
@@ -250,8 +230,8 @@ def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
             return Answer(failure=f"no answer within {patience:.0f} s")
         except OSError as error:
             return Answer(failure=f"no process can be started ({error.strerror or error})")
-        with contextlib.suppress(ValueError, TypeError):
-            return Answer(**json.loads(done.stdout))
+        with contextlib.suppress(ValueError, TypeError, IndexError):
+            return Answer(**json.loads(done.stdout.splitlines()[-1]))  # native libraries print, too
         with contextlib.suppress(ValueError):
             return Answer(failure=f"the process ended with {signal.Signals(-done.returncode).name}")
         last = " ".join(done.stderr.split()[-40:])
@@ -280,9 +260,16 @@ def host_facts(host: Host) -> dict[str, str]:
     facts["cores"] = f"{limits.cores()} of {limits.visible_cores()}{quota}"
     if (memory := limits.free_memory()) is not None:
         facts["free memory"] = f"{memory / GIB:.1f} GiB"
-    for role, path, free, _ in _folders(host):
-        facts[role] = f"{path}{'' if free is None else f', {free / GIB:.0f} GiB free'}"
-    return facts
+    return facts | {role: str(path) for role, (path, _) in _folders(host).items()}
+
+
+def _folders(host: Host) -> dict[str, tuple[Path, str]]:
+    """The folders that work is written to by role, each with what moves it elsewhere."""
+    return {
+        "output": (host.output.absolute(), "cd "),
+        "cache": (cache_path().absolute(), "export TRTOPT_CACHE="),
+        "temporary": (Path(tempfile.gettempdir()).absolute(), "export TMPDIR="),
+    }
 
 
 def _text(path: Path) -> str:
@@ -291,46 +278,23 @@ def _text(path: Path) -> str:
     return ""
 
 
-def host_findings(host: Host) -> list[HostFinding]:
-    """Run every check. One that fails itself is told of, and the others go on."""
-    findings: list[HostFinding] = []
-    for check in CHECKS:
-        try:
-            findings += check(host)
-        except Exception as error:  # noqa: PERF203 (on a host that nobody thought of)
-            fact = f"the check {check.__name__} failed: {type(error).__name__}: {error}"
-            consequence = "what it looks for isn't known here; please report this"
-            findings.append(HostFinding("check-failed", "warning", fact, consequence, "trtopt version --json"))
-    return findings
-
-
 # Checks ------------------------------------------------------------------------------------------------------------------
 
-Check = Callable[[Host], Iterator[HostFinding]]
-CHECKS: list[Check] = []
 
-
-def check(function: Check) -> Check:
-    CHECKS.append(function)
-    return function
-
-
-@check
 def overlaid_packages(host: Host) -> Iterator[HostFinding]:
     """microsoft/onnxruntime#23833, #26996; opencv/opencv-python#370."""
     for module, names in _MODULES.items():
         packages = sorted(name for name in names if name in host.packages)
-        if len(packages) < 2:
-            continue
-        keep, why = packages[0], "files of two builds are mixed: imports fail, or ask for libGL.so.1 on servers"
-        if module == "onnxruntime":
-            keep = "'onnxruntime-gpu[cuda,cudnn]'" if host.gpus and "onnxruntime-gpu" in packages else keep
-            why = "the one that was installed last counts, and with the CPU's no GPU is used, without a word"
-        elif module == "cv2":
-            keep = f"opencv{'-contrib' * any('contrib' in name for name in packages)}-python-headless"
-        fact = f"{' and '.join(packages)} are installed over each other, in the one folder {module}"
-        command = f"pip uninstall -y {' '.join(packages)} && pip install {keep}"
-        yield HostFinding(f"overlaid-{module}", "error", fact, why, command)
+        if len(packages) > 1:
+            keep, why = packages[0], "files of two builds are mixed: imports fail, or ask for libGL.so.1 on servers"
+            if module == "onnxruntime":
+                keep = "'onnxruntime-gpu[cuda,cudnn]'" if host.gpus and "onnxruntime-gpu" in packages else keep
+                why = "the one that was installed last counts, and with the CPU's no GPU is used, without a word"
+            elif module == "cv2":
+                keep = f"opencv{'-contrib' * any('contrib' in name for name in packages)}-python-headless"
+            fact = f"{' and '.join(packages)} are installed over each other, in the one folder {module}"
+            command = f"pip uninstall -y {' '.join(packages)} && pip install {keep}"
+            yield HostFinding(f"overlaid-{module}", "error", fact, why, command)
 
 
 _AGAIN = "pip install --force-reinstall {requirement}"
@@ -341,26 +305,16 @@ _CAUSES = {  # what an import says → consequence, command
     ),
     r"GLIBC\w*_[\d.]+.* not found": (
         "the wheel is for a newer system, or an older libstdc++ is found first, by LD_LIBRARY_PATH or in conda",
-        "unset LD_LIBRARY_PATH; docker run -it ubuntu:24.04 bash",
+        "unset LD_LIBRARY_PATH",
     ),
     r"NumPy 1\.x cannot be run in|_ARRAY_API not found|numpy\.core\.multiarray|has no attribute 'bool'|dtype size changed": (
         "it was compiled for NumPy 1, and NumPy 2 is installed",
         "pip install -U {package} || pip install 'numpy<2'",
     ),
-    r"[Dd]escriptors cannot be created directly|google\.protobuf|Detected incompatible Protobuf": (
-        "protobuf is older or newer than what its generated code needs",
-        "pip install -U protobuf onnx",
-    ),
-    r"cannot open shared|undefined symbol": ("libraries are missing, or of different versions", _AGAIN),
-    r"ended with SIG": (
-        "whatever imports it ends without a message; libraries of different versions are usual",
-        _AGAIN,
-    ),
-    r"": ("nothing that needs it works", _AGAIN),
+    r"": ("nothing that needs it works: libraries are missing, or of different versions", _AGAIN),
 }
 
 
-@check
 def failing_imports(host: Host) -> Iterator[HostFinding]:
     for module, names in _MODULES.items():
         if (failure := host.answers[module].failure if module in host.answers else "") == "":
@@ -372,7 +326,6 @@ def failing_imports(host: Host) -> Iterator[HostFinding]:
         yield HostFinding(f"import-{module}", "error", f"`import {module}` fails: {failure}", why, command)
 
 
-@check
 def library_version(host: Host) -> Iterator[HostFinding]:
     """NVIDIA/TensorRT#1596, #2041: the bindings of one TensorRT on the libraries of another."""
     for module in ("tensorrt", "tensorrt_rtx"):
@@ -400,7 +353,6 @@ _DRIVER_PAGE = "xdg-open https://www.nvidia.com/drivers"
 _FIRST_DRIVER = {12: "525", 13: "580"}  # branch of the driver that runs this CUDA first, on Linux
 
 
-@check
 def driver(host: Host) -> Iterator[HostFinding]:
     why = host.gpus.reason
     if host.gpus:
@@ -429,7 +381,6 @@ def _nvidia_hardware() -> bool:
     )
 
 
-@check
 def cuda_versions(host: Host) -> Iterator[HostFinding]:
     """A driver runs its own CUDA and older; within a major version newer, too."""
     most = host.gpus.driver or (999, 0)
@@ -450,7 +401,6 @@ def cuda_versions(host: Host) -> Iterator[HostFinding]:
 _RTX_GPUS = (75, 80, 86, 89, 120, 121)
 
 
-@check
 def gpu_generation(host: Host) -> Iterator[HostFinding]:
     version = release(str(host.answered("tensorrt").get("version", "")))
     least = 50 if version < (10,) else 70 if version < (10, 5) else 75
@@ -468,7 +418,6 @@ def gpu_generation(host: Host) -> Iterator[HostFinding]:
         yield HostFinding("gpu-not-supported", "error", f"{gpu.name} is sm{sm}; {fact}", why, to_install(extra))
 
 
-@check
 def missing_packages(host: Host) -> Iterator[HostFinding]:
     if host.gpus and "cuda-bindings" not in host.packages:
         fact, why = "a GPU is here, and cuda-bindings isn't installed", "trtopt can't run engines or time them"
@@ -480,7 +429,6 @@ def missing_packages(host: Host) -> Iterator[HostFinding]:
         yield HostFinding("no-tensorrt", "warning", "no TensorRT is installed", why, command)
 
 
-@check
 def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
     """microsoft/onnxruntime: "Failed to load library libonnxruntime_providers_cuda.so", and on it goes on the CPU."""
     version, gpu_version = (host.packages.get(name) for name in ("onnxruntime", "onnxruntime-gpu"))
@@ -497,39 +445,37 @@ def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
         yield HostFinding("onnxruntime-without-cuda", "warning", fact, why, command)
 
 
-_VARIABLES = {  # name → value, level, consequence
-    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": ("python", "warning", "reading and writing ONNX takes many times longer"),
-    "CUDA_LAUNCH_BLOCKING": ("1", "warning", "every kernel is waited for: engines are slow, and times mean nothing"),
-    "CUDA_MODULE_LOADING": ("EAGER", "warning", "TensorRT 8.6 builds take many times longer"),
-    "NVIDIA_TF32_OVERRIDE": ("0", "info", "no FP32 layer uses TF32, whatever a build asks for"),
-}
-
-
-@check
-def machine(host: Host) -> Iterator[HostFinding]:
-    for name, (value, level, consequence) in _VARIABLES.items():
-        if os.environ.get(name) == value:
-            yield HostFinding("variable", level, f"{name} is {value}", consequence, f"unset {name}")
-    if (free := limits.free_memory()) is not None and free < GIB:
-        fact = f"{free / GIB:.1f} GiB of memory are free for this process"
-        why, command = "exports, folding and builds may be killed without a message", "ps aux --sort=-rss | head"
-        yield HostFinding("little-memory", "warning", fact, why, command)
-
-
-_ELSEWHERE = {"output": "cd ", "cache": "export TRTOPT_CACHE=", "temporary": "export TMPDIR="}
-
-
-@check
 def disks(host: Host) -> Iterator[HostFinding]:
-    for role, path, free, problem in _folders(host):
-        command = f"{_ELSEWHERE[role]}FOLDER_WITH_ROOM"
-        if problem:
-            fact = f"the {role} folder {path} can't be written to: {problem}"
-            yield HostFinding(f"{role}-not-writable", "error", fact, "commands fail when they write there", command)
-        elif free is not None and free < LEAST_FREE:
+    for role, (path, elsewhere) in _folders(host).items():
+        nearest = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (pathlib's may raise)
+        try:
+            free = shutil.disk_usage(nearest).free
+            tempfile.TemporaryFile(dir=nearest).close()
+        except OSError as error:
+            fact = f"the {role} folder {path} can't be written to: {error.strerror or error}"
+            why = "commands fail when they write there"
+            yield HostFinding(f"{role}-not-writable", "error", fact, why, f"{elsewhere}FOLDER_WITH_ROOM")
+            continue
+        if free < LEAST_FREE:
             fact = f"{free / GIB:.1f} GiB are free where the {role} folder {path} is"
             why = "engines, graphs and scratch files may not fit: work fails at its end"
-            yield HostFinding(f"{role}-disk-full", "warning", fact, why, command)
+            yield HostFinding(f"{role}-disk-full", "warning", fact, why, f"{elsewhere}FOLDER_WITH_ROOM")
+
+
+def host_findings(host: Host) -> list[HostFinding]:
+    """Run every check."""
+    checks = (
+        overlaid_packages,
+        failing_imports,
+        library_version,
+        driver,
+        cuda_versions,
+        gpu_generation,
+        missing_packages,
+        onnxruntime_provider,
+        disks,
+    )
+    return [finding for check in checks for finding in check(host)]
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -551,29 +497,23 @@ def _plan(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
     if header is None:
         return {}, [_no_plan(path, start)]
     findings: list[HostFinding] = []
-    manifest, nbytes = None, path.stat().st_size
-    rebuild = f"trtopt build MODEL.onnx -o {shlex.quote(str(path))}"
+    manifest, problem, nbytes = None, None, path.stat().st_size
+    words = ["trtopt", "build", "MODEL.onnx"]
     try:
         manifest = load_manifest(path)
-        if manifest is None:
-            fact = f"{path} has no manifest, which says which plan it is"
-            why = "run loads it only if you know where it comes from, and say so"
-            command = shlex.join(["trtopt", "run", str(path), "--trust", "--input", "X.npy"])
-            findings.append(HostFinding("plan-without-manifest", "info", fact, why, command))
-        else:
+        if manifest is not None:
             words = ["trtopt", "build", manifest.source["path"] or "MODEL.onnx"]
             words += [f"--{manifest.spec['precision']}"] if manifest.spec["precision"] != "fp32" else []
             words += ["--calib", "TABLE.calib.json"] if manifest.calibration else []
             for profile in manifest.profiles:
                 words += ["--shapes", ";".join(f"{name}:{shape}" for name, shape in profile.items())]
-            rebuild = shlex.join([*words, "-o", str(path)])
             manifest.check_plan(path)
-    except EngineMismatch as error:
-        findings.append(HostFinding("plan-not-of-manifest", "error", str(error), "run and inspect refuse it", rebuild))
-        manifest = None  # nothing in it is about this plan
     except TrtoptError as error:
-        why = "how the engine was made isn't known, and run refuses it"
-        findings.append(HostFinding("manifest-damaged", "error", str(error), why, rebuild))
+        manifest, problem = None, error  # nothing in it is about this plan
+    rebuild = shlex.join([*words, "-o", str(path)])
+    if problem is not None:
+        code = "plan-not-of-manifest" if isinstance(problem, EngineMismatch) else "manifest-damaged"
+        findings.append(HostFinding(code, "error", str(problem), "run and inspect refuse it", rebuild))
     targets = manifest.built_for if manifest is not None and manifest.built_for else header.targets
     facts = {"plan": f"{header}, {nbytes / 2**20:.1f} MiB"}
     facts["built for"] = ", ".join(f"sm{target}" for target in targets) or "unknown: neither header nor manifest says"
@@ -581,7 +521,16 @@ def _plan(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
         fact = f"{path} has {nbytes} bytes, its header says {header.nbytes}"
         findings.append(HostFinding("plan-damaged", "error", fact, "it was cut off, or copied as text", rebuild))
     findings += _version(path, header, manifest, host, rebuild)
-    findings += _gpus(path, header, manifest, targets, host, rebuild)
+    ampere = manifest is not None and manifest.spec.get("hardware_compatibility") == "ampere_plus"
+    gpus = [gpu.compute_capability for gpu in host.gpus.devices]
+    unfit = [sm for sm in gpus if targets and sm not in targets and not (ampere and sm >= 80)]
+    if unfit:
+        if header.product == "TensorRT-RTX":
+            rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit[0]}", 1)
+        fact = f"{path} was built for {facts['built for']}; here is sm{unfit[0]}"
+        why = "it doesn't load on that GPU; plans are for the GPU they were built for"
+        level = "warning" if len(unfit) < len(gpus) else "error"
+        findings.append(HostFinding("plan-of-other-gpu", level, fact, why, rebuild))
     return facts, findings
 
 
@@ -589,18 +538,14 @@ def _no_plan(path: Path, start: bytes) -> HostFinding:
     """NVIDIA/TensorRT#1384, #2915: "Magic tag does not match"."""
     name, length = shlex.quote(str(path)), int.from_bytes(start[:4], "little")
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
-        fact = f"{path} is a pointer of Git LFS, {path.stat().st_size} bytes"
         command = f"git lfs install && git lfs pull --include {shlex.quote(path.name)}"
-        return HostFinding("lfs-pointer", "error", fact, "the file itself wasn't downloaded", command)
+        fact, why = f"{path} is a pointer of Git LFS", "the file itself wasn't downloaded"
+        return HostFinding("lfs-pointer", "error", fact, why, command)
     if start[4:5] == b"{" and 0 < length < 1 << 20:
         fact = f"{path} begins with {length} bytes of Ultralytics' JSON, and the plan comes after"
         why = "only Ultralytics opens it; TensorRT says 'Magic tag does not match'"
         command = f"tail -c +{length + 5} {name} > {shlex.quote(str(path.with_suffix('.plan.engine')))}"
         return HostFinding("ultralytics-prefix", "error", fact, why, command)
-    if start.startswith(b"PK\x03\x04"):
-        fact = f"{path} is an archive, as PyTorch saves weights and modules"
-        command = f"trtopt export my_model.py:Net --weights {name} -o MODEL.onnx"
-        return HostFinding("no-plan", "error", fact, "TensorRT builds from ONNX", command)
     fact = f"{path} isn't a TensorRT plan: it begins with {start[:8]!r}" if start else f"{path} is empty (0 bytes)"
     why = "nothing can run it; it is damaged, of TensorRT before 8.6, or something else"
     return HostFinding("no-plan", "error", fact, why, "trtopt build MODEL.onnx -o MODEL.engine")
@@ -617,40 +562,19 @@ def _version(
     modules = [product, *LEAN] if product == "tensorrt" else [product]
     to_get = f"pip install '{product.replace('_', '-')}=={'.'.join(map(str, release(header.version)[:3]))}.*'"
     versions = {module: str(version) for module in modules if (version := host.answered(module).get("version"))}
+    origin = plan_origin(whole(path, None)) or PlanOrigin(header.product, header.version)
+    if manifest is not None:
+        origin = replace(manifest.origin, version=header.version)
     if not versions:
         fact = f"{path} was made by {header}; no {header.product} can be imported here"
         command = to_get if product not in host.answers else rebuild
         yield HostFinding("plan-without-runtime", "error", fact, "it can't run here", command)
-        return
-    origin = plan_origin(whole(path, None)) or PlanOrigin(header.product, header.version)
-    if manifest is not None:
-        origin = replace(manifest.origin, version=header.version)
-    candidates = [(name, version, unread(origin, version, lean=name in LEAN)) for name, version in versions.items()]
-    module, version, refused = next((item for item in candidates if not item[2]), candidates[0])
-    fact = f"{path} was made by {header}; {header.product}{' lean' * (module in LEAN)} {version} is here"
-    if refused:
+    elif all(unread(origin, version, lean=name in LEAN) for name, version in versions.items()):
+        fact = f"{path} was made by {header}; {header.product} {' and '.join(versions.values())} is here"
         certain = manifest or origin.compatible or product == "tensorrt_rtx"
         why = f"it runs on {runs_on(origin)}{'' if certain else ', unless built to be version-compatible'}"
-        yield HostFinding("plan-of-other-version", "error", fact, why, to_get if manifest is None else rebuild)
-    elif release(version)[:3] != release(header.version)[:3]:
-        why = "it was built to run on later versions: it is opened only if you trust the library that it carries"
-        command = shlex.join(["trtopt", "run", str(path), "--trust-host-code", "--input", "X.npy"])
-        yield HostFinding("plan-of-older-version", "info", fact, why, command)
-
-
-def _gpus(
-    path: Path, header: PlanHeader, manifest: Manifest | None, targets: tuple[int, ...], host: Host, rebuild: str
-) -> Iterator[HostFinding]:
-    ampere = manifest is not None and manifest.spec.get("hardware_compatibility") == "ampere_plus"
-    fits = [sm in targets or (ampere and sm >= 80) for sm in host.capabilities]
-    if not targets or all(fits):
-        return
-    unfit = host.capabilities[fits.index(False)]
-    if header.product == "TensorRT-RTX":
-        rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit}", 1)
-    fact = f"{path} was built for {', '.join(f'sm{sm}' for sm in targets)}; here is sm{unfit}"
-    why = "it doesn't load on that GPU; plans are for the GPU they were built for"
-    yield HostFinding("plan-of-other-gpu", "warning" if any(fits) else "error", fact, why, rebuild)
+        command = to_get if manifest is None else rebuild
+        yield HostFinding("plan-of-other-version", "error", fact, why, command)
 
 
 # In a child process ------------------------------------------------------------------------------------------------------
@@ -660,18 +584,14 @@ _RUNTIMES = ("libnvinfer.so", "libtensorrt_rtx.so")
 
 
 def _answer() -> None:
-    """Import a module, and write an `Answer` as JSON: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what native libraries print isn't part of the answer
+    """Import a module, and write an `Answer` as the last line: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
     path, name = sys.argv[1:]
     sys.path[:] = json.loads(path)  # as the parent sees packages, without this file's folder
     try:
         reply: dict[str, Any] = {"values": _imported(name)}
     except BaseException as error:
         reply = {"failure": " ".join(f"{type(error).__name__}: {error}".split())[:600]}
-    with contextlib.suppress(OSError):
-        answers.write(json.dumps(reply, default=str))
-        answers.flush()
+    print("\n" + json.dumps(reply, default=str), flush=True)
     os._exit(0)  # libraries that crash when they are unloaded have answered
 
 
@@ -692,8 +612,7 @@ def _imported(name: str) -> dict[str, Any]:
 
 def _without_cuda(ort: Any) -> str:
     """Load ONNX Runtime's library for NVIDIA GPUs with those of CUDA, as a session would; return why it can't be, or ""."""
-    with contextlib.redirect_stdout(sys.stderr):
-        getattr(ort, "preload_dlls", int)()
+    getattr(ort, "preload_dlls", int)()
     try:
         for part in ("shared", "cuda"):
             library = Path(ort.__file__).parent / "capi" / f"libonnxruntime_providers_{part}.so"

@@ -5,7 +5,7 @@ print(trtopt.profile("resnet50.engine", batch=(32,)))
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -13,7 +13,7 @@ from typing import Any
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, UsageError, require
-from trtopt.core.files import existing_file, write_json
+from trtopt.core.files import existing_file
 from trtopt.core.options import taking
 from trtopt.core.values import choice
 from trtopt.cuda.device import probe
@@ -69,19 +69,17 @@ _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """What `profile` found.
+    """The times that `profile` found.
 
     Attributes:
         gpu: its name; inputs: where they came from.
         batches: batch size → its layers, in the order that they run in.
-        files: what was written.
     """
 
     engine: Path
     gpu: str
     inputs: str
     batches: Mapping[int, LayerTimes]
-    files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -149,7 +147,6 @@ def profile(request: ProfileRequest) -> EngineProfile:
         batch: samples at a time; empty: what each optimization profile is tuned for.
         iterations, warmup: inferences that are timed (each layer's median counts), and those before.
         data, images, preprocess: real inputs, as for `bench`; without, synthetic ones, which take as long in most networks.
-        trace: where to write all layers as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
         top: layers of each batch that the command prints; 0: all.
         trust, trust_host_code: as for `Session`.
 
@@ -157,7 +154,6 @@ def profile(request: ProfileRequest) -> EngineProfile:
         UsageError: arguments that can't be right, or a batch outside the engine's shapes.
         DeviceError: there is no GPU.
         EngineError, EngineMismatch, NoBackend, MissingDependency: as `Session`.
-        OutputError: a file can't be written.
     """
     choice(request.backend, BACKENDS, "`backend=`")
     if len(set(request.batch)) != len(request.batch):
@@ -183,33 +179,4 @@ def profile(request: ProfileRequest) -> EngineProfile:
         if session.manifest is None:
             notes.append("without a manifest, neither precisions nor nodes of the layers are known")
     gpu = next((str(item) for item in gpus.devices if item.ordinal == request.device), "")
-    if request.trace is not None:
-        write_json(request.trace, _trace(path.name, batches))
-    files = () if request.trace is None else (Path(request.trace),)
-    return EngineProfile(path, gpu, origin, batches, files, tuple(notes))
-
-
-def _trace(name: str, batches: Mapping[int, LayerTimes]) -> dict[str, Any]:
-    """Trace Event Format, of complete events: a row a batch, layers one behind the other, microseconds."""
-    events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": name}}]
-    for row, (size, times) in enumerate(batches.items()):
-        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": f"batch {size}"}})
-        events += _events(row, times.layers)
-    return {"displayTimeUnit": "ns", "traceEvents": events}
-
-
-def _events(row: int, layers: Sequence[LayerTime]) -> list[dict[str, Any]]:
-    events, start = [], 0.0
-    for layer in layers:
-        about = {
-            "layer": layer.name,
-            "kind": layer.kind,
-            "precision": str(layer.precision or ""),
-            "nodes": list(layer.nodes),
-        }
-        span = {"ts": round(start, 3), "dur": round(layer.ms * 1e3, 3)}
-        events.append(
-            {"name": called(layer), "cat": layer.kind, "ph": "X", "pid": 1, "tid": row, **span, "args": about}
-        )
-        start += layer.ms * 1e3
-    return events
+    return EngineProfile(path, gpu, origin, batches, tuple(notes))

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from trtopt.builder.request import BuildRequest
@@ -32,7 +31,7 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import x
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
-from trtopt.diagnosis.results import Candidates, Compared, Results, measurements
+from trtopt.diagnosis.results import Results, comparison_of, measurements
 from trtopt.engine.difference import built_for, differing, facts, precisions
 from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
@@ -47,7 +46,7 @@ _QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32
 
 @dataclass(frozen=True)
 class Report:
-    """What `report` wrote.
+    """The page that `report` wrote.
 
     Attributes:
         page: the file; nbytes: of it.
@@ -122,33 +121,24 @@ class _Subject:
     engine: EngineReport
     manifest: Manifest | None
     results: Results
-    candidates: Candidates | None
+    candidates: Any  # the comparison of precisions
 
 
 def _subject(path: Path, plan: Path, results: Results) -> _Subject:
     engine = inspect(path)
     if not isinstance(engine, EngineReport):
         raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
-    comparison = None if engine.manifest is None else engine.manifest.comparison
-    try:  # one that can't be read, as of another version, counts as none
-        candidates = None if comparison is None else msgspec.convert(plain(dict(comparison)), Candidates)
-    except msgspec.ValidationError:
-        candidates = None
-    if candidates is not None and all(item.precision != candidates.kept for item in candidates.candidates):
-        candidates = None
-    return _Subject(plan, engine, engine.manifest, results, candidates)
+    return _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
 
 
 def _contents(subject: _Subject, other: _Subject | None, table: Table | None) -> dict[str, Any]:
     manifest, results = subject.manifest, subject.results
     layers = _layers(subject)
     (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
-    best = subject.candidates if subject.candidates is not None and subject.candidates.best else None
+    compared = subject.candidates
+    best = compared if compared is not None and compared.get("best") else None
     quantized = manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
-    stages = results.stages or (
-        [] if manifest is None else [{"what": f"building with {manifest.origin}", "seconds": manifest.seconds}]
-    )
     return {
         "engine": subject.plan.name,
         "verdict": {
@@ -158,16 +148,15 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
             "summary": summary,
             "asked": None if manifest is None else manifest.spec["precision"],
             "for": None if manifest is None else built_for(manifest),
-            "among": [item.precision for item in best.candidates] if best is not None else None,
-            "limits": best.limits if best is not None else None,
-            "kept": None if subject.candidates is None else subject.candidates.kept,
+            "among": [item["precision"] for item in best["candidates"]] if best is not None else None,
+            "limits": best.get("limits") if best is not None else None,
+            "kept": None if compared is None else compared["kept"],
             "accuracy": accuracy,
             "accuracy_of_others": other_accuracy,
             "missed": list(results.missed),
             "speed": speed,
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
         },
-        "stages": [{"what": str(item.get("what")), "seconds": item.get("seconds")} for item in stages],
         "precision": _precision(manifest, layers),
         "layers": layers,
         "kept": [] if manifest is None else [dict(item) for item in manifest.kept],
@@ -177,18 +166,6 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
         "calibration": None if table is None else _calibration(table),
         "tuning": results.tuning,
         "latency": results.bench,
-        "memory": {
-            "plan, which the weights are most of": subject.engine.nbytes,
-            "limit of scratch memory at the build": None if manifest is None else manifest.spec.get("workspace"),
-            "scratch of a context on the GPU": None if manifest is None else manifest.scratch,
-            **{
-                what: results.bench["memory"].get(name) if results.bench is not None else None
-                for name, what in (
-                    ("gpu", "scratch, inputs and results of a session"),
-                    ("pinned", "page-locked on the host"),
-                )
-            },
-        },
         "warnings": _warnings(subject, layers, table),
         "against": None if other is None else _against(subject, other),
         "provenance": _provenance(subject),
@@ -198,49 +175,38 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
 
 def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, quantized: bool) -> list[dict[str, str]]:
     """List what can't be said, each with the command that gives it."""
-    name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest, table)
+    name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest)
     again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
-    gaps = (  # known, what it is, command
-        (
+    gaps = {  # what it is → known, command
+        "how it was made, and which layers run in which precision": (
             subject.manifest,
-            "how it was made, and which layers run in which precision",
             "trtopt build MODEL.onnx … -o M.engine",
         ),
-        (_timed(subject), "how long each layer takes", f"trtopt profile {name}; {again}"),
-        (
+        "how long each layer takes": (_timed(subject), f"trtopt profile {name}; {again}"),
+        "what INT8 costs in accuracy, layer by layer": (
             results.sensitivity,
-            "what INT8 costs in accuracy, layer by layer",
             f"trtopt sensitivity MODEL.onnx {samples} --json > s.json; {again} --results s.json",
         ),
-        (
+        "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote": (
             table is not None or not quantized,
-            "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote",
             f"{again} --calib T.calib.json",
         ),
-        (
+        "accuracy against INT8's share": (
             results.tuning,
-            "accuracy against INT8's share",
             f"trtopt tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine --report report.html",
         ),
-        (
+        "latency beside other ways of running it": (
             results.bench,
-            "latency beside other ways of running it, and memory",
             f"trtopt bench {name} --against onnxruntime; {again}",
         ),
-        (accuracy, "how near the results are to FP32's", f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
-    )
-    return [{"what": what, "command": command} for known, what, command in gaps if not known]
+        "how near the results are to FP32's": (accuracy, f"trtopt verify MODEL.onnx {name} {samples}; {again}"),
+    }
+    return [{"what": what, "command": command} for what, (known, command) in gaps.items() if not known]
 
 
-def _samples(manifest: Manifest | None, table: Table | None) -> str:
-    """The options that give samples like those that the engine was calibrated on, or else that its inputs take."""
-    if manifest is None or manifest.preprocess is not None:
-        images = True
-    elif table is not None and "kind" in table.data:
-        images = table.data["kind"] == "images"
-    else:  # calibrated without images, or not at all
-        shapes = [item["shape"] for item in manifest.inputs]
-        images = manifest.calibration is None and len(shapes) == 1 and len(shapes[0]) == 4
+def _samples(manifest: Manifest | None) -> str:
+    """The options that give samples like those that the engine takes."""
+    images = manifest is None or manifest.preprocess is not None
     return "--images DIR --preprocess PRESET" if images else "--data F.npz"
 
 
@@ -284,7 +250,6 @@ def _add_damage(layers: Sequence[dict[str, Any]], results: Results) -> None:
             homes.setdefault(node, layer)
     noise: dict[int, float] = {}
     for source in results.sensitivity["sources"] if results.sensitivity is not None else ():
-        assert results.sensitivity is not None
         snr = float(source["snr_db"].get(results.sensitivity["output"], "inf"))
         power = 0.0 if math.isnan(snr) else 10 ** (-max(snr, -200.0) / 10)
         for node in source["nodes"]:
@@ -322,13 +287,13 @@ def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -
 def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
     """Tell how near this engine's results are to FP32's, by all that measured it; and what was measured of other graphs."""
     results, candidates = subject.results, subject.candidates
-    kept = None if candidates is None else candidates.kept
+    kept = None if candidates is None else candidates["kept"]
     own, others = list[str](), list[str]()
     if results.accuracy is not None:
         own += _compared(results.accuracy)
     else:
-        for item in candidates.candidates if candidates is not None else ():
-            own += _compared(item.accuracy) if item.precision == kept and item.accuracy is not None else []
+        for item in candidates["candidates"] if candidates is not None else ():
+            own += _compared(item["accuracy"]) if item["precision"] == kept and item["accuracy"] is not None else []
     if results.tuning is not None:
         choice, tuned = results.tuning["chosen"], kept in (None, *_QUANTIZED)
         figure = f", {choice['figure']}" if choice["figure"] else ""
@@ -343,7 +308,7 @@ def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
     return own, others
 
 
-def _compared(comparison: Compared) -> list[str]:
+def _compared(comparison: Mapping[str, Any]) -> list[str]:
     sentences = []
     for name, output in comparison["outputs"].items():
         figures = [decibels(output["snr_db"])] if not output.get("integers") else []
@@ -387,13 +352,12 @@ def _speed(subject: _Subject) -> list[str]:
             sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
     if results.run is not None:
         sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
-    candidates = subject.candidates.candidates if subject.candidates is not None else []
-    kept = None if subject.candidates is None else subject.candidates.kept
-    for candidate in sorted(candidates, key=lambda item: item.precision != kept):  # this engine's first
-        for times in candidate.times:
+    candidates = subject.candidates or {"candidates": (), "kept": None}
+    for candidate in sorted(candidates["candidates"], key=lambda item: item["precision"] != candidates["kept"]):
+        for times in candidate["times"]:
             shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
-            mark = " (kept)" if candidate.precision == kept else ""
-            sentences.append(f"{candidate.precision.upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
+            mark = " (kept)" if candidate["precision"] == candidates["kept"] else ""
+            sentences.append(f"{candidate['precision'].upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
     return sentences
 
 
@@ -436,9 +400,9 @@ def _warnings(
     name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
     manifest, results, candidates = subject.manifest, subject.results, subject.candidates
     if manifest is not None:
-        check = f"trtopt verify MODEL.onnx {name} {_samples(manifest, table)} says whether results suffer"
-        kept = [item for item in candidates.candidates if item.precision == candidates.kept] if candidates else []
-        if any(item.accuracy for item in kept):
+        check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
+        tried = candidates["candidates"] if candidates else ()
+        if any(item["accuracy"] for item in tried if item["precision"] == candidates["kept"]):
             check = "nothing, if the accuracy above will do: it was measured on this engine"
         warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
         precision = str(manifest.spec["precision"])
@@ -484,11 +448,10 @@ def _provenance(subject: _Subject) -> dict[str, Any]:
         "plan sha256": manifest.plan["sha256"],
         "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
         "model sha256": manifest.source["sha256"],
-        "graph sha256": manifest.graph,
-        "key": manifest.key,
         "trtopt": manifest.trtopt,
         "GPU of the build": manifest.generation["gpu"],
         "seconds to build": manifest.seconds,
+        "scratch memory of a context": manifest.scratch,
         "calibration": manifest.calibration,
         "inputs": {item["name"]: f"{item['dtype']} {x(item['shape'])}" for item in manifest.inputs},
         "preprocessing embedded": None if preprocessing is None else preprocessing.sentence,
@@ -524,7 +487,6 @@ def html(contents: Mapping[str, Any]) -> str:
         "spoken": lambda text: spoken(text, flags),
         "grouped": _grouped,
         "nodes": _nodes,
-        "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
     }
     drawings = {name: markup(svg) for name, svg in _drawings(contents).items()}
     limits = {"rows": ROWS, "lines": LINES, "bars": BARS}

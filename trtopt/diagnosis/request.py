@@ -30,9 +30,9 @@ class DoctorRequest:
     _: KW_ONLY
     migrate: str | None = option(
         None,
-        help="Instead of the host: what of a command of trtexec or polygraphy in quotes, or of a shell script of them, "
-        "TensorRT 10 and 11 don't have, and trtopt's way.",
-        metavar="SCRIPT|COMMAND",
+        help="Instead of the host: what of a command of trtexec or polygraphy, in quotes, TensorRT 10 and 11 don't have, "
+        "and trtopt's way.",
+        metavar="COMMAND",
         typed=str,
     )
 
@@ -51,9 +51,6 @@ class ProfileRequest:
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess(beside=shared.SAMPLES)
-    trace: str | os.PathLike[str] | None = shared.written(
-        help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json"
-    )
     top: int = option(20, help="Layers of each batch to print; 0: all.", least=0)
     backend: str = shared.backend()
     device: int = shared.gpu()

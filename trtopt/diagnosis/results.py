@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, Union
 
 import msgspec
 
-from trtopt.core.documents import Damaged, read_json
+from trtopt.core.documents import Damaged, plain, read_json
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.progress import Reporter
-from trtopt.engine.manifest import load_manifest, manifest_path, read_manifest
+from trtopt.engine.manifest import Manifest, load_manifest, manifest_path, read_manifest
 from trtopt.evaluation.verify import engine_file
 from trtopt.graph.io import load_model
 
@@ -30,161 +30,87 @@ _MAKING = "trtopt COMMAND … --json > F.json"
 Figure = float | Literal["inf", "-inf", "nan"]
 
 
-class Spread(TypedDict):
-    median: float
-    p90: float
-    p99: float
-    minimum: float
+# The JSON that commands print, as far as it is used: a list holds items of one shape, a tuple is a choice, and "?" ends the
+# name of what may be missing.
+_SPREAD = {"median": float, "p90": float, "p99": float, "minimum": float}
+_CHOICE = {"left_out": int, "share": float, "snr_db": Figure, "figure": str, "missed": [str]}
+_TUNED = {
+    "samples": int,
+    "before": _CHOICE,
+    "whole": _CHOICE,
+    "chosen": _CHOICE,
+    "front": [_CHOICE],
+    "tried": int,
+    "cost": str,
+}
+_OUTPUT = {
+    "kind": str,
+    "agreement": (float, None),
+    "snr_db": Figure,
+    "channels?": ({"snr_db": [(Figure, None)], "lowest": (int, None)}, None),
+    "integers?": (bool, None),
+    "samples?": ({"worst": [{"name": str, "snr_db": Figure, "agreement": (float, None)}]}, None),
+}
+_COMPARED = {
+    "samples": int,
+    "snr_db": Figure,
+    "top1_agreement": (float, None),
+    "reference_accuracy": ({"top1": float}, None),
+    "candidate_accuracy": ({"top1": float}, None),
+    "outputs": {str: _OUTPUT},
+}
+_PROFILED = {
+    "engine": str,
+    "gpu": str,
+    "inputs": str,
+    "batches": [
+        {
+            "batch": int,
+            "total_ms": float,
+            "gpu": _SPREAD,
+            "layers": [{"name": str, "ms": float, "kind": str, "precision": (str, None), "nodes": [str]}],
+        }
+    ],
+    "notes": [str],
+}
+_SENSITIVE = {
+    "samples": int,
+    "output": str,
+    "sources": [{"nodes": [str], "snr_db": {str: Figure}}],
+    "measured_snr_db": {str: Figure},
+    "summary": str,
+}
+_ROW = {
+    "runner": str,
+    "batch": int,
+    "gpu": (_SPREAD, None),
+    "run": (_SPREAD, None),
+    "throughput": (float, None),
+    "note": str,
+}
+_BUILT = {"engine": str, "tuning": (_TUNED, None)}
+_COMPARISON = {  # of a manifest: which precision was kept, and of `--best` and `tune` within which limits
+    "candidates": [
+        {"precision": str, "times": [{"shapes": {str: str}, "gpu_ms": float}], "accuracy": (_COMPARED, None)}
+    ],
+    "kept": str,
+    "best?": bool,
+    "limits?": ({str: (float, None)}, None),
+}
 
 
-class TimedLayer(TypedDict):
-    name: str
-    ms: float
-    kind: str
-    precision: str | None
-    nodes: list[str]
-
-
-class TimedBatch(TypedDict):
-    batch: int
-    total_ms: float
-    gpu: Spread
-    layers: list[TimedLayer]
-
-
-class Profiled(TypedDict):
-    engine: str
-    gpu: str
-    inputs: str
-    batches: list[TimedBatch]
-    notes: list[str]
-
-
-class Noise(TypedDict):
-    nodes: list[str]
-    snr_db: dict[str, Figure]
-
-
-class Sensitive(TypedDict):
-    samples: int
-    output: str
-    sources: list[Noise]
-    measured_snr_db: dict[str, Figure]
-    summary: str
-
-
-class BenchedRow(TypedDict):
-    runner: str
-    batch: int
-    gpu: Spread | None
-    run: Spread | None
-    throughput: float | None
-    note: str
-
-
-class Benched(TypedDict):
-    engine: str
-    gpu: str
-    inputs: str
-    rows: list[BenchedRow]
-    memory: dict[str, int | None]
-    notes: list[str]
-
-
-class Choice(TypedDict):
-    left_out: int
-    share: float
-    snr_db: Figure
-    figure: str
-    missed: list[str]
-
-
-class Tuned(TypedDict):
-    samples: int
-    before: Choice
-    whole: Choice
-    chosen: Choice
-    front: list[Choice]
-    tried: int
-    cost: str
-
-
-class Channels(TypedDict):
-    snr_db: Sequence[Figure | None]
-    lowest: int | None
-
-
-class WorstSample(TypedDict):
-    name: str
-    snr_db: Figure
-    agreement: float | None
-
-
-class Samples(TypedDict):
-    worst: Sequence[WorstSample]
-
-
-class _Parted(TypedDict, total=False):
-    channels: Channels | None
-    integers: bool
-    samples: Samples | None
-
-
-class ComparedOutput(_Parted):
-    kind: str
-    agreement: float | None
-    snr_db: Figure
-
-
-class Top(TypedDict):
-    top1: float
-
-
-class Compared(TypedDict):
-    """Two models on the same samples."""
-
-    samples: int
-    snr_db: Figure
-    top1_agreement: float | None
-    reference_accuracy: Top | None
-    candidate_accuracy: Top | None
-    outputs: dict[str, ComparedOutput]
-
-
-class TimedShape(TypedDict):
-    shapes: dict[str, str]
-    gpu_ms: float
-
-
-class Candidate(msgspec.Struct):
-    precision: str
-    times: list[TimedShape]
-    accuracy: Compared | None
-
-
-class Candidates(msgspec.Struct):
-    """A manifest's comparison of precisions: which was kept, and of `--best` and `tune` within which limits."""
-
-    candidates: list[Candidate]
-    kept: str
-    best: bool = False
-    limits: dict[str, float | None] | None = None
-
-
-class Ran(TypedDict):
-    engine: str
-    backend: str
-    timing: str
-
-
-class Built(TypedDict):
-    engine: str
-    tuning: Tuned | None
-
-
-class Chained(TypedDict):
-    build: Built
-    agreement: Compared | None
+def _type(shape: Any) -> Any:
+    """Make a type for msgspec of a shape as above."""
+    if isinstance(shape, list):
+        return list[_type(shape[0])]  # type: ignore[misc]
+    if isinstance(shape, tuple):
+        return Union[tuple(map(_type, shape))]  # noqa: UP007
+    if isinstance(shape, dict) and str in shape:
+        return dict[str, _type(shape[str])]  # type: ignore[misc]
+    if isinstance(shape, dict):
+        fields = [(key.rstrip("?"), _type(item), *[None] * key.endswith("?")) for key, item in shape.items()]
+        return msgspec.defstruct("Result", fields, kw_only=True, omit_defaults=True)
+    return shape
 
 
 class _KeptResult(TypedDict):
@@ -200,15 +126,20 @@ class _Kept(TypedDict):
     results: dict[str, _KeptResult]
 
 
-_PROOFS: Mapping[str, tuple[Collection[str], Any]] = {  # command → keys that only its JSON has together, and its shape
-    "profile": ({"batches", "engine", "gpu"}, Profiled),
-    "sensitivity": ({"sources", "predicted_snr_db"}, Sensitive),
-    "bench": ({"rows", "memory", "engine"}, Benched),
-    "build": ({"tuning", "engine", "precision_summary"}, Built),
-    "pipeline": ({"build", "agreement"}, Chained),
-    "run": ({"milliseconds", "backend", "engine"}, Ran),
-    "verify": ({"outputs", "snr_db", "samples"}, Compared),
+_PROOFS: Mapping[str, tuple[set[str], Any]] = {  # command → keys that only its JSON has together, and its shape
+    "profile": ({"batches", "engine", "gpu"}, _type(_PROFILED)),
+    "sensitivity": ({"sources", "predicted_snr_db"}, _type(_SENSITIVE)),
+    "bench": (
+        {"rows", "memory", "engine"},
+        _type({"engine": str, "gpu": str, "inputs": str, "rows": [_ROW], "notes": [str]}),
+    ),
+    "build": ({"tuning", "engine", "precision_summary"}, _type(_BUILT)),
+    "pipeline": ({"build", "agreement"}, _type({"build": _BUILT, "agreement": (_COMPARED, None)})),
+    "run": ({"milliseconds", "backend", "engine"}, _type({"engine": str, "backend": str, "timing": str})),
+    "verify": ({"outputs", "snr_db", "samples"}, _type(_COMPARED)),
 }
+Compared = _type(_COMPARED)
+_COMPARISONS = _type(_COMPARISON)
 
 
 @dataclass
@@ -217,35 +148,29 @@ class Results:
 
     Attributes:
         accuracy: `verify`'s, of the graph or the engine against FP32.   missed: what of it is outside the limits.
-        stages: what `build`, `tune` or `pipeline` went through: "what" and "seconds".
         strangers: what was left out, as it is of another engine; or says of none.
     """
 
-    profile: Profiled | None = None
-    sensitivity: Sensitive | None = None
-    bench: Benched | None = None
-    run: Ran | None = None
-    tuning: Tuned | None = None
-    accuracy: Compared | None = None
+    profile: Any = None
+    sensitivity: Any = None
+    bench: Any = None
+    run: Any = None
+    tuning: Any = None
+    accuracy: Any = None
     missed: Sequence[str] = ()
-    stages: Sequence[Mapping[str, Any]] = ()
     strangers: list[str] = field(default_factory=list)
 
-    def take(self, command: str, content: Any, whole: Mapping[str, Any]) -> None:
-        """Add a result, of `whole` the part that has been looked at."""
+    def take(self, command: str, content: Mapping[str, Any]) -> None:
+        """Add a result."""
         if command in ("build", "pipeline"):
             built = content["build"] if command == "pipeline" else content
             self.tuning = built["tuning"] or self.tuning
-            self.stages = _list_of(whole.get("durations"), dict) or self.stages
         if command in ("verify", "pipeline"):
             self.accuracy = (content if command == "verify" else content["agreement"]) or self.accuracy
-            self.missed = _list_of(whole.get("missed"), str)
+            missed = content.get("missed")
+            self.missed = [item for item in missed if isinstance(item, str)] if isinstance(missed, list) else []
         elif command != "build":
             setattr(self, command, content)
-
-
-def _list_of(value: Any, kind: type) -> list[Any]:
-    return [item for item in value if isinstance(item, kind)] if isinstance(value, list) else []
 
 
 def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tuple[Results, Results]:
@@ -262,14 +187,12 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
     engines = {path: _digest(path) for path in (engine, other) if path is not None}
     beside = [f"{path}{BESIDE}" for path, digest in engines.items() if _kept(path)["sha256"] == digest]
     for what, found in (item for result in [*beside, *results] for item in _each(result)):
-        command, content = _recognised(
-            what, found, _PROOFS, "profile, sensitivity, bench, build, tune, pipeline or verify"
-        )
-        origin = content["build"] if command == "pipeline" else found
+        command = _recognised(what, found)
+        origin = found["build"] if command == "pipeline" else found
         name, digest = str(origin.get("engine", "")), str(found.get(DIGEST, ""))
         home = _home(Path(name), digest, engines) if name else engine
         if home is not None:
-            (ours if home == engine else theirs).take(command, content, found)
+            (ours if home == engine else theirs).take(command, found)
         if not name and command == "verify":
             ours.strangers.append(f"{what} says of no engine that it is of it, taken for {engine.name}")
         elif home is None:
@@ -278,16 +201,16 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
     return ours, theirs
 
 
-def profiled(result: Any) -> Profiled:
-    """Return what `profile` gives, or its JSON.
-
-    Args: as one of the results of `measurements`.
-
-    Raises:
-        UsageError: it is something else, or can't be read.
-    """
-    content: Profiled = _recognised(*_content(result), ("profile",), "profile ENGINE, on a GPU")[1]
-    return content
+def comparison_of(manifest: Manifest | None) -> Any:
+    """Return what a manifest says of the precisions that were compared; None where it can't be read, as of another version."""
+    if manifest is None or manifest.comparison is None:
+        return None
+    said = plain(dict(manifest.comparison))
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert(said, _COMPARISONS)
+        if any(item["precision"] == said["kept"] for item in said["candidates"]):
+            return said
+    return None
 
 
 def keep(
@@ -358,15 +281,17 @@ def _digest(engine: Path) -> str:
     return sha256_file(engine) if engine.is_file() else str(read_manifest(manifest_path(engine)).plan["sha256"])
 
 
-def _recognised(what: str, content: Mapping[str, Any], commands: Collection[str], names: str) -> tuple[str, Any]:
-    """Tell which of these commands, by `names` in words, gave a result that messages call `what`; and its content."""
-    command = next((name for name in commands if set(_PROOFS[name][0]) <= set(content)), None)
+def _recognised(what: str, content: Mapping[str, Any]) -> str:
+    """Tell which command gave a result that messages call `what`."""
+    command = next((name for name, (keys, _) in _PROOFS.items() if keys <= set(content)), None)
     if command is None:
+        names = "profile, sensitivity, bench, build, tune, pipeline or verify"
         raise UsageError(f"{what} isn't the JSON of {names}: make such a file by {_MAKING}")
     try:
-        return command, msgspec.convert(dict(content), _PROOFS[command][1])
+        msgspec.convert(dict(content), _PROOFS[command][1])
     except msgspec.ValidationError as error:
         raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
+    return command
 
 
 def _home(path: Path, digest: str, engines: Mapping[Path, str]) -> Path | None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from trtopt.core.progress import Reporter
 from trtopt.core.shapes import (
     DEFAULT_BATCH,
     NOTHING,
-    SeenSizes,
     Suggestion,
     batch_alone,
     parse_profiles,
@@ -39,7 +38,6 @@ from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo,
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import Arrays
 from trtopt.graph.cut import cut
 from trtopt.graph.fixed_inputs import fix_inputs
 from trtopt.graph.guard import invalid
@@ -166,7 +164,6 @@ def check(request: CheckRequest) -> CheckReport:
     chosen_builder(request.backend)
     targets = parse_targets(request.target)
     profiles = parse_profiles(request.shapes)
-    sampled = request.images is not None or request.data is not None
     name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)
     try:
         with reporter.phase("read and validate"):
@@ -178,46 +175,38 @@ def check(request: CheckRequest) -> CheckReport:
                 loaded = replace(load_model(cut(loaded.proto, request.outputs)), path=loaded.path)
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
-    findings: list[Finding] = []
     folded, folding = fold(loaded.proto, reporter=reporter)
-    findings += _folding(folding)
-    findings += find(folded)
-    generation, reason = None, ""
-    try:
-        generation = trt.select(request.backend)
-    except NoBackend as error:
-        if request.backend != "auto":
-            raise
-        reason = str(error)
+    findings = [*find(folded)]
+    if folding.problem:
+        ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
+        hint = "it is built as it is" + "; please report the model" * ours
+        findings.append(Finding("warning", "folding-incomplete", "", "", folding.warning, hint))
+    generation, reason = _builder(request.backend)
     can = generation.capabilities if generation else None
     limit = can.max_opset if can else None
     findings += opset_findings(folded, limit, str(generation))
     values: dict[str, int] = {}
-    with reporter.phase("ask the parser"):
-        try:
-            if generation is not None:
+    if generation is not None:
+        with reporter.phase("ask the parser"):
+            try:
                 answers, values = _ask(generation, loaded, folded)
-                findings = [*_unless_refused(findings, answers), *answers]
-        except BackendError as error:
-            reason = str(error)
+                told = {answer.op or answer.node for answer in answers if answer.level == "error"}
+                findings = [
+                    item for item in findings if item.code not in _PARSERS or (item.op or item.node) not in told
+                ]
+                findings += answers
+            except BackendError as error:
+                reason = str(error)
     if reason:
         text = f"no TensorRT parser was asked about operators: {reason}"
         findings.append(Finding("warning", "parser-not-asked", "", "", text))
     findings += _request(generation, loaded, folded, targets, profiles)
-    seen: SeenSizes = {}
-    samples: Iterable[Arrays] = ()
-    if sampled:
+    samples: Batches | None = None
+    if request.images is not None or request.data is not None:
         samples = _samples(request, loaded, profiles)
         with reporter.phase("measuring ranges"):
             findings += _ranges(samples, folded)
-        if not profiles and not batch_alone(loaded.inputs):
-            seen = seen_sizes(loaded.inputs, samples)
-    suggestion = NOTHING
-    if not profiles:
-        lost = lost_shapes(folded)
-        suggestion = suggested_shapes(
-            loaded.inputs, values=values, longest=max_input_lengths(folded), seen=seen, lost=lost
-        )
+    suggestion = NOTHING if profiles else _suggestion(loaded, folded, values, samples)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
@@ -227,15 +216,13 @@ def check(request: CheckRequest) -> CheckReport:
     output, verified, opened = None, None, False
     if request.fix is not None:
         with reporter.phase("clean and compare"):
-            how = {"profiles": profiles, "samples": first_feeds(loaded.proto, samples)}
+            how = {"profiles": profiles, "samples": first_feeds(loaded.proto, samples or ())}
             problems, verified, opened = _fix(loaded, folded, held, Path(request.fix), limit, how)
             findings += problems
             output = None if any(item.level == "error" for item in problems) else Path(request.fix)
     for finding in one_sample(held, loaded.inputs, profiles):
-        told = replace(
-            finding, level="info", hint=f"{output} takes any batch; its results are those of each sample alone"
-        )
-        findings.append(told if opened else finding)
+        hint = f"{output} takes any batch; its results are those of each sample alone"
+        findings.append(replace(finding, level="info", hint=hint) if opened else finding)
     if not isinstance(request.model, ModelProto):
         this = f"trtopt check {shlex.quote(name)}"
         findings = [replace(item, hint=item.hint.replace("trtopt check MODEL", this)) for item in findings]
@@ -253,13 +240,6 @@ def check(request: CheckRequest) -> CheckReport:
         shapes=suggestion,
         nodes=listed(to_ir(folded), *((can.float_only, can.conv_borders) if can else ())) if request.nodes else (),
     )
-
-
-def _folding(report: FoldReport) -> Iterator[Finding]:
-    if report.problem:
-        ours = "Error: " in report.problem  # an exception's name: nothing that its maker could mend
-        hint = "it is built as it is" + "; please report the model" * ours
-        yield Finding("warning", "folding-incomplete", "", "", report.warning, hint)
 
 
 def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
@@ -287,12 +267,21 @@ def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list
     return [*findings, *rewrites, *shape_inputs], dict(values)
 
 
-def _unless_refused(findings: Sequence[Finding], answers: Sequence[Finding]) -> Iterator[Finding]:
-    """Return what was found, without what the parser's answers say of the same operator, input or output."""
-    told = {answer.op or answer.node for answer in answers if answer.level == "error"}
-    for finding in findings:
-        if finding.code not in _PARSERS or (finding.op or finding.node) not in told:
-            yield finding
+def _builder(backend: str) -> tuple[Generation | None, str]:
+    """Return the installed TensorRT, or why there is none where none was asked for by name."""
+    try:
+        return trt.select(backend), ""
+    except NoBackend as error:
+        if backend != "auto":
+            raise
+        return None, str(error)
+
+
+def _suggestion(model: Model, folded: ModelProto, values: Mapping[str, int], samples: Batches | None) -> Suggestion:
+    seen = seen_sizes(model.inputs, samples) if samples is not None and not batch_alone(model.inputs) else {}
+    return suggested_shapes(
+        model.inputs, values=values, longest=max_input_lengths(folded), seen=seen, lost=lost_shapes(folded)
+    )
 
 
 class _Texts(Reporter):

@@ -22,15 +22,13 @@ from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
 from trtopt.graph.bounds import bounds
 from trtopt.graph.fixed_inputs import how_to_decide
-from trtopt.graph.op_types import ACTIVATIONS, CONTROL_FLOW, MOVING, QDQ, WEIGHTED
+from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX, MASK
 from trtopt.graph.proto import STANDARD, Links, all_graphs, dtype_name, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
 
 LEVELS = ("error", "warning", "info")
 FP16_STEP = 2.0**-24  # its smallest number
-INT32_MAX = 2**31 - 1
-OPEN_END = 2**62  # INT64_MAX and its like stand for "to the end" in Slice
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
 _KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
@@ -76,10 +74,6 @@ _WARNINGS = {
         "{count} float64 constants (such as {name}): TensorRT computes them in float32",
         "export the model in float32",
     ),
-    "int64-constant": (
-        "the constant {name} holds {value}, outside int32: TensorRT 8.6 clamps it",
-        "check that the model means it",
-    ),
     "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
     "infinite-half-weight": (
         "{name} holds infinity, which FP16 makes of what is beyond 65,504",
@@ -117,22 +111,6 @@ _WARNINGS = {
         "squares, then their mean or sum (a variance, a power, an error): they overflow FP16 above 255",
         _KEPT + "; of a variance, LayerNormalization (opset 17) is the safe form",
     ),
-    "batchnorm-not-folded": (
-        "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
-        "it stays a layer of its own, in floating point",
-    ),
-    "pad-before-conv": (
-        "can't be folded into the convolution after it ({why})",
-        "it is a copy of its own; use the convolution's padding where you can",
-    ),
-    "qdq-before-activation": (
-        "quantizes a convolution's result before its activation: it breaks the fusion and costs accuracy",
-        "quantize after the activation, as trtopt build --int8 does from the float model",
-    ),
-    "int8-channel-spread": (
-        "one output channel's weights are over 1000 times the typical channel's: one scale for what follows serves them badly",
-        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
-    ),
     "opset-too-new": (
         "opset {opset}; {generation} reads {limit} and older well",
         "export with `opset={limit}`, or `fix=`, which lowers it",
@@ -146,7 +124,6 @@ _INFOS = {
     ),
     "fp16-range": ("its result can exceed FP16's range", _KEPT),
     "fp16-normalization": ("sums squares inside, which FP16 can't hold", _KEPT),
-    "opset-newer-than-8.6": ("opset {opset}; TensorRT 8.6 reads 17 and older", ""),
 }
 _WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
 # Operators that are worth a finding wherever they are.
@@ -216,9 +193,6 @@ class _Graph(Links):
             name = node.input[0]
         return to_array(self.constants[name]) if name in self.constants else None
 
-    def weight(self, node: NodeProto) -> NDArray[Any] | None:
-        return self.constant(node.input[1]) if len(node.input) > 1 else None
-
     def of(self, *ops: str) -> list[NodeProto]:
         return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD]
 
@@ -286,11 +260,6 @@ def _constants(graph: _Graph) -> Iterator[Finding]:
         kind = dtype_name(tensor.data_type)
         if kind == "string" or kind.startswith("complex"):
             yield _said("unsupported-type:constant", *graph.read_by(tensor.name)[0], name=tensor.name, kind=kind)
-    for tensor, values in graph.tensors(TensorProto.INT64, TensorProto.UINT64):
-        node, op = graph.read_by(tensor.name)[0]
-        outside = values[np.abs(values.astype(np.float64)) > INT32_MAX]
-        if outside.size and not (op == "Slice" and np.all(np.abs(outside.astype(np.float64)) >= OPEN_END)):
-            yield _said("int64-constant", node, op, name=tensor.name, value=int(outside.flat[0]))
 
 
 def _weights(graph: _Graph) -> Iterator[Finding]:
@@ -410,29 +379,6 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
 def _structure(graph: _Graph) -> Iterator[Finding]:
     squares = [node for node in graph.of("Pow", "Mul") if node.op_type == "Pow" or len(set(node.input)) == 1]
     yield from _several([node for node in squares if graph.followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
-    after_conv = {node.output[0] for node in graph.of("Conv", "ConvTranspose")}
-    norms = [node for node in graph.of("BatchNormalization") if node.input[0] in after_conv]
-    yield from _several(norms, "batchnorm-not-folded")
-    for node in graph.of("Pad"):
-        if graph.followed(node, "Conv"):
-            why = "its amounts aren't constant" if graph.weight(node) is None else "only zeros in height and width fold"
-            yield _said("pad-before-conv", node.name, "Pad", why=why)
-
-
-def _int8(graph: _Graph) -> Iterator[Finding]:
-    between, spread = list[NodeProto](), list[NodeProto]()
-    for node in graph.of("QuantizeLinear"):
-        maker, pairs = graph.makers.get(node.input[0]), graph.readers.get(node.output[0], [])
-        if maker is not None and maker.op_type in ("Conv", "ConvTranspose"):
-            between += [node] * any(graph.followed(pair, *ACTIVATIONS) for pair in pairs)
-    for node in graph.of("Conv"):
-        weight = graph.weight(node)
-        if weight is not None and weight.dtype.kind == "f" and weight.size:
-            amax = np.abs(weight.astype(np.float32)).reshape(len(weight), -1).max(axis=1)
-            if (amax > 0).any() and float(amax.max()) > 1000 * float(np.median(amax[amax > 0])):
-                spread.append(node)
-    yield from _several(between, "qdq-before-activation")
-    yield from _several(spread, "int8-channel-spread")
 
 
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
@@ -473,10 +419,8 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
     opset = opset_version(proto)
     if limit is not None and opset > limit:
         yield _said("opset-too-new", "", opset=opset, generation=generation, limit=limit)
-    elif limit is None and opset > 17:
-        yield _said("opset-newer-than-8.6", "", opset=opset)
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _constants, _weights, _structure, _int8, _zero_points,
+    _ends, _operators, _damaged, _constants, _weights, _structure, _zero_points,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What an engine takes and gives, as Triton has to be told it: types, shapes, profiles, and whether it takes batches."""
+"""The inputs and outputs of an engine, as Triton has to be told it: types, shapes, profiles, and whether it takes batches."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
 
 
 def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Batching:
-    """Whether the first dimension of every tensor is the same open one, and how large it may be.
+    """Tell if the first dimension of every tensor is the same open one, and how large it may be.
 
     Args:
         run: inference; asked at two batch sizes where the names of the dimensions don't say which outputs follow the batch. It
@@ -150,8 +150,11 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
     if not interface.profiles:
         return Batching(0, f"that the first dimension of output {first.name!r} is the batch isn't known")
     for size in (1, 2):
+        shapes = {name: (size, *item.min[1:]) for name, item in interface.profiles[0].items()}
         try:
-            outputs = run(zeros(interface.inputs, interface.profiles[0], size))
+            outputs = run(
+                {info.name: np.zeros(shapes[info.name], numpy_dtype(info.dtype)) for info in interface.inputs}
+            )
         except TrtoptError as error:
             return Batching(0, f"whether output {first.name!r} follows the batch can't be tried out here: {error}")
         for info in unknown:
@@ -159,8 +162,3 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
             if shape[:1] != (size,):
                 return Batching(0, f"output {info.name!r} has shape {x(shape)} for a batch of {size}")
     return Batching(most)
-
-
-def zeros(inputs: Sequence[TensorInfo], profile: Profile, batch: int) -> dict[str, Any]:
-    """Arrays of a profile's smallest shapes with another batch."""
-    return {info.name: np.zeros((batch, *profile[info.name].min[1:]), numpy_dtype(info.dtype)) for info in inputs}

@@ -275,16 +275,19 @@ class _Model:
         Raises:
             UsageError: the engine doesn't take images, or not in batches.
         """
-        name = self.engine.name
+        why = ""
         if len(interface.inputs) != 1:
-            raise UsageError(
-                f"`from_images=True`: {name} can't take images: it has {len(interface.inputs)} inputs; send arrays instead"
+            why = f"it has {len(interface.inputs)} inputs"
+        elif self.manifest is None or not self.manifest.preprocess:
+            why = (
+                "its manifest has no preprocessing (build it with `preprocess=`)"
+                if self.manifest
+                else "it has no manifest"
             )
-        if self.manifest is None or not self.manifest.preprocess:
-            why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
-            raise UsageError(f"`from_images=True`: {name} can't take images: {why}; build it with `preprocess=`")
-        if not batching.most:
-            raise UsageError(f"`from_images=True`: {name} takes no batches: {batching.why}; send arrays instead")
+        elif not batching.most:
+            why = f"it takes no batches: {batching.why}"
+        if why:
+            raise UsageError(f"`from_images=True`: {self.engine.name} can't take images: {why}; send arrays instead")
         return _GREY
 
     # Writing --------------------------------------------------------------------------------------------------------
@@ -349,12 +352,7 @@ class _Model:
                     (partial / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source, partial / name)
                 partial.chmod(0o755)
-                (folder / str(version)).mkdir()
-                try:
-                    partial.replace(folder / str(version))
-                except OSError:
-                    (folder / str(version)).rmdir()
-                    raise
+                partial.rename(folder / str(version))
         except OSError as error:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # if nothing else is in it: Triton would take it for a model

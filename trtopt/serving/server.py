@@ -107,8 +107,16 @@ def serve(request: ServeRequest) -> Server:
             raise NoServer(f"there is no tritonserver {where}; in NVIDIA's container", [line], advice)
         process = _started(Path(executable).resolve(), repo, addresses)
         stack.callback(_end, process)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows of this machine's ports
         with request.reporter.phase("starting tritonserver"):
-            _wait_until_ready(process, addresses[0])
+            while (status := process.poll()) is None:  # ready: every model is loaded and warm
+                with contextlib.suppress(OSError), opener.open(f"http://{addresses[0]}/v2/health/ready", timeout=2):
+                    break
+                time.sleep(0.05)
+            else:
+                raise ServerFailed(
+                    f"tritonserver ended with exit status {status} before it was ready; its log above says why"
+                )
         server = Server(process, repo, models, addresses)
         server._closing = stack.pop_all()
     return server
@@ -159,16 +167,6 @@ def _started(executable: Path, repo: Path, addresses: Sequence[str]) -> subproce
         )
     except OSError as error:
         raise ServerFailed(f"can't start {executable}: {error.strerror or error}") from error
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], address: str) -> None:
-    """Wait until every model is loaded and warm, which is when Triton says that it is ready."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows of this machine's ports
-    while (status := process.poll()) is None:
-        with contextlib.suppress(OSError), opener.open(f"http://{address}/v2/health/ready", timeout=2):
-            return
-        time.sleep(0.05)
-    raise ServerFailed(f"tritonserver ended with exit status {status} before it was ready; its log above says why")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

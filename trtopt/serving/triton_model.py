@@ -29,7 +29,7 @@ _CALLERS = (trtopt.UsageError, trtopt.DataError)  # the request is at fault
 
 
 class TritonPythonModel:
-    """What Triton's Python backend loads: one process and one of these for each instance."""
+    """The class that Triton's Python backend loads: one process and one of these for each instance."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
