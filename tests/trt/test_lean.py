@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import os
 import shutil
@@ -321,6 +322,8 @@ def test_a_wheels_library_is_found_under_the_name_that_tensorrt_asks_for(compile
     path.with_name("__init__.py").write_text("raise ImportError('nobody asked to import this')")
     done = asked(tmp_path, "10.16.1.11")
     assert done.stdout.splitlines() == ["''", "101601", str(path)], done.stderr
+    other = asked(tmp_path, "10.16.2.3")
+    assert "isn't here" in other.stdout and f"{path} is of 10.16.1" in other.stdout
 
 
 def test_the_wheel_of_86_needs_a_link_which_is_said(compiler: str, tmp_path: Path) -> None:
@@ -335,6 +338,17 @@ def test_the_wheel_of_86_needs_a_link_which_is_said(compiler: str, tmp_path: Pat
     assert done.stdout.splitlines()[:2] == ["''", "8600"], done.stderr
 
 
+def test_another_version_on_the_path_hides_that_of_a_wheel(compiler: str, tmp_path: Path) -> None:
+    """The loader gives TensorRT the one that it found first under this name."""
+    first, second = tmp_path / "lib/libnvinfer_lean.so.10", tmp_path / "tensorrt_lean_libs/libnvinfer_lean.so.10"
+    library(compiler, first, 100900, first.name)
+    library(compiler, second, 101601, second.name)
+    second.with_name("__init__.py").touch()
+    done = asked(tmp_path, "10.16.1.11", LD_LIBRARY_PATH=str(first.parent))
+    assert "(libnvinfer_lean.so.10 is of 10.9.0" in done.stdout.splitlines()[0], done.stderr
+
+
 def test_names_of_the_library() -> None:
     names = map(lean_library.library_name, ("8.6.0", "8.6.1.post1", "10.16.1.11", "11.4.0.106"))
     assert list(names) == [f"libnvinfer_lean.so.{end}" for end in ("8.6.0", "8.6.1", "10", "11")]
+    assert lean_library._version(ctypes.util.find_library("c") or "libc.so.6") is None  # another library
