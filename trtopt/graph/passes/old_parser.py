@@ -74,8 +74,8 @@ def with_float_weights(model: ir.Model) -> PassResult:
 
     The builder of 8.6 takes stored INT8 codes for most convolutions. For a matrix product, or convolutions that it would join
     since they read the same tensor, it stops with an assertion (seen on an H200: docs/results/zoo.md). 10.6 runs no layer in
-    FP8 whose weight is stored as codes, stops with an assertion at depthwise convolutions of 5 × 5 and, where a depthwise one
-    has to run in floating point, gives NaN without a word (docs/results/tensorrt-10.md).
+    FP8 whose weight is stored as codes and, where a depthwise convolution has to run in floating point, gives NaN without a
+    word (docs/results/tensorrt-10.md).
     """
     editor, dequantized, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), dict[str, str]()
     for node in list(model.graph):
