@@ -60,8 +60,14 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
                 partial.chmod(mode)
                 if not is_scratch(partial):
                     sync(partial)
-            for partial, target in zip(partials, targets):
-                partial.replace(target)
+            created = [target for target in targets if not target.exists()]
+            try:
+                for partial, target in zip(partials, targets):
+                    partial.replace(target)
+            except OSError:
+                for target in created:  # one without the others says something wrong
+                    target.unlink(missing_ok=True)
+                raise
     except OSError as error:
         failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
         raise _output_error((failed or targets)[0], error) from error
