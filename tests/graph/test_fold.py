@@ -294,6 +294,7 @@ def test_metadata_of_the_model_stays_and_the_exporters_traces_go() -> None:
     helper.set_model_props(proto, {"classes": "cat,dog"})
     proto.producer_name, proto.doc_string = "someone", "a model"
     proto.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/someone/model.py")
+    proto.graph.node[1].doc_string = "/home/someone/model.py"
     proto.opset_import.append(helper.make_opsetid("nobody.uses", 1))
     result = folded(proto)
     assert [item.domain for item in result.opset_import] == [""]
