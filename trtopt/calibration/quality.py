@@ -89,9 +89,8 @@ class Survey:
         absmax = max(max(highs, default=0.0), -min(lows, default=0.0))
         images = {key: image for key, array in feed.items() if finite and (image := as_image(array)) is not None}
         plain = [_plain(key, image) for key, image in images.items()]
-        digest = (
-            f"{checksum(feed):08x} {absmax!r}"  # cheap: two of one digest are the same for all that depends on it here
-        )
+        # Cheap: two of one digest are the same for all that depends on it here.
+        digest = f"{checksum(feed):08x} {absmax!r}"
         self.samples.append(Sample(name, digest, absmax, ", ".join(plain) if all(plain) else ""))
         if finite:
             self._keep(digest, absmax, feed)

@@ -162,9 +162,8 @@ def find_unsafe(
     )
 
 
-_Block = tuple[
-    tuple[str, ...], float
-]  # consecutive nodes, and their noise at the worst output as a share of the signal's
+# Consecutive nodes, and their noise at the worst output as a share of the signal's.
+_Block = tuple[tuple[str, ...], float]
 
 
 @dataclass

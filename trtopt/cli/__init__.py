@@ -108,8 +108,8 @@ def _tell_of_native_lines(failed: bool) -> None:
         )
 
 
-def _instead(command: str, option: str, message: str) -> str:
-    """Return what to type for an option or a command that isn't there; empty: nothing is known."""
+def _instead(command: str, option: str, name: str) -> str:
+    """Return what to type for an option, or a command of this name, that isn't there; empty: nothing is known."""
     if option:
         if known := _ELSEWHERE.get((command, option)):
             return known
@@ -121,13 +121,11 @@ def _instead(command: str, option: str, message: str) -> str:
             line = shlex.quote(" ".join(["trtexec", *(typed if whole else ["--onnx=MODEL.onnx", *own])]))
             return f"it is trtexec's; trtopt doctor --migrate {line} says what to type"
         return ""
-    if name := re.match(r"No such command '(.*?)'", message):
-        if command == "trtopt deploy":
-            return f"it is trtopt deploy triton {shlex.quote(name[1])} --repo FOLDER"
-        if command == "trtopt jobs" and name[1].endswith(".toml"):
-            return f"it is trtopt jobs run {shlex.quote(name[1])}"
-        return _COMMANDS.get(name[1], "")
-    return ""
+    if name and command == "trtopt deploy":
+        return f"it is trtopt deploy triton {shlex.quote(name)} --repo FOLDER"
+    if name.endswith(".toml") and command == "trtopt jobs":
+        return f"it is trtopt jobs run {shlex.quote(name)}"
+    return _COMMANDS.get(name, "")
 
 
 def _failure(error: Exception) -> int:
@@ -149,9 +147,9 @@ def _failure(error: Exception) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status, message = "UsageError", 2, error.format_message().rstrip(".?")
         option = str(getattr(error, "option_name", ""))
-        typed = option or next(iter(re.findall(r"No such command '(.*?)'", message)), "")
-        instead = _instead(command, option, message)
-        problem = went(typed) or (f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message)
+        name = next(iter(re.findall(r"^No such command '(.*?)'", message)), "")
+        instead = _instead(command, option, name)
+        problem = went(option or name) or (f"{message.partition(' (Possible ')[0]}: {instead}" if instead else message)
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in _ONE_VALUE and not behind.startswith("-"):
                 problem = f"{flag} takes {_ONE_VALUE[flag]}"

@@ -49,7 +49,6 @@ def alone_now(path: Path, advice: str = "") -> contextlib.ExitStack | None:
         raise OutputError(f"can't lock {path}: {error.strerror or error}", advice) from error
     lock = contextlib.ExitStack()
     lock.callback(os.close, descriptor)
-    lock.callback(
-        path.unlink, missing_ok=True
-    )  # while it is held: who has it open finds that it is no longer the one there
+    # While it is held: who has it open finds that it is no longer the one there.
+    lock.callback(path.unlink, missing_ok=True)
     return lock

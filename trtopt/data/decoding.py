@@ -146,9 +146,8 @@ def _by_pillow(pillow: Any, image: Any, content: bytes) -> NDArray[np.uint8]:
     if image.format == "PNG":
         pillow.open(io.BytesIO(content), formats=["PNG"]).verify()  # checksums, which decoding doesn't look at
     image.load()
-    with contextlib.suppress(
-        Exception
-    ):  # damaged EXIF data costs no photo; in place it is turned before that is written
+    # Damaged EXIF data costs no photo; in place it is turned before that is written.
+    with contextlib.suppress(Exception):
         pillow_ops.exif_transpose(image, in_place=True)
     if image.mode.startswith("I"):  # 16 bits of grey
         image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))

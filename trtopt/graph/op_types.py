@@ -20,7 +20,6 @@ SAME_RANGE = frozenset(
     (*REORDERING, "Dropout", "DepthToSpace", "SpaceToDepth", "Cast", "Expand")
 )  # exactly as large values
 
-ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "Tanh", "Mish")
 FUSED_ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")  # TensorRT makes them part of a quantized convolution
 SIGMOIDS = ("Sigmoid", "HardSigmoid")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
