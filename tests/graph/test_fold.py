@@ -832,6 +832,14 @@ def test_optional_values_are_named_instead_of_asked_of_a_library_that_fails_on_t
     assert operators(result) == {"Relu", "Optional", "OptionalGetElement"}
 
 
+def test_normalization_by_its_own_batch_is_refused_by_name() -> None:
+    weights = {name: values(3, seed=at) for at, name in enumerate("sbmv")}
+    proto = model([node("BatchNormalization", "x s b m v", "y", "n", training_mode=1)], weights=weights, opset=17)
+    result, report = fold(proto)
+    assert "n (BatchNormalization) has training_mode=1" in report.problem
+    assert operators(result) == {"BatchNormalization"}
+
+
 @pytest.mark.parametrize(
     ("item", "opset"),
     [
