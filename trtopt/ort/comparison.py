@@ -93,7 +93,8 @@ def compare(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **import_path(), "ORT_DISABLE_TELEMETRY": "1"},
+                # NumPy's OpenBLAS takes 40 MB for each core of the host, which the limit would count.
+                env={**os.environ, **import_path(), "ORT_DISABLE_TELEMETRY": "1", "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C in a terminal is the caller's own to handle, who then ends this
                 timeout=seconds,
                 check=False,
