@@ -71,7 +71,7 @@ class Network:
         request = BuildRequest(model=self.model, output=self.engine("tuned"), int8=True, **self.data, **self.options)
         table = Table.load(self.folder / f"{self.name}.calib.json")
         table = replace(
-            prepare(model, spec_of(request).overrides, gates=True).needed(table), left_out={}
+            prepare(model, spec_of(request).overrides, gates=True).chosen_again(table, None), left_out={}
         )  # as `tune` does
         folder = self.folder / f"{self.name}.built"
         folder.mkdir(exist_ok=True)
