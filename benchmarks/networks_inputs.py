@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +169,11 @@ def main() -> None:
     parser.add_argument("--modelopt", metavar="PYTHON")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    recipe = load_recipe("efficientnet-lite0")
-    assert recipe.calibration is not None
-    files = write_crops(recipe.calibration, given.folder / "crops")
+    files: Sequence[Path] = sorted((given.folder / "crops").glob("*.png"))
+    if not files:
+        recipe = load_recipe("efficientnet-lite0")
+        assert recipe.calibration is not None
+        files = write_crops(recipe.calibration, given.folder / "crops")
     crops = np.concatenate([each["input"] for each in open_data([INPUT], images=files, preprocess="imagenet")])
     samples = given.folder / "samples.npz"
     np.savez(samples, input=crops[:SAMPLES])

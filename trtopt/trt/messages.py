@@ -241,11 +241,6 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),
-        r"type\(\) == expectedDataType": (
-            "TensorRT 10.6 does so where a depthwise convolution of 5x5 reads HardSwish's result in INT8 (MobileNetV3): keep "
-            "those convolutions out with `precision_override=['NAME=fp16']` (`trtopt check MODEL --nodes` has their names), or "
-            "use `fp16=True`"
-        ),
     },
     EngineMismatch: {
         r"Unexpected call to stub": (
