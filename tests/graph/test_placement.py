@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import WIDE_BEHIND_HARD_SWISH, Points, gates_of
+from trtopt.graph.passes.placement import Points, gates_of
 from trtopt.graph.view import to_ir
 
 
@@ -278,29 +278,6 @@ def test_what_the_target_cannot_run_is_kept_for_its_reason() -> None:
     (weight,) = points_of(model).weights
     assert weight.axis == 1
     assert _reasons(points_of(model, excluded={"ConvTranspose": "planned in float"})) == {"up_node": "planned in float"}
-
-
-@pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize(
-    ("steps", "hard"),
-    [
-        ([("HardSwish", "h", "s")], True),
-        ([("HardSigmoid", "h", "g"), ("Mul", "h g", "s")], True),
-        ([("Add", "h three", "a"), ("Clip", "a zero six", "g"), ("Mul", "h g", "m"), ("Div", "m six", "s")], True),
-        ([("Sigmoid", "h", "g"), ("Mul", "h g", "s")], False),
-        ([("Clip", "h zero six", "s")], False),
-    ],
-)
-def test_wide_depthwise_convolutions_behind_a_hard_swish(
-    steps: list[tuple[str, str, str]], hard: bool, kernel: int
-) -> None:
-    nodes = [node("Conv", "x w", "h", "c"), *(node(*step, step[2]) for step in steps)]
-    nodes.append(node("Conv", "s v", "y", "wide", group=32, pads=[kernel // 2] * 4))
-    weights = {"w": values(32, 32, 1, 1), "v": values(32, 1, kernel, kernel)}
-    weights |= {name: np.float32(value) for name, value in (("zero", 0), ("three", 3), ("six", 6))}
-    proto = model(nodes, inputs={"x": [1, 32, 8, 8]}, weights=weights)
-    points = points_of(proto, excluded={WIDE_BEHIND_HARD_SWISH: "it fails"})
-    assert _reasons(points) == ({"wide": "it fails"} if hard and kernel == 5 else {})
 
 
 def test_fp8_quantizes_per_tensor_and_only_around_its_layers() -> None:

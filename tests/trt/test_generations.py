@@ -39,7 +39,7 @@ from trtopt.core.errors import (
 from trtopt.core.progress import Phase, Reporter
 from trtopt.core.values import BuildSpec, Precision, ShapeRange
 from trtopt.core.version import to_install
-from trtopt.graph.passes.placement import GROUPED, WIDE_BEHIND_HARD_SWISH
+from trtopt.graph.passes.placement import GROUPED
 from trtopt.trt import select, watch
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.plans import plan_header
@@ -647,7 +647,6 @@ def test_plugins_are_registered_before_a_plan_names_them(stand_in: Install, monk
     assert done == ["plugins", "runtime"]
 
 
-def test_what_stays_floating_is_named_as_placement_names_it(stand_in: Install) -> None:
+def test_what_stays_out_of_fp8_is_named_as_placement_names_it(stand_in: Install) -> None:
     _, generation = stand_in("10.16.1")
     assert set(generation.capabilities.float_only_fp8) == {"ConvTranspose", GROUPED}
-    assert set(generation.capabilities.float_only) == {WIDE_BEHIND_HARD_SWISH}

@@ -40,6 +40,11 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
             "sizes in `shapes=` contradict each other",
         ),
         (
+            "[weightsPtr.h::values::181] Error Code 2: Internal Error (Assertion type() == expectedDataType<T>() failed. )",
+            BuildFailed,
+            "does so in INT8 networks with HardSwish",
+        ),
+        (
             f"{BUILD}([pass.cpp:337] Cannot compile operation 'fc' for Turing (SM75): FP32 GEMM is not supported.)",
             UnsupportedRequest,
             "node fc",

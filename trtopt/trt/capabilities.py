@@ -14,9 +14,6 @@ _TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": 
 
 LEAST = {Precision.FP8: 89, Precision.BF16: 80}
 """Compute capability that the arithmetic needs."""
-_FLOATS = {  # seen on 10.6, whose build of MobileNetV3 ends in "expectedDataType" (docs/results/tensorrt-10.md)
-    "grouped Conv larger than 3×3 behind HardSwish": "TensorRT 10 fails to build it in INT8",
-}
 _FP8_FLOATS = {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
     "ConvTranspose": "TensorRT has no transposed convolution in FP8",
     "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
@@ -59,7 +56,7 @@ class Capabilities:
         hardware_levels: what `hardware_compatibility` may be.
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
-        float_only: operator, as `placement.find_points` names it, → why it runs in floating point even between Q/DQ.
+        float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own.
         float_only_fp8: the same, of what runs in INT8 but not in FP8.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
@@ -129,7 +126,6 @@ def read(trt: Any) -> Capabilities:
         hardware_levels=frozenset(
             level for level in HARDWARE_LEVELS if hasattr(trt.HardwareCompatibilityLevel, level.upper())
         ),
-        float_only=_FLOATS if shown["typed_graph"] else {},
         float_only_fp8=_FP8_FLOATS,
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         types=frozenset(

@@ -241,6 +241,9 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),
+        r"type\(\) == expectedDataType": (
+            "TensorRT 10.6 does so in INT8 networks with HardSwish (MobileNetV3), whatever is kept out of INT8: use `fp16=True`"
+        ),
     },
     EngineMismatch: {
         r"Unexpected call to stub": (

@@ -19,9 +19,7 @@ from trtopt.core.values import Kept, Override, Precision, overriding
 from trtopt.graph.op_types import FUSED_ACTIVATIONS, MOVING, POOLING, RECURRENT, SCALE_PRESERVING, SIGMOIDS, WEIGHTED
 from trtopt.graph.view import attribute, constant, constant_tensor, is_constant, is_float, operand, read_once, sizes
 
-# Operators of their own where targets exclude operators.
-GROUPED = "grouped Conv"
-WIDE_BEHIND_HARD_SWISH = "grouped Conv larger than 3×3 behind HardSwish"
+GROUPED = "grouped Conv"  # an operator of its own where targets exclude operators
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
 BEHIND_FLOATS = (
     "its input comes right from a convolution in floating point that is grouped or has a Clip behind it, and TensorRT 8.6 "
@@ -122,7 +120,7 @@ def find_points(
         precision: INT8 or FP8.
         base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
         overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
-        excluded: operator, `GROUPED` or `WIDE_BEHIND_HARD_SWISH` → why the target can't run it quantized.
+        excluded: operator, or `GROUPED`, → why the target can't run it quantized.
         conv_borders: what the target can't do where types change behind a convolution, in words; empty: it can do it. Where it
             can't, a grouped convolution is quantized only if what reads its result is, and nothing is quantized right behind a
             floating convolution that is grouped or has a Clip behind it: TensorRT 8.6.0 then computes something else, without a
@@ -221,24 +219,6 @@ def _is_grouped(node: ir.Node) -> bool:
     return node.op_type == "Conv" and bool(attribute(node, "group", 1) > 1)
 
 
-def _operators(node: ir.Node) -> tuple[str, ...]:
-    """Names that a target may exclude a node by."""
-    if not _is_grouped(node):
-        return (node.op_type,)
-    wide = any((size or 0) > 3 for size in (sizes(node.inputs[1]) or ())[2:]) and _is_hard_swish(node.inputs[0])
-    return (GROUPED, WIDE_BEHIND_HARD_SWISH) if wide else (GROUPED,)
-
-
-def _is_hard_swish(value: ir.Value | None) -> bool:
-    """Return whether a value is HardSwish's result: of one node, or of products with a HardSigmoid or a Clip."""
-    maker = None if value is None else value.producer()
-    if maker is None or maker.op_type not in ("Mul", "Div"):
-        return maker is not None and maker.op_type == "HardSwish"
-    makers = [item.producer() for item in maker.inputs if item is not None]
-    clipped = any(item is not None and item.op_type in ("HardSigmoid", "Clip") for item in makers)
-    return clipped or any(map(_is_hard_swish, maker.inputs))
-
-
 def _end(node: ir.Node) -> ir.Value:
     """The result of a convolution, behind its activation if it has one."""
     value = node.outputs[0]
@@ -304,8 +284,8 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     weight = None if tensor is None else tuple(int(size) for size in tensor.shape.numpy())
     if precision is not None and not precision.quantized:
         reason, kept_in = f"`precision_override=` asks for {precision}", precision
-    elif excluded := [search.excluded[name] for name in _operators(node) if name in search.excluded]:
-        reason = excluded[0]
+    elif (operator := GROUPED if _is_grouped(node) else node.op_type) in search.excluded:
+        reason = search.excluded[operator]
     elif not forced and str(node.name) in search.barred:
         reason = search.barred[str(node.name)]
     elif node.inputs[0] is not None and node.inputs[0].name in search.bare:
