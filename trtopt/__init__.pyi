@@ -102,7 +102,7 @@ from trtopt.jobs.results import JobResult as JobResult, JobsResult as JobsResult
 from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
 from trtopt.linting.checker import CheckReport as CheckReport, check as check
 from trtopt.linting.rules import Finding as Finding
-from trtopt.runtime.batch_queue import BatcherStats as BatcherStats
+from trtopt.runtime.batcher import BatcherStats as BatcherStats
 from trtopt.runtime.batcher import Batcher as Batcher
 from trtopt.runtime.bound_call import BoundCall as BoundCall
 from trtopt.runtime.inference import (
