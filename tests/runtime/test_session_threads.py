@@ -125,11 +125,8 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
             check_run(session, inputs_of(4, seed))
 
 
-def test_a_slot_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
+def test_a_slot_lost_by_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), contexts=1) as session:
-        thread = threading.Thread(target=session._slots.take)  # ends without giving back
-        thread.start()
-        thread.join()
         check_run(session, inputs_of(2))
         session._slots.take()  # as if an exception had struck right after it
         check_run(session, inputs_of(2))
@@ -751,7 +748,7 @@ def hold(session: Session, held: Driver, contexts: int) -> None:
     at = session._gpus[0].device.cuda
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
-    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts, owned=True)
+    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts)
 
 
 def _broken(*_: Any) -> None:

@@ -9,12 +9,13 @@ by side and share the engine's weights.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,10 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import DeviceError, EngineError, UsageError
+from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
-from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
+from trtopt.core.values import (
+    Kind,
+    LayerInfo,
+    Profile,
+    TensorInfo,
+    check_timeout,
+    choice,
+    chosen_builder,
+    parse_size,
+    x,
+)
 from trtopt.cuda.arrays import View, gpu_of, stream_handle, views
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
@@ -34,7 +45,6 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Arrays, Call, by_sizes, calls, joined, laid_out
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
-from trtopt.runtime.background import Background
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
@@ -49,6 +59,7 @@ if TYPE_CHECKING:
     AnySlot = Slot | OnnxSlot
 
 _PLAIN = {np.ndarray}
+_NAME = "trtopt-session"  # of threads
 BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 
@@ -105,7 +116,7 @@ class Session:
             never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
             every thread that calls: those beyond only wait, and handing contexts over takes time.
-        queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
+        queue: calls that `submit` holds at the most; beyond, it waits.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
@@ -184,7 +195,7 @@ class Session:
             raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {what}")
         self._process, self._forked = os.getpid(), False
         _opened.add(self)
-        self._queue = queue
+        self._queue, self._places = queue, threading.BoundedSemaphore(queue)
         self._gpus: list[GpuEngine] = []
         self._limit = _bytes(memory)
         self._plan_bytes = self.engine.stat().st_size
@@ -222,7 +233,7 @@ class Session:
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
-        self._in_background: Background | None = None
+        self._workers: ThreadPoolExecutor | None = None
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
 
@@ -334,7 +345,6 @@ class Session:
         self._slots: SlotPool[AnySlot] = SlotPool(
             lambda number: slot,
             1,
-            owned=True,
             instead="open several sessions: ONNX Runtime runs one call of each at a time",
         )
 
@@ -354,7 +364,6 @@ class Session:
             lambda number: gpus[number % len(gpus)].slot(),
             contexts * len(gpus),
             groups=len(gpus),
-            owned=True,
             instead="open the session with more `contexts=`",
         )
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
@@ -544,20 +553,36 @@ class Session:
             DeviceError: this is closed. What `run` raises comes from the future's `result()`.
         """
         self._alive()
-        return self._background().submit(functools.partial(self.run, inputs), timeout)
+        check_timeout(timeout)
+        places = self._places
+        if not places.acquire(timeout=None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            raise Busy(
+                f"nothing came free in {timeout:.3g} s: all {self._queue} are in use; call less often, or open the "
+                "session with a longer `queue=`"
+            )
+        try:
+            future = self._start(inputs)
+        except BaseException:
+            places.release()
+            raise
+        future.add_done_callback(lambda _: places.release())
+        return future
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """`run` for asyncio: never blocks the event loop, also not while the queue is full."""
+        """`run` for asyncio: never blocks the event loop. (How many wait at most is the tasks' matter.)"""
         self._alive()
-        return await self._background().run(functools.partial(self.run, inputs))
+        return await asyncio.wrap_future(self._start(inputs))
 
-    def _background(self) -> Background:
+    def _start(self, inputs: Mapping[str, Any]) -> Future[dict[str, Any]]:
         with self._opening:
             if self._closing:
                 raise DeviceError(CLOSED)
-            if self._in_background is None:
-                self._in_background = Background(self._queue, self._slots.most)
-            return self._in_background
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix=_NAME)
+            try:
+                return self._workers.submit(self.run, inputs)
+            except RuntimeError as error:  # Python ends
+                raise DeviceError(f"no thread for this call ({error}): use run") from None
 
     def run_images(
         self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
@@ -715,7 +740,7 @@ class Session:
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
             plan=self._plan_bytes,
             limit=self._limit,
-            slots=self._slots.items,
+            slots=len(self._slots.all()),
         )
 
     def stats(self) -> SessionStats:
@@ -779,8 +804,9 @@ class Session:
             bound_calls = tuple(self._bound)
         if os.getpid() != self._process:
             return
-        if self._in_background is not None:
-            self._in_background.close(finish)
+        if self._workers is not None:
+            inside = threading.current_thread().name.startswith(_NAME)  # in a future's callback
+            self._workers.shutdown(wait=not inside, cancel_futures=not finish)
         for bound_call in bound_calls:
             bound_call.close()
         del bound_calls
