@@ -385,7 +385,7 @@ class Session:
                 the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't
                 copied; in page-locked memory (`pinned`) it is copied by the GPU alone.
             out: output name → array to write that result into, instead of a new one. One that says it is read-only (NumPy's
-                flag, the CUDA array interface's, DLPack's) is refused.
+                flag, the CUDA array interface's) is refused.
             stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
                 are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
                 inputs alone until then.
