@@ -111,7 +111,7 @@ from trtopt.runtime.inference import (
     RunResult as RunResult,
     run as run,
 )
-from trtopt.runtime.predictions import Prediction as Prediction
+from trtopt.runtime.images import Prediction as Prediction
 from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
 from trtopt.runtime.timing import LayerTime as LayerTime, LayerTimes as LayerTimes, Spread as Spread, Timing as Timing
 from trtopt.serving.repository import (

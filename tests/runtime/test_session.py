@@ -53,7 +53,7 @@ opener = opening(cuda, Path(sys.argv[1]), patch)
 start = next(opener)
 with start(adding_engine(cuda)) as session:
     check_run(session, inputs_of(2))
-    session.scores_classes("y", inputs_of(2)["x"])
+    trtopt.runtime.images.scores_classes(session, "y", inputs_of(2)["x"])
 patch.undo()
 assert "onnx" not in sys.modules, "by a session"
 """

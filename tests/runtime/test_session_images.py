@@ -20,6 +20,7 @@ from world import PHOTO, World, crops, has, net, samples
 
 from trtopt.builder.construction import build
 from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
+from trtopt.runtime.images import best
 from trtopt.runtime.inference import run
 from trtopt.runtime.session import Session
 
@@ -184,10 +185,10 @@ def test_without_preprocessing_the_way_out_is_told(folder: Path) -> None:
 def test_scores_that_are_none_are_an_error(session: Session) -> None:
     """FP16 that overflows gives NaN; a best class of those would be a lie, and NaN is no JSON."""
     masked = np.array([1.0, -np.inf, 2.0])
-    assert [item.index for item in session.best(masked)] == [2, 0, 1]
+    assert [item.index for item in best(session, masked)] == [2, 0, 1]
     for bad in (np.nan, np.inf):
         with pytest.raises(EngineError, match="1 of 3 scores as NaN or infinity"):
-            session.best(np.array([1.0, bad, 2.0]))
+            best(session, np.array([1.0, bad, 2.0]))
 
 
 def test_an_engine_that_was_replaced_is_noticed_here_too(folder: Path, tmp_path: Path) -> None:

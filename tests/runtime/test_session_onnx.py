@@ -24,7 +24,7 @@ from trtopt.cuda.device import Probe
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 from trtopt.recipes.loader import load_recipe
-from trtopt.runtime.predictions import Prediction
+from trtopt.runtime.images import Prediction
 from trtopt.runtime.session import Session
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")

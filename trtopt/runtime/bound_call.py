@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.cuda.arrays import View, like, like_host, start
@@ -104,7 +103,21 @@ def prepare_call(
     own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
-    location_list, copies_in, makers = _inputs(slot, arrays, bound_context.staging, own)
+    location_list: list[int] = []
+    copies_in: list[Copy] = []
+    makers = set[int]()  # streams that may make the arrays
+    for tensor, source, staging in zip(slot.signature.inputs, arrays, bound_context.staging):
+        if isinstance(source, View):
+            if tensor.on_host:
+                raise wanted_on_host(tensor)
+            makers |= {1, source.stream or 1}
+            slot.order(source, own)
+            location_list.append(source.address)
+        elif not tensor.on_host and (pinned := slot.pinned_at(source)):
+            location_list.append(-pinned)
+        else:
+            copies_in.append((staging, source))
+            location_list.append(STAGED)
     results: dict[str, Any] = {}
     copies_out: list[Copy] = []
     on_gpu = View in map(type, arrays)
@@ -145,9 +158,14 @@ def prepare_call(
     other_streams = tuple(makers - {own}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
     raw_graph, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    stretch = (
-        _stretch(slot, other_streams, address, copies_in, copies_out) if graph is not None and own == slot.own else None
-    )
+    stretch = None  # the whole of a call, where that can be
+    work = slot.work(address, other_streams) if graph is not None and own == slot.own else []
+    if work and all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
+        before, after = (
+            [copying(start(to), start(source), source.nbytes) for to, source in pairs]
+            for pairs in (copies_in, copies_out)
+        )
+        stretch = Stretch([*before, *work, *after])
 
     def call() -> None:
         if stretch is not None and not stretch.run():
@@ -167,42 +185,6 @@ def prepare_call(
             np.copyto(target, source)
 
     return call, results, note, (graph, arrays, out)
-
-
-def _inputs(
-    slot: Slot, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
-) -> tuple[list[int], list[Copy], set[int]]:
-    """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
-    locations: list[int] = []
-    copies: list[Copy] = []
-    makers = set()
-    for tensor, array, target in zip(slot.signature.inputs, arrays, staging):
-        if isinstance(array, View):
-            if tensor.on_host:
-                raise wanted_on_host(tensor)
-            makers |= {1, array.stream or 1}
-            slot.order(array, own)
-            locations.append(array.address)
-        elif not tensor.on_host and (address := slot.pinned_at(array)):
-            locations.append(-address)
-        else:
-            copies.append((target, array))
-            locations.append(STAGED)
-    return locations, copies, makers
-
-
-def _stretch(
-    slot: Slot, streams: Sequence[int], graph: int, copies_in: Sequence[Copy], copies_out: Sequence[Copy]
-) -> Stretch | None:
-    """The whole of a call in one stretch; None where there can be none, or an array isn't contiguous."""
-    work = slot.work(graph, streams)
-    if not work or not all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
-        return None
-    copies = (
-        [copying(start(to), start(source), source.nbytes) for to, source in pairs] for pairs in (copies_in, copies_out)
-    )
-    before, after = copies
-    return Stretch([*before, *work, *after])
 
 
 def _closed() -> None:

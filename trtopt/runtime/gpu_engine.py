@@ -8,15 +8,12 @@ from pathlib import Path
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, whole, write_bytes
-from trtopt.core.values import LayerInfo
 from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
-from trtopt.cuda.tensors import Shape, Signature, signature
+from trtopt.cuda.tensors import Signature, signature
 from trtopt.engine.manifest import Manifest
-from trtopt.runtime.contexts import Source
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.runtime.timing import LayerTimes, profile_slot
 from trtopt.trt import plan_loader
 from trtopt.trt.compatibility import PlanOrigin
 from trtopt.trt.loader import Loader
@@ -128,7 +125,9 @@ class GpuEngine:
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
         """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
         try:
-            store = _cache_file(plan, self.device.info)
+            info = self.device.info
+            key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
+            store = cache_folder("rtx") / f"{sha256_json(key)}.cache"
             return store, whole(store, None) if store.is_file() else None
         except (OSError, OutputError) as error:
             self.notes.append(f"kernels are compiled again in every process: {error}")
@@ -150,29 +149,6 @@ class GpuEngine:
         with self.device.current():
             return Slot(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
 
-    def profile(
-        self,
-        arrays: Sequence[Source],
-        shapes: tuple[Shape, ...],
-        layer_infos: Sequence[LayerInfo],
-        iterations: int,
-        warmup: int,
-    ) -> LayerTimes:
-        """Time each layer, in a slot of its own."""
-        engine = self._loaded
-        if engine is None:
-            raise DeviceError(CLOSED)
-        if not self.shares:
-            raise UsageError(
-                "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
-            )
-        slot = self.slot()
-        try:
-            with self.device.current():
-                return profile_slot(slot, engine, arrays, shapes, layer_infos, iterations, warmup)
-        finally:
-            slot.close()
-
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""
         with self.device.current():
@@ -184,12 +160,6 @@ class GpuEngine:
             except OutputError as error:
                 return [f"kernels are compiled again in the next process: {error}"]
         return []
-
-
-def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
-    """Where TensorRT-RTX's compiled kernels for this plan and GPU are kept."""
-    key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
-    return cache_folder("rtx") / f"{sha256_json(key)}.cache"
 
 
 def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:

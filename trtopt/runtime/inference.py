@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -29,9 +28,9 @@ from trtopt.data.convert import converted
 from trtopt.data.decoding import pixels, read_image
 from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import Call, joined, samples_first
+from trtopt.data.rebatch import Call, calls, joined, samples_first
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.runtime.predictions import Prediction
+from trtopt.runtime.images import Prediction, best, preparation, scores_classes, stacked
 from trtopt.runtime.request import RunRequest, opening_options
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import timed
@@ -146,7 +145,8 @@ def run(request: RunRequest) -> RunResult:
             f"`device={request.device}` is a GPU, and `backend='onnxruntime'` runs on the CPU: drop one of them"
         )
     path = existing_file(request.engine, "the engine")
-    with _folder(request.output) as folder, Session(path, **opening_options(request)) as session:
+    folder = None if request.output is None else made_folder(request.output)
+    with Session(path, **opening_options(request)) as session:
         if request.images is not None and request.preprocess is not None:
             session.preprocess = session.preparing(request.preprocess)
         if request.classes is not None:
@@ -178,19 +178,21 @@ def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> R
         for name, info in infos.items():
             part[name] = _fitting(part[name], info, f"`{option}=`: {name!r}", request.reporter)
     files = _files(folder, session)
-    calls = session.calls(_together(parts, session.inputs), limit=request.limit)
+    each_call = calls(
+        _together(parts, session.inputs), session.inputs, session.outputs, session.profiles, limit=request.limit
+    )
     milliseconds: list[float] = []
-    with request.reporter.phase("run", len(calls)) as phase:
+    with request.reporter.phase("run", len(each_call)) as phase:
         results = []
-        for result in _called(session, calls, milliseconds):
+        for result in _called(session, each_call, milliseconds):
             results.append(result)
             phase.advance()
     return _result(session, request, folder, files, results, milliseconds)
 
 
-def _called(session: Session, calls: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
+def _called(session: Session, given: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
     """Run each call and yield what its samples give."""
-    for call in calls:
+    for call in given:
         time, outputs = timed(functools.partial(session.run, call.feed))
         milliseconds.append(time)
         yield call.cut(outputs, session.outputs)
@@ -305,7 +307,7 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
     skipped_images: list[Skipped] = []
     milliseconds: list[float] = []
     together = max([_TOGETHER, *(item.min[0] for profile in session.profiles for item in profile.values() if item.min)])
-    prepare = session.preparation()
+    prepare = preparation(session)
     with reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, cores())) as pool:
         for start in range(0, len(items), together):
             chunk = items[start : start + together]
@@ -320,8 +322,10 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
                     samples.append(image)
                     names.append(name)
             if samples:
-                calls = session.calls(session.stacked(samples), more=len(items) > len(chunk))
-                parts += _called(session, calls, milliseconds)
+                batch, more = stacked(session, samples), len(items) > len(chunk)
+                parts += _called(
+                    session, calls(batch, session.inputs, session.outputs, session.profiles, more=more), milliseconds
+                )
             phase.advance(len(chunk))
     if not names:
         some = "; ".join(f"{item.name}: {item.reason}" for item in skipped_images[:3])
@@ -386,23 +390,6 @@ def _result(
     )
 
 
-@contextlib.contextmanager
-def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path | None]:
-    """The folder, made if absent; if anything fails before something is in it, it is absent again."""
-    if output is None:
-        yield None
-        return
-    there = Path(output).exists()
-    folder = made_folder(output)
-    try:
-        yield folder
-    except BaseException:
-        if not there:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
-        raise
-
-
 def _files(folder: Path | None, session: Session) -> dict[str, Path]:
     """Choose where each output goes, checked before anything is run. Names may hold slashes, which paths can't."""
     files: dict[str, Path] = {}
@@ -441,7 +428,7 @@ def _ranked(session: Session, outputs: Mapping[str, Array], top: int, images: Se
     scores = [
         item
         for name, item in samples_first(outputs, session.outputs).items()
-        if session.scores_classes(name, item) and item.shape[1] > 1
+        if scores_classes(session, name, item) and item.shape[1] > 1
         if not session.classes or item.shape[1] == len(session.classes)
     ]
     if len(scores) != 1 or not (session.classes or len(outputs) == 1):
@@ -449,4 +436,4 @@ def _ranked(session: Session, outputs: Mapping[str, Array], top: int, images: Se
     if not images and not (scores[0] < np.inf).all():
         return ()  # of NaN none is the best; the output's summary counts them
     names = images or [f"sample {number}" for number in range(min(_SHOWN, len(scores[0])))]
-    return tuple(Ranked(name, tuple(session.best(row, top))) for name, row in zip(names, scores[0]))
+    return tuple(Ranked(name, tuple(best(session, row, top))) for name, row in zip(names, scores[0]))

@@ -27,7 +27,6 @@ from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
 from trtopt.core.values import (
-    Kind,
     LayerInfo,
     Profile,
     TensorInfo,
@@ -43,15 +42,16 @@ from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import Arrays, Call, by_sizes, calls, joined, laid_out
+from trtopt.data.rebatch import by_sizes, calls, joined
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
+from trtopt.runtime import images as images_of
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
-from trtopt.runtime.predictions import Prediction, best
+from trtopt.runtime.images import Prediction
 from trtopt.runtime.slot import Slot, call_key, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
-from trtopt.runtime.timing import LayerTimes, Timing, time_slot
+from trtopt.runtime.timing import LayerTimes, Timing, profile_slot, time_slot
 
 if TYPE_CHECKING:
     from trtopt.runtime.onnx_slot import OnnxSlot
@@ -197,7 +197,9 @@ class Session:
         _opened.add(self)
         self._queue, self._places = queue, threading.BoundedSemaphore(queue)
         self._gpus: list[GpuEngine] = []
-        self._limit = _bytes(memory)
+        self._limit = None if memory is None else parse_size(memory, "memory")
+        if self._limit is not None and self._limit < 1:
+            raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
         self._plan_bytes = self.engine.stat().st_size
         if backend == "onnxruntime":
             self._open_onnx(threads)
@@ -281,25 +283,24 @@ class Session:
         beside = {} if backend == "onnxruntime" else {"backend": backend}
         options = {"output": PLAN, "device": first, **beside, **build}
 
+        of_plan = functools.partial(
+            cls,
+            device=device,
+            devices=devices,
+            backend=backend,
+            contexts=contexts,
+            queue=queue,
+            graphs=graphs,
+            memory=memory,
+            trust_host_code=trust_host_code,
+            threads=threads,
+        )
+
         @taking(BuildRequest, writes=False)
         def for_model(request: BuildRequest) -> Session:
             if backend != "onnxruntime":  # said before the build
                 check_for_gpus("an engine", "its graph")
             return opened(request, of_plan, with_graph=backend == "onnxruntime")
-
-        def of_plan(plan: os.PathLike[str]) -> Session:
-            return cls(
-                plan,
-                device=device,
-                devices=devices,
-                backend=backend,
-                contexts=contexts,
-                queue=queue,
-                graphs=graphs,
-                memory=memory,
-                trust_host_code=trust_host_code,
-                threads=threads,
-            )
 
         return for_model(model, **options)
 
@@ -595,48 +596,18 @@ class Session:
             top: how many of the best classes to give for each image.
 
         Returns:
-            For an engine with one output of images × classes (see `scores_classes`): for each image its best classes (softmax
-            scores). Otherwise the outputs as arrays, the images along the first axis.
+            For an engine with one output of images × classes (see `trtopt.runtime.images.scores_classes`): for each image its
+            best classes (softmax scores). Otherwise the outputs as arrays, the images along the first axis.
 
         Raises:
             UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
             DataError: an image can't be decoded; it is named. None is run then.
             EngineError: the scores of an image are NaN.
         """
-        prepare = self.preparation()
-        if not isinstance(top, (int, np.integer)) or top < 1:
-            raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
-        one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
-        if one or not isinstance(images, Iterable):
-            text = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
-            raise UsageError(f"images is {text}; a list is needed, for one image too: run_images([image])")
-        samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
-        if not samples:
-            raise UsageError("there are no images to run")
-        outputs = self.run_batches(self.stacked(samples))
-        [(name, scores), *others] = outputs.items()
-        if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
-            return outputs
-        return [self.best(row, int(top)) for row in scores]
-
-    def preparation(self) -> Preprocess:
-        """How an image becomes the input.
-
-        Raises:
-            UsageError: the engine's preprocessing isn't known, or it has several inputs.
-        """
-        if self.preprocess is None or len(self.inputs) != 1:
-            why, instead = f"it has {len(self.inputs)} inputs ({', '.join(self._names)})", ""
-            if len(self.inputs) == 1:
-                why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
-                instead = "build it with `preprocess=`, or "
-            raise UsageError(
-                f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --data F.npz, Session.run)"
-            )
-        return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
+        return images_of.run_images(self, images, top)
 
     def preparing(self, given: Any) -> Preprocess:
-        """`preparation` by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.
+        """Return preprocessing by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.
 
         Raises:
             UsageError: it can't be read, or changes what the engine does itself.
@@ -657,18 +628,13 @@ class Session:
         return {name: np.asarray(item).astype(types.get(name, item.dtype), copy=False) for name, item in arrays.items()}
 
     def prepare(self, image: str | os.PathLike[str] | bytes | NDArray[np.uint8]) -> NDArray[Any]:
-        """One image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
+        """Return an image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
 
         Raises:
-            UsageError: as `preparation`; or it is nothing that holds an image.
+            UsageError: the engine's preprocessing isn't known, it has several inputs, or this is nothing that holds an image.
             DataError: it can't be decoded.
         """
-        return pixels(image, 0, self.preparation())
-
-    def stacked(self, samples: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """What `preparation` made of images, as the input."""
-        batch = np.stack(samples).astype(self._signature.inputs[0].dtype, copy=False)
-        return laid_out({self.inputs[0].name: batch}, self.inputs)
+        return pixels(image, 0, images_of.preparation(self))
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
@@ -682,25 +648,8 @@ class Session:
             if isinstance(array, View):
                 raise UsageError(f"input {name!r} lies in GPU memory; batches are cut in host memory: call run")
             arrays[name] = array
-        return joined([call.cut(self.run(call.feed), self.outputs) for call in self.calls(arrays)], self.outputs)
-
-    def calls(self, inputs: Arrays, *, limit: int | None = None, more: bool = False) -> list[Call]:
-        """What `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
-        return calls(inputs, self.inputs, self.outputs, self.profiles, limit=limit, more=more)
-
-    def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
-        """Whether an output is scores, samples × classes: as `kinds` or the manifest says; else every floating one may be."""
-        kind = ({**((self.manifest and self.manifest.output_kinds) or {}), **self.kinds}).get(name)
-        possible = output.ndim == 2 and output.dtype.kind not in "iub"
-        return possible and kind in (None, Kind.CLASSES)
-
-    def best(self, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
-        """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one).
-
-        Raises:
-            EngineError: a score is NaN or plus infinity, so that none is the best.
-        """
-        return best(scores, top, self.classes, self.engine.name)
+        parts = calls(arrays, self.inputs, self.outputs, self.profiles)
+        return joined([call.cut(self.run(call.feed), self.outputs) for call in parts], self.outputs)
 
     def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
         """As the engine has them; where samples lie the manifest knows."""
@@ -778,8 +727,17 @@ class Session:
         arrays, shapes = self._to_measure(inputs, iterations, warmup)
         if not self._gpus:
             raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
+        if not self._gpus[0].shares:
+            raise UsageError(
+                "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
+            )
         layer_infos = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
-        return self._gpus[0].profile(arrays, shapes, layer_infos, iterations, warmup)
+        slot = self._gpus[0].slot()
+        try:
+            with slot.device.current():
+                return profile_slot(slot, arrays, shapes, layer_infos, iterations, warmup)
+        finally:
+            slot.close()
 
     def _to_measure(
         self, inputs: Mapping[str, Any], iterations: int, warmup: int
@@ -857,11 +815,3 @@ def _tell_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_tell_child)
-
-
-def _bytes(memory: str | int | None) -> int | None:
-    """A limit in bytes."""
-    limit = None if memory is None else parse_size(memory, "memory")
-    if limit is not None and limit < 1:
-        raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
-    return limit

@@ -20,7 +20,7 @@ from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
 from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Locations, Replay, Source
-from trtopt.runtime.stretch import Prepared, Row, Stretch, available, calling, prepare, same
+from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Prepared, Row, Stretch, available, calling, copying, same
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -177,8 +177,14 @@ class Slot:
         return results
 
     def _prepare(self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]) -> Prepared:
-        landing = [source for source in bound_context.landing if source is not None]
-        replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
+        into = [copying(start(to), 0, to.nbytes) for to, _ in copies]
+        back = [copying(0, start(array), array.nbytes) for array in bound_context.landing if array is not None]
+        rows = [*into, *self.work(replay.address)]
+        replay.prepared = Prepared(
+            Stretch([*rows, *back]),
+            tuple(WIDTH * row + SOURCE for row in range(len(into))),
+            tuple(WIDTH * (len(rows) + row) + TO for row in range(len(back))),
+        )
         return replay.prepared
 
     def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
