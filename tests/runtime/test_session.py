@@ -117,15 +117,6 @@ def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_
         assert session.stats().replays == 5
 
 
-def test_one_steady_shape_needs_one_context_only(cuda: FakeCuda, open_session: Open) -> None:
-    engine = adding_engine(cuda)
-    with open_session(engine) as session:
-        made = len(engine.contexts)
-        for seed in range(4):
-            check_run(session, inputs_of(4, seed))
-        assert len(engine.contexts) == made
-
-
 def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), graphs=2) as session:
         for seed in range(100):
@@ -250,7 +241,6 @@ def test_pinned_arrays_are_copied_by_the_gpu_alone(cuda: FakeCuda, open_session:
                 np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
         with pytest.raises(UsageError, match="no input 'z'"):
             session.pinned("z", (1,))
-        del pinned, array
 
 
 def test_pinned_arrays_that_come_again_get_graphs_of_their_own(cuda: FakeCuda, open_session: Open) -> None:
@@ -268,7 +258,6 @@ def test_pinned_arrays_that_come_again_get_graphs_of_their_own(cuda: FakeCuda, o
             session.run({"x": array})
         stats = session.stats()
         assert (stats.graphs, stats.evictions) == (4, 1)  # in the place of one that didn't come for long
-        del arrays, array
 
 
 def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_session: Open) -> None:
@@ -289,7 +278,6 @@ def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_sessi
         target = OnGpu(device, np.zeros((4, 3), np.float32))
         assert session.run({"x": x, "row": row}, out={"y": target})["y"] is target
         np.testing.assert_array_equal(target.now(), inputs["x"] + inputs["row"])
-        del x, row, target, result, kept
 
 
 def test_results_that_are_held_are_never_overwritten(cuda: FakeCuda, open_session: Open) -> None:
@@ -303,7 +291,6 @@ def test_results_that_are_held_are_never_overwritten(cuda: FakeCuda, open_sessio
         for values, result in held:
             np.testing.assert_array_equal(result.numpy(), values + row.values)
         held.clear()
-        del result, row
 
 
 @pytest.mark.parametrize("reader", [None, "of the caller's"])
@@ -326,14 +313,12 @@ def test_a_result_that_is_let_go_of_is_read_before_its_memory_is_used_again(
                 size = result.nbytes
                 cuda.push(stream, lambda at=result.address, size=size: seen.append(ctypes.string_at(at, size)))
                 wanted.append((inputs["x"] + row.values).tobytes())
-                del result
             other.synchronize()
             device.synchronize()
         assert seen == wanted
         waits = cuda.calls.count("cudaDeviceSynchronize")
         assert waits == 1 if reader is None else 2 < waits <= 8
         assert session.memory().gpu < 20_000
-        del x, row
     del cuda.streams[1]
 
 
@@ -352,7 +337,6 @@ def test_on_the_callers_stream_nothing_is_waited_for(cuda: FakeCuda, open_sessio
                 np.testing.assert_array_equal(result.numpy(), inputs["x"] + inputs["row"])
             session.run({"x": x, "row": row}, stream=mine.handle)
             check_run(session, inputs_of(4, 3))  # another stream right behind it
-        del x, row, result
 
 
 def test_a_result_array_of_ours_that_is_written_again_is_waited_for_again(cuda: FakeCuda, open_session: Open) -> None:
@@ -369,7 +353,6 @@ def test_a_result_array_of_ours_that_is_written_again_is_waited_for_again(cuda: 
             assert again is result
             assert cuda.streams[other.handle], "it ran before anybody waited"
             np.testing.assert_array_equal(result.numpy(), second["x"] + second["row"])
-        del x, row, result, again
 
 
 def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: FakeCuda, open_session: Open) -> None:
@@ -383,7 +366,6 @@ def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: F
             np.testing.assert_array_equal(result.numpy(), expected["x"] + inputs_of(4)["row"])
         assert 0 < session.stats().graphs <= 8
         assert session.stats().evictions <= 200 // (16 * 8)
-        del result, ring, row
 
 
 def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_session: Open) -> None:
@@ -408,7 +390,6 @@ def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_sess
         check_run(session, second)
         np.testing.assert_array_equal(kept.numpy(), first["x"] + first["row"])
         assert session.memory().slots == 2
-        del x, row, kept, results, bound
 
 
 def test_a_bound_call_on_the_host_copies_at_each_call(cuda: FakeCuda, open_session: Open) -> None:
@@ -422,7 +403,6 @@ def test_a_bound_call_on_the_host_copies_at_each_call(cuda: FakeCuda, open_sessi
                 array[:] = np.random.default_rng(round_).normal(size=array.shape)
             for bound in ways:
                 np.testing.assert_array_equal(bound()["y"], plain * 2)
-        del pinned, array, bound, ways
 
 
 def test_a_bound_call_runs_on_the_callers_stream(cuda: FakeCuda, open_session: Open) -> None:
@@ -442,7 +422,6 @@ def test_a_bound_call_runs_on_the_callers_stream(cuda: FakeCuda, open_session: O
             bound.close()
             check_run(session, inputs)  # on the same context, when what was bound is over
             assert not cuda.streams[mine.handle]
-        del x, row, result, bound
 
 
 def test_closing_the_session_ends_what_was_bound(cuda: FakeCuda, open_session: Open) -> None:
@@ -482,7 +461,6 @@ def test_work_that_makes_an_input_comes_first(cuda: FakeCuda, open_session: Open
                 )
                 result = session.run({"x": x, "row": row})["y"]
                 np.testing.assert_array_equal(result.numpy(), values + inputs["row"])
-        del x, row, result
 
 
 def test_values_of_a_shape_tensor_decide_the_output_shape(cuda: FakeCuda, open_session: Open) -> None:
@@ -533,33 +511,6 @@ def test_output_shapes_that_depend_on_the_data(cuda: FakeCuda, open_session: Ope
     assert "cudaStreamBeginCapture" not in cuda.calls
 
 
-def test_bfloat16_and_bool_pass_through(cuda: FakeCuda, open_session: Open) -> None:
-    import ml_dtypes
-
-    engine = FakeEngine(
-        cuda,
-        {"x": ("BF16", "bfloat16", (2,), "INPUT", "DEVICE"), "y": ("BOOL", "bool", (2,), "OUTPUT", "DEVICE")},
-        [{"x": ((2,),) * 3}],
-        lambda shapes: {"y": (2,)},
-        lambda arrays: {"y": arrays["x"] > 1},
-    )
-    with open_session(engine) as session:
-        for _ in range(3):
-            result = session.run({"x": np.array([0.5, 2.5], ml_dtypes.bfloat16)})["y"]
-            assert result.dtype == np.bool_
-            assert result.tolist() == [False, True]
-
-
-def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
-    torch = pytest.importorskip("torch")
-    with open_session(adding_engine(cuda)) as session:
-        inputs = inputs_of(3)
-        for _ in range(3):
-            results = session.run({name: torch.from_numpy(array) for name, array in inputs.items()})
-            assert isinstance(results["y"], torch.Tensor)
-            np.testing.assert_array_equal(results["y"].numpy(), inputs["x"] + inputs["row"])
-
-
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
         context = session._slots._free[0][0].contexts._fallback.context
@@ -605,7 +556,6 @@ def test_many_calls_leak_nothing(cuda: FakeCuda, open_session: Open) -> None:
             session.run({"x": x, "row": row})
             session.run(inputs)
         assert (cuda.live, cuda.left) == settled
-        del x, row
 
 
 def test_times_graph_replays(cuda: FakeCuda, open_session: Open) -> None:

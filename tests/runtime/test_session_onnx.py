@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import shutil
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,9 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from PIL import Image
 
-from trtopt.core.errors import Busy, DataError, DeviceError, EngineMismatch, UsageError
+from trtopt.core.errors import DataError, DeviceError, EngineMismatch, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.cuda.device import Probe
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 from trtopt.recipes.loader import load_recipe
@@ -115,22 +111,6 @@ def test_results_go_into_the_callers_arrays(session: Session, batch: NDArray[np.
         session.run({"input": batch[:1]}, out={"logits": np.zeros((1, 1000))})
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({}, "missing 'input'; the engine takes 'input'"),
-        ({"image": np.zeros((1, 3, 224, 224), np.float32)}, "unknown 'image', missing 'input'"),
-        ({"input": np.zeros((1, 3, 224, 224))}, "'input' is float64; the engine takes float32"),
-        ({"input": np.zeros((3, 224, 224), np.float32)}, "rank 3; the engine takes rank 4"),
-        ({"input": np.zeros((1, 3, 200, 224), np.float32)}, "1x3x200x224 are outside the engine's shapes"),
-        ({"input": np.zeros((33, 3, 224, 224), np.float32)}, "1x3x224x224 to 32x3x224x224"),
-    ],
-)
-def test_what_the_engine_would_refuse_is_refused_here(session: Session, inputs: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        session.run(inputs)
-
-
 def test_what_needs_a_gpu_says_so(session: Session, batch: NDArray[np.float32]) -> None:
     with pytest.raises(UsageError, match="need a GPU"):
         session.time({"input": batch[:1]})
@@ -155,33 +135,6 @@ def test_photos_get_their_names(session: Session) -> None:
         session.run_images([photos[22]], top=0)
 
 
-def test_threads_futures_and_asyncio_at_once(lite0: Path, batch: NDArray[np.float32]) -> None:
-    with Session(lite0 / "fp16.engine", backend="onnxruntime", queue=3) as session:
-        expected = [session.run({"input": batch[i : i + 1]})["logits"] for i in range(5)]
-
-        def caller(start: int) -> int:
-            right = 0
-            for step in range(3):
-                i = (start + step) % 5
-                got = session.run({"input": batch[i : i + 1]})["logits"]
-                right += bool(np.array_equal(got, expected[i]))
-            return right
-
-        async def served() -> list[dict[str, Any]]:
-            return await asyncio.gather(*(session.run_async({"input": batch[i : i + 1]}) for i in range(5)))
-
-        with ThreadPoolExecutor(4) as pool:
-            counts = [pool.submit(caller, start) for start in range(4)]
-            futures = [session.submit({"input": batch[i : i + 1]}) for i in range(5)]  # more than the queue: it waits
-            results = asyncio.run(served())
-            assert [count.result(60) for count in counts] == [3] * 4
-        for i in range(5):
-            np.testing.assert_array_equal(futures[i].result(60)["logits"], expected[i])
-            np.testing.assert_array_equal(results[i]["logits"], expected[i])
-        with pytest.raises(UsageError, match="unknown 'x'"):
-            session.submit({"x": batch}).result(60)
-
-
 class _Held:
     """Makes the session's runner wait, so that a queue fills up surely."""
 
@@ -197,20 +150,6 @@ class _Held:
             return real(slot, *arguments)
 
         monkeypatch.setattr(OnnxSlot, "run", run)
-
-
-def test_a_full_queue_is_told(lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch) -> None:
-    held, one = _Held(monkeypatch), {"input": batch[:1]}
-    with Session(lite0 / "fp16.engine", backend="onnxruntime", queue=2) as session:
-        futures = [session.submit(one), session.submit(one)]
-        with pytest.raises(Busy, match="all 2 are in use"):
-            session.submit(one, timeout=0.05)
-        assert held.begun.wait(60)
-        with pytest.raises(Busy):
-            session.run(one, timeout=0.05)
-        held.go.set()
-        futures.append(session.submit(one))
-        assert all(future.result(60)["logits"].shape == (1, 1000) for future in futures)
 
 
 @pytest.mark.parametrize("finish", [True, False])
@@ -231,12 +170,6 @@ def test_close_finishes_or_cancels_what_waits(
             call(one)
     with pytest.raises(DeviceError, match="closed"):
         asyncio.run(session.run_async(one))
-
-
-def test_it_never_engages_by_itself(lite0: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
-    with pytest.raises(DeviceError, match=r"no NVIDIA driver.*backend='onnxruntime'"):
-        Session(lite0 / "fp16.engine")
 
 
 def test_an_engine_without_its_graph_is_told_what_to_do(lite0: Path, tmp_path: Path) -> None:
@@ -279,38 +212,3 @@ def test_without_inputs_there_is_one_batch(tmp_path: Path) -> None:
     path = _of(tmp_path / "m.onnx", helper.make_node("Constant", [], ["y"], value_floats=[1.0]), y=[1])
     with Session(path, backend="onnxruntime") as session:
         assert session.run_batches({})["y"] == 1
-
-
-def test_a_call_that_an_exception_cut_off_keeps_nobody_out(
-    lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Ctrl-C, or a worker's timeout that throws into its thread, may strike before the slot is given back."""
-    with Session(lite0 / "fp16.engine", backend="onnxruntime") as session:
-        monkeypatch.setattr(session._slots, "give", lambda slot: None)
-        session.run({"input": batch[:1]})
-        monkeypatch.undo()
-        assert session.run({"input": batch[:1]}, timeout=5)["logits"].shape == (1, 1000)
-
-
-@pytest.mark.parametrize(
-    ("image", "instead"),
-    [
-        (Image.new("RGB", (4, 4)), r"np.asarray\(image.convert\('RGB'\)\)"),
-        (io.BytesIO(b"x"), r"its bytes, image.read\(\)"),
-        (None, "is needed$"),
-    ],
-)
-def test_images_of_other_kinds_are_told_how_to_be_given(session: Session, image: Any, instead: str) -> None:
-    with pytest.raises(UsageError, match=f"image 0 is .*{instead}"):
-        session.run_images([image])
-
-
-def test_a_tensor_of_pixels_is_told_how_to_be_given(session: Session) -> None:
-    torch = pytest.importorskip("torch")
-    with pytest.raises(UsageError, match=r"image 0 is Tensor; .*: give image.numpy\(\)"):
-        session.run_images([torch.zeros(4, 4, 3, dtype=torch.uint8)])
-
-
-def test_a_number_of_numpys_says_how_many_classes(session: Session) -> None:
-    [best] = session.run_images([np.zeros((9, 9, 3), np.uint8)], top=np.int64(2))  # type: ignore[arg-type]
-    assert len(best) == 2

@@ -73,7 +73,7 @@ class Request:
     """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`.
 
     Attributes:
-        shapes: of one sample, for each input; sizes: that batches of them run at, growing.
+        shapes: of one sample, for each input; sizes: that batches of them run at, growing, for `capacity` samples at the most.
         example: an array of the library that results are made arrays of; None: NumPy's.
         accepted: when the caller came, in seconds.
         outputs: of the whole batch of `size` samples, in which these begin at `first`.
@@ -81,6 +81,7 @@ class Request:
 
     shapes: Shapes
     sizes: tuple[int, ...]
+    capacity: int
     samples: int
     arrays: list[Array]
     example: Any = None
@@ -339,12 +340,14 @@ class Batcher:
             )
         shapes = tuple([array.shape[1:] for array in arrays])
         sizes = self._sizes_of.get(shapes) or self._find_sizes(shapes, samples)
-        if samples > min(self.max_batch, sizes[-1]):
+        capacity = min(self.max_batch, sizes[-1])
+        if samples > capacity:
             raise UsageError(
-                f"the request has {samples} samples; a batch of this shape holds {min(self.max_batch, sizes[-1])}: submit "
-                "them in parts, or call Session.run_batches"
+                f"the request has {samples} samples; a batch of this shape holds {capacity}: submit them in parts, or call "
+                "Session.run_batches"
             )
-        return Request(shapes, sizes, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
+        example = None if type(values[0]) is np.ndarray else values[0]
+        return Request(shapes, sizes, capacity, samples, arrays, example)
 
     def _find_sizes(self, shapes: Shapes, samples: int) -> tuple[int, ...]:
         """Return the sizes that batches of these samples run at: as few as go, as each needs a context and CUDA graphs.
@@ -404,14 +407,13 @@ class Batcher:
                 self._waiting.append(batch)
             batch.requests.append(request)
             batch.samples += request.samples
-            if batch.samples == min(self.max_batch, request.sizes[-1]):
+            if batch.samples == request.capacity:
                 self._seal(batch, full=True)
 
     def _joinable(self, request: Request) -> Batch | None:
         """Return the batch that fills with samples of these shapes, if it has room."""
         batch = self._open.get(request.shapes)
-        room = 0 if batch is None else min(self.max_batch, request.sizes[-1]) - batch.samples
-        return batch if request.samples <= room else None
+        return batch if batch is not None and batch.samples + request.samples <= request.capacity else None
 
     # Batches ---------------------------------------------------------------------------------------------------------
 
