@@ -84,7 +84,7 @@ _NAME = b"dltensor"
 
 
 def view(obj: Any, stream: int) -> NDArray[Any] | View:
-    """Where an array's bytes are; nothing is copied.
+    """Find out where an array's bytes are; nothing is copied.
 
     Args:
         obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
@@ -157,7 +157,7 @@ start = _read_start if _start_is_read() else _start
 
 
 def writable(obj: Any) -> bool:
-    """Whether what is written into the view of an array gets into the array itself."""
+    """Return True if what is written into the view of an array gets into the array itself."""
     if isinstance(obj, np.ndarray):
         return True
     shares_memory = hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
@@ -205,7 +205,7 @@ def _root(kind: type[Any]) -> str:
 
 
 def _from_cupy(array: Any) -> View | None:
-    """What a CuPy array says by its interface, from its attributes, which is faster. None: no plain one in C order."""
+    """Read off a CuPy array's attributes what its interface says, which is faster. None: no plain one in C order."""
     cupy = sys.modules["cupy"]
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
@@ -331,7 +331,7 @@ def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
 
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
-    """Whether steps are those of C order, `stride` being the innermost one."""
+    """Return True if steps are those of C order, `stride` being the innermost one."""
     if 0 in shape:
         return True
     for size, step in zip(reversed(shape), reversed(list(strides))):
@@ -398,7 +398,7 @@ class DeviceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, stream: int) -> View:
-        """For the stream that uses it next, which is made to wait if the result isn't finished."""
+        """Return a view for the stream that uses it next, which is made to wait if the result isn't finished."""
         return View(self.address, self.shape, self.dtype, self.ordinal, self._await(stream or 1), self)
 
     def _await(self, consumer: int) -> int | None:
@@ -494,7 +494,7 @@ def like(example: Any, result: DeviceArray) -> Any:
 
 
 def _cupy_array(result: DeviceArray) -> Any:
-    """As CuPy's `from_dlpack`, which is much slower."""
+    """Make an array as CuPy's `from_dlpack` does, which is much slower."""
     cupy = sys.modules["cupy"]
     if result.dtype.isbuiltin != 1:
         return cupy.from_dlpack(result)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def driver_library() -> ctypes.CDLL | None:
-    """None where no driver is installed."""
+    """Load the driver; None where none is installed."""
     for name in ("libcuda.so.1", "libcuda.so"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
@@ -56,7 +56,7 @@ class Driver:
 
     @classmethod
     def load(cls) -> Driver | None:
-        """None where no driver is installed, or one that lacks some of them."""
+        """Load the functions; None where no driver is installed, or one that lacks some of them."""
         free, pointer = driver_library(), ctypes.c_void_p
         if free is None:
             return None

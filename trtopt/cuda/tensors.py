@@ -1,4 +1,4 @@
-"""What an engine takes and gives: names, types, shapes and profiles, and whether arrays fit them."""
+"""An engine's inputs and outputs: names, types, shapes and profiles, and checks of arrays against them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Signature:
 
     @property
     def dynamic(self) -> bool:
-        """Whether one set of input shapes is all there is."""
+        """Return True if there is more than one set of input shapes."""
         return any(-1 in item.shape or item.on_host for item in self.inputs)
 
     def check_names(self, inputs: Mapping[str, Any]) -> None:

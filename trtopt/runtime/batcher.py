@@ -45,7 +45,7 @@ CLOSED = "this batcher is closed; make another one"
 
 @dataclass(frozen=True)
 class BatcherStats(Described):
-    """What a batcher did since it was made.
+    """Counts of what a batcher did since it was made.
 
     Attributes:
         requests: that ran; cancelled ones aren't counted.
@@ -149,7 +149,7 @@ class Batcher:
     Results are arrays of the caller's own, copied out of the batch's: keeping one keeps no other caller's in memory. Inputs
     must stay as they are while `run` or `run_async` waits; `submit` copies them. Callbacks of futures run in the batcher's
     threads: one that waits there holds up a slot. Many tasks of one event loop are served faster than as many threads, which
-    queue for Python's GIL.
+    queue for Python's GIL. A process that ends without `close` waits until what was accepted has run, a batch when it is due.
 
     Args:
         session: stays the caller's: close it after the batcher. The first axis of each of its inputs must be the batch,
@@ -158,8 +158,8 @@ class Batcher:
             as a number.
         max_batch: samples a batch at the most; None: the largest batch of the session's profiles.
         max_queue: batches that fill or wait for a slot before `submit` holds its callers up.
-        slots: batches that run at the same time, each with page-locked memory for its inputs, at the most as many as calls of
-            the session (`contexts`, on each GPU); None: two for each GPU.
+        slots: batches that run at the same time, each with page-locked memory for its inputs; more than calls of the session
+            (`contexts`, on each GPU) are of no use; None: two for each GPU.
 
     Raises:
         UsageError: an argument that can't be right, an input or output without a batch axis, or no profile that says how large
@@ -242,7 +242,7 @@ class Batcher:
         return future
 
     def run(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """The results of samples, when their batch has run.
+        """Return the results of samples, when their batch has run.
 
         Args:
             inputs, timeout: as for `submit`; without `timeout` it waits as long as it takes.

@@ -202,7 +202,7 @@ def _forked() -> None:
 
 
 def _refuse_in_child() -> None:
-    """At the fork, so that calls needn't ask where they are."""
+    """Refuse calls from the fork on, so that they needn't ask where they are."""
     for bound_call in tuple(_bound):
         bound_call._call, bound_call._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
 

@@ -457,7 +457,7 @@ class ContextCache:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
     def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:
-        """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
+        """Return True to capture now: a shape that stays, run once before, at addresses that came before."""
         if (
             not self._most_contexts
             or not bound_context.warm

@@ -123,7 +123,7 @@ class GpuEngine:
             self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
-        """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
+        """Return where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
         try:
             info = self.device.info
             key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
@@ -134,7 +134,7 @@ class GpuEngine:
             return None, None
 
     def _second_context(self) -> bool:
-        """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
+        """Return True if a second context can be used: TensorRT 8.6 crashes where it can't."""
         engine = self._loaded
         assert engine is not None
         with self.memory.gpu(engine.scratch_bytes) as scratch:

@@ -271,8 +271,8 @@ def _only(inputs: Sequence[TensorInfo], what: str, option: str) -> str:
 
 
 def _fitting(array: Array, info: TensorInfo, what: str, reporter: Reporter) -> Array:
-    """In the input's type where that keeps its kind: arrays in files have whatever type their program had; one sample, which
-    data sets give without the axis that counts samples, with it."""
+    """Return an array in the input's type where that keeps its kind (those in files have whatever type their program had), and
+    one sample, which data sets give without the axis that counts samples, with it."""
     if info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
         array = np.expand_dims(array, info.batch_axis)
     result = converted(array, info.dtype, what, "the engine")

@@ -65,7 +65,7 @@ class OnnxSlot:
         example: Any = None,
         key: Any = None,
     ) -> dict[str, Any]:
-        """As `Slot.run`, for arrays in host memory."""
+        """Infer once as `Slot.run` does, on arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
             raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:

@@ -84,7 +84,7 @@ class MemoryReport(Described):
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
+    """Counts of what a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
 
     Attributes:
         contexts: execution contexts that are there now, over all slots and GPUs.
@@ -652,7 +652,7 @@ class Session:
         return joined([call.cut(self.run(call.feed), self.outputs) for call in parts], self.outputs)
 
     def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
-        """As the engine has them; where samples lie the manifest knows."""
+        """Describe tensors as the engine has them; where samples lie the manifest knows."""
         entries = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
         axes = {item["name"]: item.get("batch_axis", 0) for item in entries}
         return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
@@ -683,7 +683,7 @@ class Session:
         return self._gpus[0].memory.pinned(tensor.nbytes(sizes)).array(tensor.dtype, sizes)
 
     def memory(self) -> MemoryReport:
-        """What this holds now."""
+        """Return what this holds now."""
         return MemoryReport(
             gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
@@ -693,7 +693,7 @@ class Session:
         )
 
     def stats(self) -> SessionStats:
-        """What its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
+        """Return what its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
         slots = [slot for slot in self._slots.all() if isinstance(slot, Slot)]
         return SessionStats(
             contexts=sum(slot.contexts.contexts for slot in slots),
@@ -808,7 +808,7 @@ _opened: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _tell_child() -> None:
-    """At the fork, so that calls needn't ask where they are: that takes a system call."""
+    """Mark sessions at the fork, so that calls needn't ask where they are: that takes a system call."""
     for session in tuple(_opened):
         session._forked = True
 

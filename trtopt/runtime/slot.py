@@ -264,7 +264,7 @@ class Slot:
     def _targets(
         self, bound_context: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
-        """Where each result goes. None: an array in host memory, still to be made."""
+        """Return where each result goes. None: an array in host memory, still to be made."""
         results: list[Block | Source | None] = []
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
             out_array = out.get(tensor.name) if out else None
@@ -335,12 +335,12 @@ class Slot:
             self._cuda("cudaGraphLaunch", graph, raw)
 
     def wait(self, raw: Any, stream: int) -> None:
-        """Until what was given to the stream, `raw` to the runtime, is done."""
+        """Wait until what was given to the stream, `raw` to the runtime, is done."""
         if self._driver is None or stream != self.own or self._driver.synchronize(stream):
             self._cuda("cudaStreamSynchronize", raw)
 
     def settle(self, stream: int | None) -> None:
-        """What the last call left behind is over, or comes before what is given to `stream` now."""
+        """Let what the last call left behind end, or come before what is given to `stream` now."""
         if self.shared:  # given to a stream of the caller's, nobody knows until when
             self.device.synchronize()
             self.shared = False
@@ -412,14 +412,14 @@ class Slot:
             self.follow(array.stream, target)
 
     def after(self, streams: Sequence[int]) -> None:
-        """What the slot's own stream is given from now on comes after what those have to do by now."""
+        """Let what the slot's own stream is given from now on come after what those have to do by now."""
         with self.device.current():  # whose default stream is meant
             for stream in streams:
                 if not self.device.idle(stream):
                     self.follow(stream, self.own)
 
     def follow(self, stream: int, target: int) -> None:
-        """What is given to `target` from now on comes after what `stream` has to do by now."""
+        """Let what is given to `target` from now on come after what `stream` has to do by now."""
         self._cuda("cudaEventRecord", self._event.raw, stream)
         self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
@@ -463,14 +463,14 @@ class Slot:
 
 
 def _follow_default(device: Device, event: Event, stream: int) -> None:
-    """What is given to the stream from now on comes after what the current device's default stream has to do by now."""
+    """Let what is given to the stream from now on come after what the current device's default stream has to do by now."""
     if not device.idle(LEGACY):
         device.cuda("cudaEventRecord", event.raw, LEGACY)
         device.cuda("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
 def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
-    """Whether results can be copied as they are into those arrays of the caller's."""
+    """Return True if results can be copied as they are into those arrays of the caller's."""
     pairs = [(out[name], shape) for name, shape, _ in bound_context.results if name in out]
     return all(
         not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in pairs
@@ -478,7 +478,7 @@ def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
 
 
 def call_key(arrays: Sequence[Source], out: Mapping[str, Source] | None, originals: Mapping[str, Any] | None) -> Any:
-    """What tells calls on arrays in GPU memory apart, for `Slot.recall`: all that their views say, but not whose they are.
+    """Return what tells calls on arrays in GPU memory apart, for `Slot.recall`: all that views say, but not whose they are.
 
     Args:
         out: views of the arrays to write results into, `originals`, of which the type tells whether they can be written.

@@ -56,7 +56,7 @@ class SlotPool(Generic[T]):
         self.waits = 0
 
     def take(self, accepts: Callable[[T], bool] | None = None, timeout: float | None = None) -> T:
-        """An item for the caller alone, one that `accepts` is true of; waits for it at most `timeout` seconds.
+        """Return an item for the caller alone, one that `accepts` is true of; wait for it at most `timeout` seconds.
 
         Raises:
             Busy: none came free in time.
@@ -129,7 +129,7 @@ class SlotPool(Generic[T]):
         return waiter.item
 
     def keep(self, item: T) -> Callable[[], None]:
-        """The item that this thread took is held on to, whatever the thread does, until anybody calls the result.
+        """Hold on to the item that this thread took, whatever the thread does, until anybody calls the result.
 
         That takes no lock: the garbage collector may call it, in a thread that has it.
         """
@@ -148,7 +148,7 @@ class SlotPool(Generic[T]):
                 self._returned.notify_all()
 
     def all(self) -> list[T]:
-        """Those that were made, free or not."""
+        """Return those that were made, free or not."""
         return list(self._homes)
 
     def close(self, finish: bool = True) -> list[T]:
