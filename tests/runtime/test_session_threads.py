@@ -358,6 +358,15 @@ def stretches() -> None:
         pytest.skip("the C extension isn't built: it needs a C compiler when trtopt is installed")
 
 
+@pytest.fixture(params=["stretch", "python"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in one stretch, and in Python."""
+    if request.param == "stretch":
+        request.getfixturevalue("stretches")
+    else:
+        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
+
+
 def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
     """Its functions, for calls without the GIL; and what must live as long as they."""
 
@@ -441,22 +450,13 @@ def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
         assert in_threads(3, work) == []
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("before", [None, 101])
-@pytest.mark.parametrize("stretch", [True, False])
 def test_calls_leave_the_threads_current_device_as_it_was(
-    cuda: FakeCuda,
-    open_session: Open,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    before: int | None,
-    stretch: bool,
+    cuda: FakeCuda, open_session: Open, before: int | None
 ) -> None:
     held, _kept = driver(cuda, [], True)
     x = np.ones((2, 40_000), np.float32)
-    if stretch:
-        request.getfixturevalue("stretches")
-    else:
-        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
     with open_session(large_engine(cuda), contexts=3) as session:
         hold(session, held, 3)
 
@@ -566,15 +566,11 @@ def _counted(patch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-@pytest.mark.parametrize("stretch", [True, False])
+@pytest.mark.usefixtures("either_way")
 def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alone(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, stretch: bool
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such memory may have been read there; arrays of the caller's say themselves which streams they are used on."""
-    if stretch:
-        request.getfixturevalue("stretches")
-    else:
-        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
     cuda.streams[1], done = [], list[int]()
     held, _kept = driver(cuda, [], True)
     with open_session(adding_engine(cuda), contexts=1) as session:

@@ -440,7 +440,6 @@ class Batcher:
                 self._ready.wait(self._waiting[0].since + self.max_delay - now)
             self._waiting.remove(batch)
             self._room.notify_all()
-            self._ready.notify()  # who waits for the next one looks again when that is due
         try:
             requests = [request for request in batch.requests if request.starts()]
             if requests:

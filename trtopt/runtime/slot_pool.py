@@ -116,9 +116,10 @@ class SlotPool(Generic[T]):
                     self._reclaim()
                     self._serve()
                     if waiter.item is None and end is not None and time.monotonic() >= end:
+                        others = len(self._waiting) - 1
                         raise Busy(
-                            f"nothing came free in {timeout:.3g} s: all {self.most} are in use and {len(self._waiting)} calls "
-                            f"wait; call less often, or {self._instead}"
+                            f"nothing came free in {timeout:.3g} s: all {self.most} are in use and {others} calls wait; call "
+                            f"less often, or {self._instead}"
                         )
         finally:
             with self._lock:
