@@ -75,36 +75,6 @@ def test_describes_the_engine(cuda: FakeCuda, open_session: Open) -> None:
         assert session.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "count", "calls"),
-    [
-        ((1, 4), 11, [4, 4, 1, 1, 1]),  # nothing between the profiles
-        ((4,), 6, [4, 4]),  # the last one filled up
-        ((), 5, [2, 2, 2]),  # a batch of two for good
-    ],
-)
-def test_batches_are_of_sizes_that_the_engine_takes(
-    cuda: FakeCuda, open_session: Open, sizes: tuple[int, ...], count: int, calls: list[int]
-) -> None:
-    tensors = {
-        name: ("FLOAT", "float32", (-1, 3) if sizes else (2, 3), role, "DEVICE")
-        for name, role in (("x", "INPUT"), ("y", "OUTPUT"))
-    }
-    profiles = [{"x": ((size, 3),) * 3} for size in sizes]
-    ran: list[int] = []
-
-    def double(arrays: dict[str, Any]) -> dict[str, Any]:
-        ran.append(len(arrays["x"]))
-        return {"y": arrays["x"] * 2}
-
-    engine = FakeEngine(cuda, tensors, profiles or [{"x": ((2, 3),) * 3}], lambda shapes: {"y": shapes["x"]}, double)
-    engine.num_optimization_profiles = len(profiles)
-    session = open_session(engine)
-    x = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
-    np.testing.assert_array_equal(session.run_batches({"x": x})["y"], 2 * x)
-    assert ran == calls
-
-
 def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
         for seed in range(5):
@@ -601,23 +571,19 @@ def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: 
             {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"},
             "built by TensorRT 8.6.1, here is TensorRT 8.6.0: build it again",
         ),
-        (
-            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0", "gpu": "NVIDIA H200 (sm90, 139 GiB)"},
-            r"built on NVIDIA H200 \(sm90, 139 GiB\); GPU 0 is Fake GPU \(sm89",
-        ),
     ],
 )
 def test_a_plan_for_something_else_is_refused_with_both_named(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], message: str
 ) -> None:
     manifest = SimpleNamespace(
-        generation={"gpu": None, **made},
+        generation=made,
         targets=[],
         spec={},
         origin=PlanOrigin(made["product"], made["version"]),
         preprocess=None,
         classes=None,
-        built_for=(90,) if made.get("gpu") else (),
+        built_for=(),
         check_plan=lambda path, digest: None,
     )
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)

@@ -297,29 +297,6 @@ def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monk
         monkeypatch.undo()
 
 
-def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: Open) -> None:
-    order: list[int] = []
-    with open_session(adding_engine(cuda), contexts=1) as session:
-        holding = busy(session)
-        holding.__enter__()
-        threads = []
-        for number in range(6):
-
-            def work(number: int = number) -> None:
-                mine = session._slots.take()
-                order.append(number)
-                session._slots.give(mine)
-
-            threads.append(threading.Thread(target=work))
-            threads[-1].start()
-            while len(session._slots._waiting) <= number:
-                time.sleep(0.001)
-        holding.__exit__(None, None, None)
-        for thread in threads:
-            thread.join(10)
-    assert order == list(range(6))
-
-
 # Python's GIL ----------------------------------------------------------------------------------------------------
 
 

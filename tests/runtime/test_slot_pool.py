@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from trtopt.core.errors import Busy, DeviceError
-from trtopt.runtime.slot_pool import SlotPool
+from trtopt.runtime.slot_pool import CLOSED, SlotPool
 
 
 def _in_a_thread(work: object) -> None:
@@ -111,3 +112,59 @@ def test_an_item_that_is_not_wanted_stays_for_others() -> None:
     taken: list[str] = []
     _in_a_thread(lambda: taken.append(turns.take(lambda item: item == "item 0", 5)))
     assert taken == ["item 0"]
+
+
+def _waiting(turns: SlotPool[str], number: int, got: list[object]) -> threading.Thread:
+    """A thread that is the next to wait for an item, and gives it back."""
+
+    def wait() -> None:
+        try:
+            item = turns.take(timeout=20)
+        except DeviceError as error:
+            got.append(str(error))
+        else:
+            got.append((number, item))
+            turns.give(item)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while len(turns._waiting) <= number:
+        time.sleep(0.001)
+    return thread
+
+
+@pytest.mark.parametrize("end", [None, "finish", "refuse"])
+def test_who_waits_is_served_in_order_or_told_of_the_end(end: str | None) -> None:
+    turns, got = _turns(), list[object]()
+    item = turns.take()
+    threads = [_waiting(turns, number, got) for number in range(3)]
+    assert turns.waits == 3
+    if end is not None:
+        threads.append(threading.Thread(target=turns.close, args=(end == "finish",)))
+        threads[-1].start()
+        while not turns._closed:
+            time.sleep(0.001)
+    turns.give(item)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert got == ([CLOSED] * 3 if end == "refuse" else [(number, item) for number in range(3)])
+
+
+@pytest.mark.parametrize("by", ["the next", "who waits", "closing"])
+def test_what_nobody_keeps_any_more_is_found(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    monkeypatch.setattr("trtopt.runtime.slot_pool._LOOK", 0.01)
+    turns = _turns()
+    item = turns.take()
+    release = turns.keep(item)
+    with pytest.raises(Busy, match="all 1 are in use and 0 calls wait"):
+        turns.take(timeout=0.02)
+    if by == "the next":
+        release()
+    else:
+        threading.Timer(0.1, release).start()
+    if by != "closing":
+        assert turns.take(timeout=20) is item
+        turns.give(item)
+    assert turns.close() == [item]
+    assert turns.all() == []
