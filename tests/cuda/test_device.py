@@ -164,7 +164,6 @@ def _child(gpu: Device, queue: Any) -> None:
         queue.put("allocated")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="fork exists on POSIX only")
 @pytest.mark.parametrize("driver", [False, True])
 def test_a_forked_process_is_refused(gpu: Device, cuda: FakeCuda, driver: bool) -> None:
     if driver:  # what its last answer wrote is still there in the child, where each is an error

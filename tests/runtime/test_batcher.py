@@ -162,7 +162,6 @@ def test_threads_that_run_are_told_when_it_closes_without_finishing(cuda: FakeCu
             batcher.run(sample())
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
 def test_a_signal_ends_the_wait_of_its_thread_alone(cuda: FakeCuda, open_session: Open) -> None:
     class Enough(Exception):
         pass

@@ -206,7 +206,6 @@ def test_an_engine_that_was_replaced_is_noticed_here_too(folder: Path, tmp_path:
 # Processes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_after_a_fork_what_is_true_is_said(session: Session) -> None:
     """Really forked: ONNX Runtime would wait for ever for threads that the child hasn't got."""
     inputs = {"x": samples(2)}

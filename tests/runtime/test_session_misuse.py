@@ -6,7 +6,6 @@ import asyncio
 import copy
 import gc
 import multiprocessing
-import os
 import pickle
 import threading
 from pathlib import Path
@@ -458,7 +457,6 @@ def test_a_plan_without_a_manifest_is_loaded_only_if_trusted(cuda: FakeCuda, ope
         check_run(open_session(engine, **trusted), inputs_of(2))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_bound_call_is_refused_after_a_fork(cuda: FakeCuda, open_session: Open) -> None:
     """Really forked: nothing may reach the GPU from there, and a lock that a lost thread had must not hang it."""
     with open_session(adding_engine(cuda)) as session, session.bind(inputs_of(2)) as step:

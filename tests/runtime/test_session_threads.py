@@ -285,7 +285,6 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
     assert cuda.live == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session(adding_engine(cuda)) as session:
         check_run(session, inputs_of(1))

@@ -207,5 +207,4 @@ def _refuse_in_child() -> None:
         bound_call._call, bound_call._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_refuse_in_child)
+os.register_at_fork(after_in_child=_refuse_in_child)

@@ -813,5 +813,4 @@ def _tell_child() -> None:
         session._forked = True
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell_child)
+os.register_at_fork(after_in_child=_tell_child)
