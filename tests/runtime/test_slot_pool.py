@@ -119,14 +119,14 @@ def _waiting(turns: SlotPool[str], number: int, got: list[object]) -> threading.
 
     def wait() -> None:
         try:
-            item = turns.take(timeout=20)
+            item = turns.take()
         except DeviceError as error:
             got.append(str(error))
         else:
             got.append((number, item))
             turns.give(item)
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     while len(turns._waiting) <= number:
         time.sleep(0.001)
@@ -134,7 +134,8 @@ def _waiting(turns: SlotPool[str], number: int, got: list[object]) -> threading.
 
 
 @pytest.mark.parametrize("end", [None, "finish", "refuse"])
-def test_who_waits_is_served_in_order_or_told_of_the_end(end: str | None) -> None:
+def test_who_waits_is_served_in_order_or_told_of_the_end(monkeypatch: pytest.MonkeyPatch, end: str | None) -> None:
+    monkeypatch.setattr("trtopt.runtime.slot_pool._LOOK", 60.0)  # at once, not at the next look
     turns, got = _turns(), list[object]()
     item = turns.take()
     threads = [_waiting(turns, number, got) for number in range(3)]
@@ -168,3 +169,22 @@ def test_what_nobody_keeps_any_more_is_found(monkeypatch: pytest.MonkeyPatch, by
         turns.give(item)
     assert turns.close() == [item]
     assert turns.all() == []
+
+
+def test_who_waits_for_another_group_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.runtime.slot_pool._LOOK", 60.0)
+    turns, got = SlotPool(lambda number: number, 2, groups=2), list[int]()
+    for item in [_by_others(turns) for _ in range(2)]:
+        if item == 0:
+            _back(turns, item)
+    thread = threading.Thread(target=lambda: got.append(turns.take(lambda item: item == 1, 20)))
+    thread.start()
+    while not turns._waiting:
+        time.sleep(0.001)
+    before = time.monotonic()
+    assert turns.take(timeout=20) == 0
+    assert time.monotonic() - before < 15, "only when it looked again"
+    turns.give(0)
+    _back(turns, 1)
+    thread.join(20)
+    assert got == [1]
