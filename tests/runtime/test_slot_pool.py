@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from fake_session import in_threads
 
 from trtopt.core.errors import Busy, DeviceError
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
@@ -28,6 +29,24 @@ def test_what_a_thread_lost_is_its_own_when_it_asks_again() -> None:
     assert turns.take() is item  # as after an exception that came before it was given back
     turns.give(item)
     assert turns.close() == [item]
+
+
+def test_what_a_thread_lost_that_has_ended_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.runtime.slot_pool._LOOK", 0.01)
+    turns = _turns()
+    _in_a_thread(turns.take)
+    item = turns.take(timeout=20)
+    with pytest.raises(Busy):  # a thread that is there has not lost it
+        _raised(lambda: turns.take(timeout=0.05))
+    turns.give(item)
+    _in_a_thread(turns.take)
+    assert turns.close() == [item]
+
+
+def _raised(call: Callable[[], object]) -> None:
+    """Call in another thread; raise here what it raises."""
+    for error in in_threads(1, lambda _: call()):
+        raise error
 
 
 def _by_others(turns: SlotPool[int], accepts: Callable[[int], bool] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from trtopt.core.errors import Busy, DeviceError
 from trtopt.core.values import check_timeout
 
 T = TypeVar("T")
-_LOOK = 1.0  # seconds between looks for what a finalizer gave back
+_LOOK = 1.0  # seconds between looks for what a finalizer gave back, or a thread that ended has lost
 CLOSED = "this session is closed; open the engine again"
 
 
@@ -31,7 +32,7 @@ class SlotPool(Generic[T]):
     """A pool of `most` items at the most, made by `make` when all there are are taken.
 
     Items go straight from who gives one back to who has waited longest, so nobody is overtaken. A thread has one at a time:
-    one that got lost, because an exception was thrown into it at the wrong moment, is its own when it asks again.
+    one that got lost, because an exception was thrown into it at the wrong moment, comes back when it asks again or has ended.
 
     Args:
         groups: items with the same number modulo this belong together, as slots on one GPU; whoever needs one gets it from the
@@ -121,10 +122,13 @@ class SlotPool(Generic[T]):
                             f"nothing came free in {timeout:.3g} s: all {self.most} are in use and {others} calls wait; call "
                             f"less often, or {self._instead}"
                         )
-        finally:
+        except BaseException:
             with self._lock:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
+                self._reclaim(waiter.thread)  # it may have come meanwhile
+                self._serve()
+            raise
         if waiter.item is None:
             raise DeviceError(CLOSED)
         return waiter.item
@@ -198,9 +202,10 @@ class SlotPool(Generic[T]):
         del free[index]
         return item
 
-    def _reclaim(self, thread: int = 0) -> None:
-        """Take back what nobody keeps any more, and what a thread lost that asks for another."""
-        lost = [self._holders.pop(thread)] if thread in self._holders else []
+    def _reclaim(self, thread: int | None = None) -> None:
+        """Take back what nobody keeps any more, and what threads lost that have ended, or ask for another as `thread` does."""
+        gone = self._holders.keys() - sys._current_frames().keys() if thread is None else {thread}
+        lost = [self._holders.pop(number) for number in gone if number in self._holders]
         while self._dropped:
             lost.append(self._dropped.popleft())
         for item in lost:
