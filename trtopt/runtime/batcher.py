@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
+import functools
+import itertools
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from trtopt.core.documents import Described
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.core.options import typed
-from trtopt.core.values import TensorInfo, check_timeout, parse_seconds, x
+from trtopt.core.values import check_timeout, parse_seconds, x
 from trtopt.cuda.arrays import View, like_host, start, views
-from trtopt.cuda.tensors import Shape, Tensor, check_array
+from trtopt.cuda.tensors import Shape, check_array
 from trtopt.data.rebatch import share
 from trtopt.runtime.contexts import MAPPED
 from trtopt.runtime.session import Session
@@ -73,14 +73,13 @@ class Request:
     """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`.
 
     Attributes:
-        shapes: of one sample, for each input; sizes: that batches of them run at, growing, for `capacity` samples at the most.
+        shapes: of one sample, for each input; capacity: the most samples that a batch of them holds.
         example: an array of the library that results are made arrays of; None: NumPy's.
         accepted: when the caller came, in seconds.
-        outputs: of the whole batch of `size` samples, in which these begin at `first`.
+        rows: its part of each output of the batch.
     """
 
     shapes: Shapes
-    sizes: tuple[int, ...]
     capacity: int
     samples: int
     arrays: list[Array]
@@ -89,9 +88,7 @@ class Request:
     task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
     future: Future[dict[str, Any]] | None = None
     error: BaseException | None = None
-    outputs: Mapping[str, Array] = field(default_factory=dict)
-    first: int = 0
-    size: int = 0
+    rows: dict[str, Array] = field(default_factory=dict)
     accepted: float = 0.0
 
     def starts(self) -> bool:
@@ -104,22 +101,20 @@ class Request:
         elif not self.future.done():
             self.future.set_exception(error)
 
-    def results(self, infos: Sequence[TensorInfo]) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """Return arrays of the caller's own, or raise what went wrong."""
         if self.error is not None:
             raise self.error
         results = {}
-        for info in infos:
-            output = self.outputs[info.name]
-            rows = share(output, info, self.size, self.first, self.first + self.samples)
-            if rows is not output:
+        for name, rows in self.rows.items():
+            if rows.base is not None:  # not all of a batch's output, which is new
                 copied = np.empty(rows.shape, rows.dtype)
                 if rows.nbytes > MAPPED:
                     np.copyto(copied, rows)
                 else:  # keeps the GIL: letting it go takes longer where threads queue for it
                     _bytes(copied)[:] = _bytes(rows)
                 rows = copied
-            results[info.name] = rows if self.example is None else like_host(self.example, rows)
+            results[name] = rows if self.example is None else like_host(self.example, rows)
         return results
 
 
@@ -188,7 +183,7 @@ class Batcher:
         self._session, self._signature = session, session._signature
         self._inputs = self._signature.inputs
         self._names = {tensor.name: None for tensor in self._inputs}
-        _check_axes(self._inputs, self._signature.outputs, (*session.inputs, *session.outputs))
+        _check_axes(session)
         limits = set[int]()  # the ends of what profiles take
         for profile in session.profiles:
             ranges = [profile[name] for name in self._names]
@@ -206,8 +201,8 @@ class Batcher:
         self.max_batch = max_batch or max(limits)
         powers = (1 << bit for bit in range(max(limits, default=self.max_batch).bit_length()))
         self._sizes = sorted({*powers, *limits, self.max_batch})
-        self._sizes_of: dict[Shapes, tuple[int, ...]] = {}
-        self._max_queue, self._process = max_queue, os.getpid()
+        self._sizes_of = functools.lru_cache(_REMEMBERED)(self._find_sizes)
+        self._max_queue = max_queue
         lock = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._ready, self._room = threading.Condition(lock), threading.Condition(lock)
         self._open: dict[Shapes, Batch] = {}
@@ -257,7 +252,7 @@ class Batcher:
         except BaseException:
             request.fail(CancelledError())
             raise
-        return request.results(self._session.outputs)
+        return request.results()
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """`run` for asyncio: never blocks the event loop.
@@ -273,7 +268,7 @@ class Batcher:
         except BaseException:
             request.fail(CancelledError())
             raise
-        return request.results(self._session.outputs)
+        return request.results()
 
     def stats(self) -> BatcherStats:
         """Return what it did so far."""
@@ -295,7 +290,7 @@ class Batcher:
         Args:
             finish: run what waits; else it is cancelled. Those who wait for room get a DeviceError.
         """
-        if os.getpid() != self._process:  # its threads aren't in the child
+        if self._session._forked:  # its threads aren't in the child
             return
         with self._ready:
             self._closing = True
@@ -339,17 +334,15 @@ class Batcher:
                 f"samples along the first axes: {counts}; one number of at least 1 is needed for all inputs"
             )
         shapes = tuple([array.shape[1:] for array in arrays])
-        sizes = self._sizes_of.get(shapes) or self._find_sizes(shapes, samples)
-        capacity = min(self.max_batch, sizes[-1])
+        capacity = min(self.max_batch, self._sizes_of(shapes)[-1])
         if samples > capacity:
             raise UsageError(
                 f"the request has {samples} samples; a batch of this shape holds {capacity}: submit them in parts, or call "
                 "Session.run_batches"
             )
-        example = None if type(values[0]) is np.ndarray else values[0]
-        return Request(shapes, sizes, capacity, samples, arrays, example)
+        return Request(shapes, capacity, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
 
-    def _find_sizes(self, shapes: Shapes, samples: int) -> tuple[int, ...]:
+    def _find_sizes(self, shapes: Shapes) -> tuple[int, ...]:
         """Return the sizes that batches of these samples run at: as few as go, as each needs a context and CUDA graphs.
 
         Raises:
@@ -363,10 +356,8 @@ class Batcher:
             if sizes and sizes[-1] >= self.max_batch:
                 break
         if not sizes:
-            self._signature.profile([(samples, *shape) for shape in shapes])  # says why
-        if len(self._sizes_of) >= _REMEMBERED:
-            self._sizes_of.clear()
-        return self._sizes_of.setdefault(shapes, tuple(sizes))
+            self._signature.profile([(self._sizes[0], *shape) for shape in shapes])  # says why
+        return tuple(sizes)
 
     def _enter(self, request: Request, timeout: float | None, *, holds_up: bool) -> None:
         """Put a request into a batch; with `holds_up`, when that needs no batch beyond those that may wait.
@@ -376,34 +367,34 @@ class Batcher:
             DeviceError: this is closed.
         """
         check_timeout(timeout)
+
+        def room() -> Batch | bool | None:
+            return self._closing or self._joinable(request) or len(self._waiting) < self._max_queue
+
         with self._ready:
-            request.accepted = now = time.monotonic()
-            while (batch := self._joinable(request)) is None and not self._closing:
-                if not holds_up or len(self._waiting) < self._max_queue:
-                    break
-                left = request.accepted - now + (threading.TIMEOUT_MAX if timeout is None else timeout)
-                if left <= 0:
+            request.accepted = time.monotonic()
+            if holds_up and not room():
+                self._held_up += 1
+                self._ready.notify()  # the oldest batch is due now
+                try:
+                    found = self._room.wait_for(room, None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+                finally:
+                    self._held_up -= 1
+                if not found:
                     raise Busy(
                         f"no room in {timeout:.3g} s: {self._max_queue} batches wait already (max_queue); call less often, "
                         "wait longer, or make the batcher with more"
                     )
-                self._held_up += 1
-                self._ready.notify()  # the oldest batch is due now
-                try:
-                    self._room.wait(min(left, threading.TIMEOUT_MAX))
-                finally:
-                    self._held_up -= 1
-                now = time.monotonic()
             if self._closing:
                 raise DeviceError(CLOSED)
-            if batch is None:
+            if (batch := self._joinable(request)) is None:
                 if request.shapes in self._open:
                     self._seal(self._open[request.shapes], full=True)
                 try:
                     self._workers.submit(self._serve)
                 except RuntimeError as error:  # Python ends
                     raise DeviceError(f"no thread for this batch ({error}): use Session.run") from None
-                batch = self._open[request.shapes] = Batch(request.shapes, now)
+                batch = self._open[request.shapes] = Batch(request.shapes, time.monotonic())
                 self._waiting.append(batch)
             batch.requests.append(request)
             batch.samples += request.samples
@@ -444,14 +435,12 @@ class Batcher:
             requests = [request for request in batch.requests if request.starts()]
             if requests:
                 self._run(batch, requests)
-            results = [
-                (item.future, item.results(self._session.outputs)) for item in requests if item.future is not None
-            ]
+            results = [(item.future, item.results()) for item in requests if item.future is not None]
             for future, result in results:
                 future.set_result(result)
         except BaseException as error:  # whatever it is, no caller may wait forever
             for request in batch.requests:
-                request.fail(_own(error))
+                request.fail(error)
         finally:
             _tell(batch.requests)
 
@@ -465,29 +454,27 @@ class Batcher:
             self._full += batch.full
             self._waited += sum(waits)
             self._longest = max(self._longest, *waits)
-        samples = 0
-        for request in requests:
-            request.first = samples
-            samples += request.samples
-        size = next(size for size in requests[0].sizes if size >= samples)
+        samples = sum(request.samples for request in requests)
+        size = next(size for size in self._sizes_of(batch.shapes) if size >= samples)
         arrays = self._arrays(batch.shapes, size)
+        stops = list(itertools.accumulate(request.samples for request in requests))
+        parts = list(zip(requests, (0, *stops), stops))
         rows = []  # of samples that are copied in one stretch, without the GIL
         for index, target in enumerate(arrays.values()):
-            for request in requests:
-                source, first = request.arrays[index], request.first
+            for request, first, stop in parts:
+                source = request.arrays[index]
                 if available() and source.flags.c_contiguous:
                     rows.append(copying(start(target) + first * target.strides[0], start(source), source.nbytes))
                 else:
-                    target[first : first + request.samples] = source
+                    target[first:stop] = source
         if rows:
             Stretch(rows).run()
         for array in arrays.values() if size > samples else ():
             array[samples:] = array[samples - 1]
         outputs = self._session.run(arrays)
         for info in self._session.outputs:
-            share(outputs[info.name], info, size, 0, size)  # refuses what can't be divided
-        for request in requests:
-            request.outputs, request.size = outputs, size
+            for request, first, stop in parts:
+                request.rows[info.name] = share(outputs[info.name], info, size, first, stop)
 
     def _arrays(self, shapes: Shapes, samples: int) -> dict[str, Array]:
         """Return arrays of so many samples, at the start of this thread's page-locked memory, which only grows. The same
@@ -513,18 +500,18 @@ class Batcher:
         return arrays
 
 
-def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor], infos: Iterable[TensorInfo]) -> None:
-    """Raise UsageError unless the first axis of every input can be the batch, and that of `infos` in every output."""
-    if not inputs:
+def _check_axes(session: Session) -> None:
+    """Raise UsageError unless the first axis of every input can be the batch, and some axis of every output."""
+    signature = session._signature
+    if not signature.inputs:
         raise UsageError("the engine has no inputs: there is nothing to put together; call Session.run")
-    batch = inputs[0].shape[0] if inputs[0].shape else -1
-    axes = {info.name: info.batch_axis for info in infos}
-    for role, tensors in (("input", inputs), ("output", outputs)):
-        for tensor in tensors:
-            axis = axes[tensor.name]
+    batch = signature.inputs[0].shape[0] if signature.inputs[0].shape else -1
+    for tensors, infos in ((signature.inputs, session.inputs), (signature.outputs, session.outputs)):
+        for tensor, axis in zip(tensors, (info.batch_axis for info in infos)):
             size = tensor.shape[axis] if axis is not None and axis < len(tensor.shape) else 0
+            role, odd = ("input", axis) if tensors is signature.inputs else ("output", False)
             fits = size == batch or (role == "output" and size > 0 < batch and size % batch == 0)
-            if tensor.on_host or not fits or (role == "input" and axis):
+            if tensor.on_host or odd or not fits:
                 raise UsageError(
                     f"{role} {tensor.name!r} has shape {x(tensor.shape)}, and its first axis isn't a batch of "
                     f"{'any size' if batch == -1 else batch}: requests can't be put together; call Session.run"
@@ -548,14 +535,6 @@ def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
-
-
-def _own(error: BaseException) -> BaseException:
-    """Return an error for one caller alone, where it can be copied: raising one changes its traceback."""
-    try:
-        return copy.copy(error).with_traceback(error.__traceback__)
-    except Exception:
-        return error
 
 
 def _bytes(array: Array) -> memoryview:
