@@ -156,16 +156,38 @@ def run(request: RunRequest) -> RunResult:
             from trtopt.graph.output_kinds import stated  # loads onnx, which an engine doesn't need
 
             session.kinds |= {name: str(kind) for name, kind in stated(request.output_kind, session.outputs).items()}
-        result = (_run_arrays if request.images is None else _run_images)(session, request, folder)
-    if request.top != RunRequest.top and not result.ranked:
+        files = _files(folder, session, request.images is not None)
+        parts, milliseconds, images, skipped = (_run_arrays if request.images is None else _run_images)(
+            session, request
+        )
+        outputs = joined(parts, session.outputs)
+        ranked = _ranked(session, outputs, request.top, images)
+        summaries, written = _kept(outputs, files), list(files.values())
+        if folder is not None and images:
+            written.append(folder / _LISTS[bool(ranked)])
+            write_json(written[-1], [asdict(item) for item in ranked] or images)
+    if request.top != RunRequest.top and not ranked:
         request.reporter.warn("`top=` has no effect: no output scores classes")
-    return result
+    return RunResult(
+        session.engine,
+        session.backend,
+        summaries,
+        ranked,
+        tuple(skipped),
+        tuple(written),
+        tuple(milliseconds),
+        tuple(images),
+        outputs,
+    )
+
+
+_Ran = tuple[list[dict[str, Array]], list[float], list[str], list[Skipped]]  # outputs, times, images, those left out
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------
 
 
-def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
+def _run_arrays(session: Session, request: RunRequest) -> _Ran:
     option = "data" if request.input is None else "input"
     parts = _parts(getattr(request, option), session.inputs, f"`{option}=`", request.limit)
     infos = {info.name: info for info in session.inputs}
@@ -177,7 +199,6 @@ def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> R
             raise UsageError(f"`{option}=`: {', '.join(wrong)}; the engine takes {takes}")
         for name, info in infos.items():
             part[name] = _fitting(part[name], info, f"`{option}=`: {name!r}", request.reporter)
-    files = _files(folder, session)
     each_call = calls(
         _together(parts, session.inputs), session.inputs, session.outputs, session.profiles, limit=request.limit
     )
@@ -187,7 +208,7 @@ def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> R
         for result in _called(session, each_call, milliseconds):
             results.append(result)
             phase.advance()
-    return _result(session, request, folder, files, results, milliseconds)
+    return results, milliseconds, [], []
 
 
 def _called(session: Session, given: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
@@ -296,12 +317,8 @@ def _together(parts: Sequence[dict[str, Array]], inputs: Sequence[TensorInfo]) -
 # Images --------------------------------------------------------------------------------------------------------------
 
 
-def _run_images(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
+def _run_images(session: Session, request: RunRequest) -> _Ran:
     items, reporter = _listed(request.images)[: request.limit], request.reporter
-    files = _files(folder, session)
-    if folder is not None:
-        for name in _LISTS:
-            check_writable(folder / name)
     parts: list[dict[str, Array]] = []
     names: list[str] = []
     skipped_images: list[Skipped] = []
@@ -330,7 +347,7 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
     if not names:
         some = "; ".join(f"{item.name}: {item.reason}" for item in skipped_images[:3])
         raise DataError(f"none of the {len(items)} images can be used ({some})")
-    return _result(session, request, folder, files, parts, milliseconds, names, skipped_images)
+    return parts, milliseconds, names, skipped_images
 
 
 def _listed(images: Any) -> list[Any]:
@@ -360,37 +377,7 @@ def _prepared(prepare: Preprocess, item: Any, number: int) -> Array | str:
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-def _result(
-    session: Session,
-    request: RunRequest,
-    folder: Path | None,
-    files: Mapping[str, Path],
-    parts: Iterable[Mapping[str, Array]],
-    milliseconds: Sequence[float],
-    images: Sequence[str] = (),
-    skipped: Sequence[Skipped] = (),
-) -> RunResult:
-    """Join what all calls gave, and write it into the folder."""
-    outputs = joined(parts, session.outputs)
-    ranked = _ranked(session, outputs, request.top, images)
-    summaries, written = _kept(outputs, files), list(files.values())
-    if folder is not None and images:
-        written.append(folder / _LISTS[bool(ranked)])
-        write_json(written[-1], [asdict(item) for item in ranked] or images)
-    return RunResult(
-        session.engine,
-        session.backend,
-        summaries,
-        ranked,
-        tuple(skipped),
-        tuple(written),
-        tuple(milliseconds),
-        tuple(images),
-        outputs,
-    )
-
-
-def _files(folder: Path | None, session: Session) -> dict[str, Path]:
+def _files(folder: Path | None, session: Session, images: bool) -> dict[str, Path]:
     """Choose where each output goes, checked before anything is run. Names may hold slashes, which paths can't."""
     files: dict[str, Path] = {}
     if folder is None:
@@ -400,7 +387,8 @@ def _files(folder: Path | None, session: Session) -> dict[str, Path]:
         while folder / f"{stem}.npy" in files.values():
             stem += "_"
         files[name] = folder / f"{stem}.npy"
-        check_writable(files[name])
+    for path in (*files.values(), *(folder / name for name in _LISTS if images)):
+        check_writable(path)
     return files
 
 
