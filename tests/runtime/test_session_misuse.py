@@ -457,7 +457,7 @@ def test_a_plan_without_a_manifest_is_loaded_only_if_trusted(cuda: FakeCuda, ope
         check_run(open_session(engine, **trusted), inputs_of(2))
 
 
-def test_a_bound_call_is_refused_after_a_fork(cuda: FakeCuda, open_session: Open) -> None:
+def test_calls_are_refused_after_a_fork(cuda: FakeCuda, open_session: Open) -> None:
     """Really forked: nothing may reach the GPU from there, and a lock that a lost thread had must not hang it."""
     with open_session(adding_engine(cuda)) as session, session.bind(inputs_of(2)) as step:
         step()
@@ -465,12 +465,12 @@ def test_a_bound_call_is_refused_after_a_fork(cuda: FakeCuda, open_session: Open
         here, there = context.Pipe()
 
         def child() -> None:
-            before = len(cuda.calls)
-            try:
-                step()
-                said = "it ran"
-            except DeviceError as error:
-                said = str(error)
+            before, said = len(cuda.calls), []
+            for call in (step, lambda: session.run(inputs_of(2)), lambda: session.submit(inputs_of(2))):
+                with pytest.raises(DeviceError) as refused:
+                    call()
+                said.append(str(refused.value))
+            session.close()
             there.send((said, cuda.calls[before:]))
 
         with step._lock:  # as another thread in a call would have it
@@ -479,8 +479,8 @@ def test_a_bound_call_is_refused_after_a_fork(cuda: FakeCuda, open_session: Open
         assert here.poll(30), "the child hangs"
         said, calls = here.recv()
         process.join(30)
-        assert "before the process forked" in said
-        assert "'spawn'" in said
+        assert len(said) == 3
+        assert all("before the process forked" in text and "'spawn'" in text for text in said)
         assert calls == []
         step()
 

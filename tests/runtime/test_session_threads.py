@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import os
 import sys
 import threading
 import time
@@ -105,15 +104,15 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
     with open_session(adding_engine(cuda), contexts=1) as session:
         check_run(session, inputs_of(4))
         slot = session._slots._free[0][0]
-        finish = type(slot)._finish
+        finish = type(slot).finish
 
         def stopped(self: Any, *arguments: Any) -> Any:
             raise Stop
 
-        monkeypatch.setattr(type(slot), "_finish", stopped)
+        monkeypatch.setattr(type(slot), "finish", stopped)
         with pytest.raises(Stop):
             session.run(inputs_of(4))
-        monkeypatch.setattr(type(slot), "_finish", finish)
+        monkeypatch.setattr(type(slot), "finish", finish)
         for seed in range(3):
             check_run(session, inputs_of(4, seed))
 
@@ -283,17 +282,6 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
     closer.join(10)
     assert not closer.is_alive(), "it waits for the context that the bound call has"
     assert cuda.live == 0
-
-
-def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        check_run(session, inputs_of(1))
-        parent = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-        for call in (session.run, session.submit):
-            with pytest.raises(DeviceError, match=r"forked.*'spawn'"):
-                call(inputs_of(1))
-        monkeypatch.undo()
 
 
 # Python's GIL ----------------------------------------------------------------------------------------------------

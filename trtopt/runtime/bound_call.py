@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import DeviceError, UsageError
-from trtopt.cuda.arrays import View, like, like_host, start
+from trtopt.cuda.arrays import LEGACY, View, start
 from trtopt.cuda.device import after_capture
+from trtopt.cuda.memory import Block
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import STAGED, Source
-from trtopt.runtime.slot import Copy, Slot, check_shape, read_on, wanted_on_host
+from trtopt.runtime.slot import Copy, Slot, read_on
 from trtopt.runtime.stretch import Stretch, copying
 
 
@@ -46,7 +46,6 @@ class BoundCall:
         self._call, self._references, self._lock = call, references, threading.Lock()
         self._finalizer = weakref.finalize(self, after_capture, release)
         self._finalizer.atexit = False
-        _bound.add(self)
 
     def __call__(self) -> Mapping[str, Any]:
         """Infer once, on what the input arrays hold now.
@@ -67,6 +66,10 @@ class BoundCall:
         with self._lock:
             self._call, self._references = _closed, None
         self._finalizer()
+
+    def refuse_in_child(self) -> None:
+        """Refuse calls from a fork on, so that they needn't ask where they are."""
+        self._call, self._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
 
     def __enter__(self) -> BoundCall:
         return self
@@ -103,57 +106,29 @@ def prepare_call(
     own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
-    location_list: list[int] = []
-    copies_in: list[Copy] = []
-    makers = set[int]()  # streams that may make the arrays
-    for tensor, source, staging in zip(slot.signature.inputs, arrays, bound_context.staging):
-        if isinstance(source, View):
-            if tensor.on_host:
-                raise wanted_on_host(tensor)
-            makers |= {1, source.stream or 1}
-            slot.order(source, own)
-            location_list.append(source.address)
-        elif not tensor.on_host and (pinned := slot.pinned_at(source)):
-            location_list.append(-pinned)
-        else:
-            copies_in.append((staging, source))
-            location_list.append(STAGED)
-    results: dict[str, Any] = {}
+    makers = {number for array in arrays if isinstance(array, View) for number in (LEGACY, array.stream or LEGACY)}
+    location_list = slot.locate(bound_context, arrays, own, least=0)
+    pairs = zip(bound_context.staging, arrays, location_list)
+    copies_in = [(staging, array) for staging, array, at in pairs if at == STAGED and isinstance(array, np.ndarray)]
+    targets = slot.targets(bound_context, out, bool(makers), own)
     copies_out: list[Copy] = []
-    on_gpu = View in map(type, arrays)
-    for tensor, shape, size, landing in zip(
-        slot.signature.outputs, bound_context.outputs, bound_context.sizes, bound_context.landing
-    ):
-        assert shape is not None
-        assert landing is not None
-        out_array = out.get(tensor.name) if out else None
-        if out_array is not None:
-            check_shape(tensor, out_array, shape)
-        if isinstance(out_array, View):
-            slot.order(out_array, own)
-            location_list.append(out_array.address)
-            results[tensor.name] = out_array.owner
-        elif out_array is None and on_gpu and not tensor.on_host:
-            block = slot.blocks.take(size, own)
-            location_list.append(block.address)
-            if stream is not None:
-                block.streams.add(stream)
-            value: Any = slot.wrap(tensor, block, shape, None)
-            results[tensor.name] = value if example is None else like(example, value)
-        else:
+    for target, landing in zip(targets, bound_context.landing):
+        if isinstance(target, np.ndarray):
+            assert landing is not None
+            copies_out.append((target, landing))
             location_list.append(STAGED)
-            array = np.empty(shape, tensor.dtype) if out_array is None else out_array
-            copies_out.append((array, landing))
-            results[tensor.name] = array if example is None or out_array is not None else like_host(example, array)
-    for target, source in copies_in:
-        np.copyto(target, source)
+        else:
+            assert target is not None
+            location_list.append(target.address)
+            if isinstance(target, Block) and stream is not None:
+                target.streams.add(stream)
     locations = tuple(location_list)
 
     def enqueue() -> None:
         slot.contexts.enqueue(bound_context, arrays, locations, own)
 
     enqueue()  # TensorRT wants one before a capture
-    slot.device.cuda("cudaStreamSynchronize", raw)
+    results = slot.finish(bound_context, targets, out, raw, own, True, example)
     graph, note = slot.contexts.captured(bound_context, arrays, locations)
     other_streams = tuple(makers - {own}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
@@ -191,20 +166,8 @@ def _closed() -> None:
     raise DeviceError("this bound call is closed, or its session is; bind the arrays again")
 
 
-_bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
-
-
 def _forked() -> None:
     raise DeviceError(
         "this call was bound before the process forked, and its session doesn't survive that: open one in the child, or start "
         "workers with multiprocessing's 'spawn'"
     )
-
-
-def _refuse_in_child() -> None:
-    """Refuse calls from the fork on, so that they needn't ask where they are."""
-    for bound_call in tuple(_bound):
-        bound_call._call, bound_call._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
-
-
-os.register_at_fork(after_in_child=_refuse_in_child)

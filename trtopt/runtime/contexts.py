@@ -36,9 +36,9 @@ STAGED, RESIDENT = 0, -1
 
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
-_REMEMBERED = 64  # shapes and locations seen once
+REMEMBERED = 64  # shapes and locations seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
-_GRAPHS = 4  # for each shape, on average
+GRAPHS = 4  # for each shape, on average
 # Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done
 # concurrently, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 deadlocked, one thread in a context's first run
 # and one making another context.
@@ -139,7 +139,8 @@ class ContextCache:
         self.allocated: dict[str, Shape] = {}
         self._recent_keys: OrderedDict[Key, None] = OrderedDict()
         self._contexts: dict[Key, BoundContext] = {}
-        self._most_contexts, self._most_graphs = graphs, _GRAPHS * graphs
+        self._most_contexts, self._most_graphs = graphs, GRAPHS * graphs
+        self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
         with _SLOWLY:
@@ -173,10 +174,11 @@ class ContextCache:
         again = key in self._recent_keys or not self._signature.dynamic
         self._recent_keys[key] = None
         self._recent_keys.move_to_end(key)
-        if len(self._recent_keys) > _REMEMBERED:
+        if len(self._recent_keys) > REMEMBERED:
             self._recent_keys.popitem(last=False)
         cached = [(item.last_use, self._contexts, key) for key, item in self._contexts.items()]
-        if again and self._shares and self._makes_room(self._most_contexts, cached):
+        may_stay = again and self._shares and self._most_contexts
+        if may_stay and self._makes_room(self._most_contexts, cached):
             bound_context, self._fallback = self._fallback, None
             if bound_context is None or bound_context.key not in (key, None):  # the fallback serves another shape
                 bound_context, self._fallback = self._context(), bound_context
@@ -195,14 +197,11 @@ class ContextCache:
         Args:
             kept: for each the number of the call that used it last, the dict that it is in, and its key there.
         """
-        if len(kept) < most:
-            return True
-        if not kept:
-            return False
-        last_call, cache, key = min(kept, key=lambda item: item[0])
-        if self.calls - last_call < _LATELY * most:
-            return False
-        self._evict(cache, key)
+        if len(kept) >= most:
+            last_call, cache, key = min(kept, key=lambda item: item[0])
+            if self.calls - last_call < _LATELY * most:
+                return False
+            self._evict(cache, key)
         return True
 
     def _evict(self, cache: dict[Any, Any], key: Any) -> None:
@@ -218,6 +217,7 @@ class ContextCache:
 
     def _forget(self, bound_context: BoundContext) -> None:
         """Free a context's graphs."""
+        self._full = 0
         self.recalled.clear()
         for replay in bound_context.graphs.values():
             if replay is not None:
@@ -359,25 +359,6 @@ class ContextCache:
         contexts = (*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else []))
         return sum(replay is not None for bound_context in contexts for replay in list(bound_context.graphs.values()))
 
-    def remember(
-        self,
-        key: Any,
-        bound_context: BoundContext,
-        streams: tuple[int, ...],
-        addresses: Locations,
-        replay: tuple[Replay, tuple[Stretch, Stretch] | None],
-    ) -> None:
-        """A call with that key and with the results at `addresses` was this replay."""
-        if key not in self.recalled and len(self.recalled) >= max(_REMEMBERED, self._most_graphs):
-            self.recalled.clear()
-        call = self.recalled.setdefault(key, Recalled(bound_context, streams, bound_context.sizes if addresses else ()))
-        call.replays[addresses] = replay
-
-    def again(self, call: Recalled, replay: Replay) -> None:
-        """Such a call comes again."""
-        self.calls += 1
-        call.bound.last_use = replay.last_use = self.calls
-
     # Launching -----------------------------------------------------------------------------------------------------
 
     def enqueue(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
@@ -448,7 +429,7 @@ class ContextCache:
                         f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
                         "over what it still reads; give an array of its own"
                     )
-        if len(bound_context.separate) > _REMEMBERED:
+        if len(bound_context.separate) > REMEMBERED:
             bound_context.separate.clear()
         bound_context.separate.add(locations)
 
@@ -468,7 +449,7 @@ class ContextCache:
         foreign = any(location > 0 or location < RESIDENT for location in locations)
         if not foreign or locations in bound_context.recent_locations:
             return bound_context is not self._fallback or not self._shares
-        if len(bound_context.recent_locations) > _REMEMBERED:
+        if len(bound_context.recent_locations) > REMEMBERED:
             bound_context.recent_locations.clear()
         bound_context.recent_locations.add(locations)
         return False
@@ -478,7 +459,8 @@ class ContextCache:
         if (earlier_replay := bound_context.graphs.get(locations)) is not None:
             earlier_replay.last_use = self.calls
             return earlier_replay
-        if locations in bound_context.graphs or not self._worth(bound_context, locations):
+        full = self.calls < self._full
+        if full or locations in bound_context.graphs or not self._worth(bound_context, locations):
             return None
         cached = [
             (replay.last_use, other.graphs, key)
@@ -487,6 +469,7 @@ class ContextCache:
             if replay is not None
         ]
         if not self._makes_room(self._most_graphs, cached):
+            self._full = min(last_call for last_call, *_ in cached) + _LATELY * self._most_graphs
             return None
         graph, note = self.captured(bound_context, arrays, locations)
         if graph is None:

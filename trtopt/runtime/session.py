@@ -193,7 +193,7 @@ class Session:
                 "runs a graph, which has its own" if backend == "onnxruntime" else f"{self.engine.name} has no manifest"
             )
             raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {what}")
-        self._process, self._forked = os.getpid(), False
+        self._forked = False
         _opened.add(self)
         self._queue, self._places = queue, threading.BoundedSemaphore(queue)
         self._gpus: list[GpuEngine] = []
@@ -472,9 +472,11 @@ class Session:
         self._alive()
         if not self._gpus:
             outputs = self.run(inputs, out=out, stream=stream, timeout=timeout)
-            return BoundCall(
+            bound_call = BoundCall(
                 lambda: self.run(inputs, out=outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
             )
+            self._bound.add(bound_call)
+            return bound_call
         self._signature.check_names(inputs)
         check_mapping("out", {} if out is None else out)
         handle = None if stream is None else stream_handle(stream)
@@ -496,7 +498,7 @@ class Session:
         except BaseException:
             self._slots.give(slot)
             raise
-        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (references, values, out), release)
+        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (self, references, values, out), release)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound_call)
@@ -760,7 +762,7 @@ class Session:
                 return
             self._closing = True
             bound_calls = tuple(self._bound)
-        if os.getpid() != self._process:
+        if self._forked:
             return
         if self._workers is not None:
             inside = threading.current_thread().name.startswith(_NAME)  # in a future's callback
@@ -796,7 +798,7 @@ class Session:
         self.close(finish=kind is None)
 
     def _alive(self) -> None:
-        if os.getpid() != self._process:
+        if self._forked:
             what = "CUDA doesn't survive that" if self._gpus else "ONNX Runtime's threads aren't in the child"
             raise DeviceError(
                 f"this session was opened before the process forked, and {what}: open it in the child, or start workers "
@@ -811,6 +813,8 @@ def _tell_child() -> None:
     """Mark sessions at the fork, so that calls needn't ask where they are: that takes a system call."""
     for session in tuple(_opened):
         session._forked = True
+        for bound_call in tuple(getattr(session, "_bound", ())):
+            bound_call.refuse_in_child()
 
 
 os.register_at_fork(after_in_child=_tell_child)

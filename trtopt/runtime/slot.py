@@ -16,10 +16,21 @@ from numpy.typing import NDArray
 from trtopt.core.errors import UsageError
 from trtopt.core.values import x
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start, writable
-from trtopt.cuda.device import Device, Event, HostBuffer
+from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
-from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Locations, Replay, Source
+from trtopt.runtime.contexts import (
+    GRAPHS,
+    REMEMBERED,
+    RESIDENT,
+    STAGED,
+    BoundContext,
+    ContextCache,
+    Locations,
+    Recalled,
+    Replay,
+    Source,
+)
 from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Prepared, Row, Stretch, available, calling, copying, same
 from trtopt.trt.plans import LoadedEngine
 
@@ -42,7 +53,9 @@ class Slot:
         self.device, self.signature = device, signature
         self._cuda = device.cuda
         kinds = self._cuda.functions.cudaMemcpyKind
-        self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        self._to_gpu = kinds.cudaMemcpyHostToDevice
+        # Not of `self`: a result that is kept would keep the slot.
+        self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
         self.stream = device.stream()
         self.own, self._raw = self.stream.handle, self.stream.raw
         self._event = device.event(timing=False)
@@ -57,6 +70,7 @@ class Slot:
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.contexts = ContextCache(device, self.stream, engine, signature, memory, graphs=graphs, shares=shares)
+        self._most_recalled = max(REMEMBERED, GRAPHS * graphs)
         self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
@@ -169,7 +183,8 @@ class Slot:
         for array in (out or {}).values():
             if isinstance(array, View) and isinstance(array.owner, DeviceArray):
                 array.owner.written(None, None)
-        self.contexts.again(call, replay)
+        self.contexts.calls += 1
+        call.bound.last_use = replay.last_use = self.contexts.calls
         self.replays += 1
         if stretches is None or stretches[1].run():
             self.wait(self._raw, own)
@@ -220,7 +235,7 @@ class Slot:
             location_list += bound_context.staged
         else:
             waits = stream is None or min(location_list, default=1) <= STAGED
-            results = self._targets(bound_context, out, on_gpu, target)
+            results = self.targets(bound_context, out, on_gpu, target)
             for result in results:
                 location = STAGED if result is None or isinstance(result, np.ndarray) else result.address
                 waits = waits or location == STAGED
@@ -239,7 +254,7 @@ class Slot:
             self.contexts.enqueue(bound_context, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
-        return self._finish(bound_context, results, raw, target, waits, example)
+        return self.finish(bound_context, results, out, raw, target, waits, example)
 
     def _remember(
         self,
@@ -259,12 +274,16 @@ class Slot:
         streams = tuple((makers | {LEGACY} if addresses else makers) - {self.own})
         rows = self.work(replay.address, streams)
         stretches = (Stretch(rows[:-1]), Stretch(rows[-1:])) if rows else None
-        self.contexts.remember(key, bound_context, streams, addresses, (replay, stretches))
+        recalled = self.contexts.recalled
+        if key not in recalled and len(recalled) >= self._most_recalled:
+            recalled.clear()
+        call = recalled.setdefault(key, Recalled(bound_context, streams, bound_context.sizes if addresses else ()))
+        call.replays[addresses] = replay, stretches
 
-    def _targets(
+    def targets(
         self, bound_context: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
-        """Return where each result goes. None: an array in host memory, still to be made."""
+        """Return where each result goes. None: an array in host memory whose shape isn't known yet."""
         results: list[Block | Source | None] = []
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
             out_array = out.get(tensor.name) if out else None
@@ -280,15 +299,16 @@ class Slot:
             elif on_gpu and shape is not None and not tensor.on_host:
                 results.append(self.blocks.take(size, target))
             else:
-                results.append(None)
+                results.append(None if shape is None else np.empty(shape, tensor.dtype))
             if isinstance(out_array, View):
                 self.order(out_array, target)
         return results
 
-    def _finish(
+    def finish(
         self,
         bound_context: BoundContext,
         results: Sequence[Block | Source | None],
+        out: Mapping[str, Source] | None,
         raw: Any,
         target: int,
         waits: bool,
@@ -317,7 +337,7 @@ class Slot:
                         check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
-                value = value if example is None or result is not None else like_host(example, value)
+                value = value if example is None or (out and tensor.name in out) else like_host(example, value)
             outputs[tensor.name] = value
         if free is not None:
             self._cuda("cudaEventRecord", self._event.raw, free)
@@ -353,9 +373,11 @@ class Slot:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
             self._behind = None
 
-    def locate(self, bound_context: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
+    def locate(
+        self, bound_context: BoundContext, arrays: Sequence[Source], target: int, least: int = PINNED
+    ) -> list[int]:
         """Copy inputs into pinned memory where they must be there; for each its address on the GPU, `STAGED`, or minus its
-        address in pinned memory of the caller's."""
+        address in pinned memory of the caller's, which is asked for from `least` bytes on."""
         locations: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound_context.staging):
             if isinstance(array, View):
@@ -364,7 +386,7 @@ class Slot:
                 if array.stream is not None or array.ordinal != self._ordinal:
                     self.order(array, target)
                 locations.append(array.address)
-            elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
+            elif not tensor.on_host and array.nbytes >= least and (address := self.pinned_at(array)):
                 locations.append(-address)
             else:
                 np.copyto(staging, array)
@@ -424,12 +446,6 @@ class Slot:
         self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
     def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
-        event = None if stream is None else self._ready(block.address, stream)
-        cuda, to_host = self._cuda, self._to_host
-
-        def fetch(target: NDArray[Any], address: int) -> None:
-            cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
-
         return DeviceArray(
             block.address,
             shape,
@@ -437,8 +453,8 @@ class Slot:
             self._ordinal,
             block,
             stream=stream,
-            ready=event,
-            copy_to_host=fetch,
+            ready=None if stream is None else self._ready(block.address, stream),
+            copy_to_host=self._fetch,
             streams=block.streams,
         )
 
@@ -460,6 +476,10 @@ class Slot:
             self.contexts.close()
             self._event.free()
             self.stream.free()
+
+
+def _fetch(cuda: Cuda, to_host: Any, target: NDArray[Any], address: int) -> None:
+    cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
 
 
 def _follow_default(device: Device, event: Event, stream: int) -> None:
