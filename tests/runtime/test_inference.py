@@ -13,13 +13,13 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from world import Heard, World, has
 
 import trtopt
 from trtopt.core.errors import DataError, OutputError, UsageError
 from trtopt.core.values import ShapeRange
 from trtopt.data.preprocess import Preprocess
-from trtopt.recipes.loader import load_recipe
 from trtopt.runtime.inference import run
 from trtopt.runtime.session import Session
 
@@ -159,22 +159,6 @@ def test_wrong_arrays_are_refused(world: World, two: Path) -> None:
     has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images: it has 2 inputs", "--data")
 
 
-def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
-    names = list(load_recipe("efficientnet-lite0").labelled_files()[:3])
-    few = run(lite0 / "fp16.engine", images=names, backend="onnxruntime")
-    samples = np.zeros((35, 3, 224, 224), np.float32)
-    samples[34] = 0.5
-    found = run(lite0 / "fp16.engine", input=samples, backend="onnxruntime", top=2)
-    assert found.arrays["logits"].shape == (35, 1000)
-    assert len(found.milliseconds) == 2
-    np.testing.assert_allclose(found.arrays["logits"][0], found.arrays["logits"][33], atol=1e-3)
-    assert not np.allclose(found.arrays["logits"][34], found.arrays["logits"][0], atol=1e-2)
-    assert [item.sample for item in found.ranked] == [f"sample {number}" for number in range(8)]
-    assert found.ranked[0].predictions[0].name
-    assert len(found.ranked[0].predictions) == 2
-    assert [item.predictions[0].index for item in few.ranked] == [243, 559, 438]
-
-
 # Where samples lie ------------------------------------------------------------------------------------------------------
 
 
@@ -299,46 +283,6 @@ def test_the_profile_that_takes_the_samples_says_how_many_at_a_time(tmp_path: Pa
     assert len(run(model, data=_values(9, 8), backend="onnxruntime").milliseconds) == 3  # 6, 2, 1
 
 
-def test_samples_that_the_table_leaves_out_are_counted(world: World, lite0: Path) -> None:
-    for count, said in ((11, True), (8, False)):
-        np.save(world.folder / "x.npy", np.zeros((count, 3, 224, 224), np.float32))
-        shown = world.run("run", lite0 / "fp16.engine", "--input", world.folder / "x.npy", *ORT).out
-        assert ("3 more samples: -o DIR writes" in shown) == ("more samples" in shown) == said
-
-
-def test_photos_get_names_and_bad_ones_are_told(world: World, lite0: Path) -> None:
-    labelled = load_recipe("efficientnet-lite0").labelled_files()
-    for number in (17, 4):
-        (world.folder / "mine").mkdir(exist_ok=True)
-        (world.folder / f"mine/{number}.jpg").write_bytes(labelled[number].read_bytes())
-    good = world.run("run", lite0 / "int8.engine", "--images", world.folder / "mine", "-o", world.output, *ORT)
-    assert good.status == 0, good
-    has(good.out, "bald eagle", "strawberry", "onnxruntime, 1 call", "predictions.json")
-    written = json.loads((world.output / "predictions.json").read_bytes())
-    assert [item["predictions"][0]["index"] for item in written] == [22, 949]  # 17.jpg, 4.jpg: by name
-    assert set(world.contents()) == {"logits.npy", "predictions.json"}
-    assert np.load(world.output / "logits.npy").argmax(-1).tolist() == [22, 949]
-    (world.folder / "mine/bad.jpg").write_bytes(b"not an image")
-    mixed = world.run(
-        "run", lite0 / "int8.engine", "--images", world.folder / "mine", world.folder / "absent.png", "--top", 1, *ORT
-    )
-    assert mixed.status == 1
-    has(mixed.out, "bald eagle", "strawberry", "not run: ", "bad.jpg: isn't an image", "absent.png: can't be read")
-    as_json = world.run("run", lite0 / "int8.engine", "--images", world.folder / "mine", *ORT, "--json")
-    assert as_json.status == 1
-    assert len(json.loads(as_json.out)["ranked"]) == 2
-    assert len(json.loads(as_json.out)["skipped"]) == 1
-
-
-def test_no_usable_image_is_an_error(lite0: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none of the 2 images can be used \(image 0: isn't an image"):
-        run(lite0 / "fp16.engine", images=[b"no", tmp_path / "absent.jpg"], backend="onnxruntime")
-    with pytest.raises(UsageError, match="there is no image in"):
-        run(lite0 / "fp16.engine", images=tmp_path, backend="onnxruntime")
-    with pytest.raises(UsageError, match="gives no image"):
-        run(lite0 / "fp16.engine", images=[], backend="onnxruntime")
-
-
 @pytest.mark.parametrize("given", [3.5, object(), [object()], b"ab", [None]])
 def test_what_is_no_array_is_refused_by_name(two: Path, given: object) -> None:
     with pytest.raises(UsageError, match=r"`input=` holds \w+; an array, a file, a mapping of input names"):
@@ -427,6 +371,42 @@ def test_classes_of_images_are_written_beside_their_scores(pictures: Any, tmp_pa
         run(model, images=PIXELS, backend="onnxruntime", classes=["a", "b"])
     with pytest.raises(UsageError, match="there is no output 'z'"):
         run(model, images=PIXELS, backend="onnxruntime", output_kind={"z": "other"})
+
+
+def test_what_the_table_shows_of_samples_and_of_photos(world: World, pictures: Any) -> None:
+    (world.folder / "names.txt").write_text("red\ngreen\nblue\n")
+    command, folder = ("run", classifier(pictures), *ORT, "--classes", world.folder / "names.txt"), world.folder / "mine"
+    for count, said in ((11, True), (8, False)):
+        np.save(world.folder / "x.npy", np.zeros((count, 3, 4, 4), np.float32))
+        shown = world.run(*command, "--data", world.folder / "x.npy").out
+        assert ("3 more samples: -o DIR writes" in shown) == ("more samples" in shown) == said
+    folder.mkdir()
+    for name, colour in (("17", "red"), ("4", "blue")):
+        Image.new("RGB", (8, 8), colour).save(folder / f"{name}.png")
+    good = world.run(*command, "--images", folder, "-o", world.output)
+    assert good.status == 0, good
+    has(good.out, "red", "blue", "onnxruntime, 1 call", "predictions.json")
+    written = json.loads((world.output / "predictions.json").read_bytes())
+    assert [item["predictions"][0]["name"] for item in written] == ["red", "blue"]  # 17.png, 4.png: by name
+    assert set(world.contents()) == {"y.npy", "predictions.json"}
+    (folder / "bad.jpg").write_bytes(b"not an image")
+    mixed = world.run(*command, "--images", folder, world.folder / "absent.png", "--top", 1)
+    assert mixed.status == 1
+    has(mixed.out, "red", "blue", "not run: ", "bad.jpg: isn't an image", "absent.png: can't be read")
+    as_json = world.run(*command, "--images", folder, "--json")
+    assert as_json.status == 1
+    assert [len(json.loads(as_json.out)[part]) for part in ("ranked", "skipped")] == [2, 1]
+
+
+def test_no_usable_image_is_an_error(pictures: Any, tmp_path: Path) -> None:
+    model = classifier(pictures)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"none of the 2 images can be used \(image 0: isn't an image"):
+        run(model, images=[b"no", tmp_path / "absent.jpg"], backend="onnxruntime")
+    with pytest.raises(UsageError, match="there is no image in"):
+        run(model, images=tmp_path / "empty", backend="onnxruntime")
+    with pytest.raises(UsageError, match="gives no image"):
+        run(model, images=[], backend="onnxruntime")
 
 
 @pytest.mark.parametrize("name", ["images.json", "predictions.json"])
