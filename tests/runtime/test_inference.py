@@ -375,7 +375,10 @@ def test_classes_of_images_are_written_beside_their_scores(pictures: Any, tmp_pa
 
 def test_what_the_table_shows_of_samples_and_of_photos(world: World, pictures: Any) -> None:
     (world.folder / "names.txt").write_text("red\ngreen\nblue\n")
-    command, folder = ("run", classifier(pictures), *ORT, "--classes", world.folder / "names.txt"), world.folder / "mine"
+    command, folder = (
+        ("run", classifier(pictures), *ORT, "--classes", world.folder / "names.txt"),
+        world.folder / "mine",
+    )
     for count, said in ((11, True), (8, False)):
         np.save(world.folder / "x.npy", np.zeros((count, 3, 4, 4), np.float32))
         shown = world.run(*command, "--data", world.folder / "x.npy").out
