@@ -139,6 +139,8 @@ def test_asyncio_runs_without_blocking_the_loop(cuda: FakeCuda, open_session: Op
             results = await asyncio.wait_for(asyncio.gather(*map(session.run_async, inputs)), 30)
             for given, result in zip(inputs, results):
                 np.testing.assert_array_equal(result["y"], given["x"] + given["row"])
+            wrong = asyncio.gather(*map(session.run_async, (inputs[0], inputs_of(9))), return_exceptions=True)
+            assert [type(item) for item in await asyncio.wait_for(wrong, 30)] == [dict, UsageError]
             with busy(session):
                 calls = [asyncio.ensure_future(session.run_async(inputs[0])) for _ in range(4)]
                 await asyncio.sleep(0.05)  # the loop turns though the queue is full
@@ -182,20 +184,6 @@ def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, 
         session.run(inputs_of(1))
 
 
-def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(adding_engine(cuda))
-    for _ in range(3):
-        check_run(session, inputs_of(3))
-    session.submit(inputs_of(2)).result(10)
-    assert cuda.live
-    del session
-    end = time.monotonic() + 10
-    while cuda.live and time.monotonic() < end:  # the worker thread lets go of its last call a little later
-        gc.collect()
-        time.sleep(0.01)
-    assert cuda.live == 0
-
-
 def test_a_session_without_close_goes_with_its_last_reference(cuda: FakeCuda, open_session: Open) -> None:
     session = open_session(adding_engine(cuda))
     check_run(session, inputs_of(3))
@@ -206,6 +194,14 @@ def test_a_session_without_close_goes_with_its_last_reference(cuda: FakeCuda, op
         assert cuda.live == 0, "it is in a cycle"
     finally:
         gc.enable()
+    session = open_session(adding_engine(cuda))
+    session.submit(inputs_of(2)).result(10)
+    del session
+    end = time.monotonic() + 10
+    while cuda.live and time.monotonic() < end:  # the worker thread lets go of its last call a little later
+        gc.collect()
+        time.sleep(0.01)
+    assert cuda.live == 0
 
 
 @pytest.mark.parametrize("what", ["session", "bound call"])
