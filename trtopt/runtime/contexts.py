@@ -201,19 +201,15 @@ class ContextCache:
             last_call, cache, key = min(kept, key=lambda item: item[0])
             if self.calls - last_call < _LATELY * most:
                 return False
-            self._evict(cache, key)
+            self._device.synchronize()  # it may still run, on a stream of the caller's too
+            self.recalled.clear()
+            item = cache.pop(key)
+            if isinstance(item, Replay):
+                item.graph.free()
+            else:
+                self._forget(item)
+            self.evictions += 1
         return True
-
-    def _evict(self, cache: dict[Any, Any], key: Any) -> None:
-        """Drop a context or a graph."""
-        self._device.synchronize()  # it may still run, on a stream of the caller's too
-        self.recalled.clear()
-        item = cache.pop(key)
-        if isinstance(item, Replay):
-            item.graph.free()
-        else:
-            self._forget(item)
-        self.evictions += 1
 
     def _forget(self, bound_context: BoundContext) -> None:
         """Free a context's graphs."""

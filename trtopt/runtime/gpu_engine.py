@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
@@ -15,7 +16,6 @@ from trtopt.engine.manifest import Manifest
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
 from trtopt.trt import plan_loader
-from trtopt.trt.compatibility import PlanOrigin
 from trtopt.trt.loader import Loader
 from trtopt.trt.plans import LoadedEngine, host_code_refused, plan_origin, unrecorded
 
@@ -48,15 +48,15 @@ def open_gpus(
     limit: int | None,
     trust: bool,
     trust_host_code: bool,
-    refitted: Callable[[bytes], bytes] | None = None,
-) -> tuple[str, list[GpuEngine]]:
-    """The family of TensorRT that runs the plan `engine`, and it on each GPU.
+    weights: str | os.PathLike[str] | None = None,
+    calib: str | os.PathLike[str] | None = None,
+) -> tuple[str, list[GpuEngine], Manifest | None, int]:
+    """Return the family of TensorRT that runs the plan `engine`, it on each GPU, what is known of it, and its bytes.
 
     Args:
         backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
-        trust: as of `Session`.
+        trust: as of `Session`; weights, calib, too: for an engine with a manifest.
         graphs, limit, trust_host_code: see `GpuEngine`.
-        refitted: gives the plan other weights; None: it keeps its own.
 
     Raises:
         UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
@@ -69,23 +69,39 @@ def open_gpus(
         if not trust:
             raise unrecorded(engine.name)
     else:
-        _check_made(manifest.origin, generation, engine)
+        made = f"{engine} was built by {manifest.origin}, here is {generation}"
+        if manifest.origin.product != generation.product:
+            raise EngineMismatch(f"{made}: build it again here, or install that one")
+        if why := generation.unread(manifest.origin):
+            raise EngineMismatch(f"{made}: {why}")
         if manifest.origin.carries and not trust_host_code:
             raise host_code_refused(engine.name)
         manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
-        if refitted is None and manifest.spec.get("strip"):
+        if weights is not None:
+            from trtopt.builder.refit import refitted_plan  # loads onnx, which a service doesn't need otherwise
+
+            refitted = refitted_plan(
+                plan,
+                manifest,
+                weights,
+                engine=engine,
+                calib=calib,
+                device=ordinals[0],
+                trust_host_code=trust_host_code,
+            )
+            plan, manifest = bytes(refitted.plan), refitted.manifest
+        elif manifest.spec.get("strip"):
             raise UsageError(
                 f"{engine} was built with `strip=True`, so it has no weights: give the model as `weights=`, or put them "
                 f"in with trtopt refit {engine} MODEL.onnx -o FULL.engine"
             )
-    plan = plan if refitted is None else refitted(plan)
     engines = []
     for ordinal in ordinals:
         device = Device(ordinal)
         if manifest is not None:
             _check_gpu(manifest, device.info, engine)
         engines.append(GpuEngine(device, generation, plan, engine, graphs, limit, trust_host_code))
-    return generation.family, engines
+    return generation.family, engines, manifest, len(plan)
 
 
 class GpuEngine:
@@ -185,12 +201,3 @@ def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
             f"{engine} was built on {build_gpu}; GPU {info.ordinal} is {info}: build it here, or with "
             "`hardware_compatibility='ampere_plus'`"
         )
-
-
-def _check_made(origin: PlanOrigin, generation: Loader, engine: Path) -> None:
-    if origin.product != generation.product:
-        raise EngineMismatch(
-            f"{engine} was built by {origin}, here is {generation}: build it again here, or install that one"
-        )
-    if why := generation.unread(origin):
-        raise EngineMismatch(f"{engine} was built by {origin}, here is {generation}: {why}")

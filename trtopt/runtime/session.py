@@ -200,25 +200,22 @@ class Session:
         self._limit = None if memory is None else parse_size(memory, "memory")
         if self._limit is not None and self._limit < 1:
             raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
-        self._plan_bytes = self.engine.stat().st_size
         if backend == "onnxruntime":
             self._open_onnx(threads)
         else:
-            gpus = [device] if devices is None else ordinals(devices)
-            family_and_engines = open_gpus(
+            self.backend, self._gpus, self.manifest, self._plan_bytes = open_gpus(
                 self.engine,
                 self.manifest,
-                gpus,
+                [device] if devices is None else ordinals(devices),
                 backend,
                 graphs,
                 self._limit,
                 trust or trust_host_code,
                 trust_host_code,
-                None
-                if weights is None
-                else functools.partial(self._refitted, weights, calib, gpus[0], trust_host_code),
+                weights,
+                calib,
             )
-            self._use_gpus(*family_and_engines, contexts)
+            self._use_gpus(self._gpus, contexts)
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
         # memory themselves, must not go there.
         weakref.finalize(self, after_capture, [self._slots, self._gpus].clear)
@@ -304,31 +301,8 @@ class Session:
 
         return for_model(model, **options)
 
-    def _refitted(
-        self,
-        weights: str | os.PathLike[str],
-        calib: str | os.PathLike[str] | None,
-        device: int,
-        trust_host_code: bool,
-        plan: bytes,
-    ) -> bytes:
-        from trtopt.builder.refit import refitted_plan  # loads onnx, which a service doesn't need otherwise
-
-        assert self.manifest is not None
-        refitted = refitted_plan(
-            plan,
-            self.manifest,
-            weights,
-            engine=self.engine,
-            calib=calib,
-            device=device,
-            trust_host_code=trust_host_code,
-        )
-        self.manifest, self._plan_bytes = refitted.manifest, memoryview(refitted.plan).nbytes
-        return bytes(refitted.plan)
-
     def _open_onnx(self, threads: int | None) -> None:
-        self.backend = "onnxruntime"
+        self.backend, self._plan_bytes = "onnxruntime", self.engine.stat().st_size
         graph = self.engine
         if graph.suffix != ".onnx":
             if self.manifest is None or self.manifest.graph_file is None:
@@ -349,12 +323,11 @@ class Session:
             instead="open several sessions: ONNX Runtime runs one call of each at a time",
         )
 
-    def _use_gpus(self, family: str, gpus: list[GpuEngine], contexts: int) -> None:
-        self.backend, self._gpus = family, gpus
+    def _use_gpus(self, gpus: list[GpuEngine], contexts: int) -> None:
         self._declared = {item["name"]: item["shape"] for item in self.manifest.inputs} if self.manifest else {}
-        self.notes += [note for gpu in self._gpus for note in gpu.notes]
-        self._signature = self._gpus[0].signature
-        if not self._gpus[0].shares:
+        self.notes += [note for gpu in gpus for note in gpu.notes]
+        self._signature = gpus[0].signature
+        if not gpus[0].shares:
             contexts = 1
             self.notes.append(
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "

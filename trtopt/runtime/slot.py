@@ -382,7 +382,9 @@ class Slot:
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound_context.staging):
             if isinstance(array, View):
                 if tensor.on_host:
-                    raise wanted_on_host(tensor)
+                    raise UsageError(
+                        f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
+                    )
                 if array.stream is not None or array.ordinal != self._ordinal:
                     self.order(array, target)
                 locations.append(array.address)
@@ -520,10 +522,6 @@ def read_on(stream: int, arrays: Sequence[Source]) -> None:
     for array in arrays:
         if isinstance(array, View) and isinstance(array.owner, DeviceArray):
             array.owner.streams.add(stream)
-
-
-def wanted_on_host(tensor: Tensor) -> UsageError:
-    return UsageError(f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array")
 
 
 def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:
