@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import re
 import signal
 import subprocess
 import sys
@@ -141,25 +140,6 @@ def test_64_threads_with_any_shapes_get_their_own_results(
     allowed = {size for low, high in batches for size in range(low, high + 1)}
     assert {len(ran) for ran in engine.ran} <= allowed
     assert threads() == []
-
-
-def test_threads_that_run_are_told_when_it_closes_without_finishing(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(Engine(cuda).engine) as session:
-        batcher = Batcher(session, max_delay=HOUR, max_batch=4, max_queue=1)
-        errors: list[BaseException] = []
-        workers = [
-            threading.Thread(target=lambda: errors.extend(in_threads(1, lambda _: batcher.run(sample()))))
-            for _ in range(3)
-        ]
-        for worker in workers:
-            worker.start()
-        until(lambda: batcher.stats().queued == 3)
-        batcher.close(finish=False)
-        for worker in workers:
-            worker.join(20)
-        assert [type(error) for error in errors] == [CancelledError] * 3
-        with pytest.raises(DeviceError, match=re.escape(CLOSED)):
-            batcher.run(sample())
 
 
 def test_a_signal_ends_the_wait_of_its_thread_alone(cuda: FakeCuda, open_session: Open) -> None:
@@ -560,27 +540,28 @@ def test_close_without_finishing_cancels(cuda: FakeCuda, open_session: Open) -> 
         batcher = Batcher(session, max_delay=0, max_batch=1, max_queue=1, slots=1)
         refused: list[BaseException] = []
 
-        def wait() -> None:
-            try:
-                batcher.submit(sample(1))
-            except DeviceError as error:
-                refused.append(error)
+        def wait(call: Callable[..., Any], inputs: Any) -> threading.Thread:
+            thread = threading.Thread(target=lambda: refused.extend(in_threads(1, lambda _: call(inputs))))
+            thread.start()
+            return thread
 
         with busy(session):
             runs = batcher.submit(sample(1, seed=1))
             until(lambda: batcher.stats().queued == 0)
             waits = batcher.submit(sample(1, seed=2))
-            blocked = threading.Thread(target=wait)
-            blocked.start()
+            blocked = wait(batcher.submit, sample(1))
             until(lambda: batcher._held_up == 1)
+            running = wait(batcher.run, sample(1))
+            until(lambda: batcher.stats().queued == 2)
             closing = threading.Thread(target=batcher.close, args=(False,))
             closing.start()
             blocked.join(20)
             with pytest.raises(CancelledError):
                 waits.result(20)
         closing.join(20)
+        running.join(20)
         check(sample(1, seed=1), runs.result(0))
-        assert [str(error) for error in refused] == [CLOSED]
+        assert [str(refused[0]), type(refused[1])] == [CLOSED, CancelledError]
         assert threads() == []
 
 

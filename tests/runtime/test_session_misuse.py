@@ -394,11 +394,12 @@ def test_code_that_a_plan_carries_runs_only_by_request(
     from trtopt.trt.messages import Messages
     from trtopt.trt.plans import LoadedEngine
 
-    engine, allowed = adding_engine(cuda), []
+    engine, allowed, plans = adding_engine(cuda), [], list[bytes]()
     open_session(engine).close()  # for its patches
 
     def load(plan: bytes, name: str, *, host_code: bool, **_: Any) -> Any:
         allowed.append(host_code)
+        plans.append(plan)
         return LoadedEngine(SimpleNamespace(), engine, None, Messages())
 
     manifest = SimpleNamespace(
@@ -426,6 +427,14 @@ def test_code_that_a_plan_carries_runs_only_by_request(
     with Session(path, trust_host_code=True) as session:
         check_run(session, inputs_of(2))
     assert allowed == ([True] if refused else [False, True])
+    monkeypatch.setattr(
+        "trtopt.builder.refit.refitted_plan",
+        lambda plan, known, weights, **_: SimpleNamespace(plan=memoryview(plan + weights.encode()), manifest=known),
+    )
+    with Session(path, trust_host_code=True, weights="m.onnx") as session:
+        check_run(session, inputs_of(2))
+        assert session.memory().plan == len(plans[-1])
+    assert plans[-2:] == [b"plan", b"planm.onnx"]
 
 
 def test_a_plan_without_a_manifest_is_loaded_only_if_trusted(cuda: FakeCuda, open_session: Open) -> None:
