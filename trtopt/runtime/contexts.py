@@ -23,7 +23,7 @@ from trtopt.cuda.arrays import View
 from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor
-from trtopt.runtime.stretch import Prepared, Stretch
+from trtopt.runtime.stretch import Stretch
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
@@ -47,11 +47,18 @@ _SLOWLY = threading.RLock()
 
 @dataclass(slots=True)
 class Replay:
+    """A CUDA graph of a call.
+
+    Attributes:
+        prepared: a call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait,
+            copies out; and the words of it where their addresses go, of each input that is copied and of each output.
+    """
+
     graph: Graph
     raw: Any
     address: int
     last_use: int = 0  # the number of the call that used it last
-    prepared: Prepared | None = None
+    prepared: tuple[Stretch, tuple[int, ...], tuple[int, ...]] | None = None
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from trtopt.runtime.contexts import (
     Replay,
     Source,
 )
-from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Prepared, Row, Stretch, available, calling, copying, same
+from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Row, Stretch, available, calling, copying, same
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -132,17 +132,17 @@ class Slot:
         if replay is None:
             return None
         self._dirty = True
-        prepared_call = replay.prepared or self._prepare(replay, bound_context, copies)
-        words = prepared_call.stretch.words
+        stretch, sources, targets = replay.prepared or self._prepare(replay, bound_context, copies)
+        words = stretch.words
         results: dict[str, Any] = {}
-        for word, (_, source) in zip(prepared_call.sources, copies):
+        for word, (_, source) in zip(sources, copies):
             words[word] = start(source)
-        for word, (name, shape, dtype) in zip(prepared_call.targets, bound_context.results):
+        for word, (name, shape, dtype) in zip(targets, bound_context.results):
             out_array = None if out is None else out.get(name)
             value: Any = np.empty(shape, dtype) if out_array is None else out_array
             results[name] = value
             words[word] = start(value)
-        if prepared_call.stretch.run():
+        if stretch.run():
             self.settle(None)
             return None
         self._dirty = False
@@ -191,11 +191,13 @@ class Slot:
         self._dirty = False
         return results
 
-    def _prepare(self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]) -> Prepared:
+    def _prepare(
+        self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]
+    ) -> tuple[Stretch, tuple[int, ...], tuple[int, ...]]:
         into = [copying(start(to), 0, to.nbytes) for to, _ in copies]
         back = [copying(0, start(array), array.nbytes) for array in bound_context.landing if array is not None]
         rows = [*into, *self.work(replay.address)]
-        replay.prepared = Prepared(
+        replay.prepared = (
             Stretch([*rows, *back]),
             tuple(WIDTH * row + SOURCE for row in range(len(into))),
             tuple(WIDTH * (len(rows) + row) + TO for row in range(len(back))),

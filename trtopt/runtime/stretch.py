@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trtopt.core import native
 
@@ -60,17 +59,3 @@ class Stretch:
         """The same without letting the GIL go: for a launch, which takes less time than other threads may keep it."""
         assert native.hold is not None
         return native.hold(self._at, self._count)
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait, copies out.
-
-    Attributes:
-        sources: for each input that is copied, the word of `stretch` where its address goes.
-        targets: for each output the same.
-    """
-
-    stretch: Stretch
-    sources: tuple[int, ...]
-    targets: tuple[int, ...]
