@@ -278,7 +278,9 @@ def without_threads(batcher: Batcher) -> Callable[[], list[int]]:
 
     def serve() -> list[int]:
         ran.clear()
-        batcher._serve()
+        batch = batcher._next()
+        assert batch is not None
+        batcher._finish(batch)
         return list(ran)
 
     return serve

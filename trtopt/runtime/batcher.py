@@ -38,6 +38,7 @@ Array = NDArray[Any]
 Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
 
 _REMEMBERED = 4096  # shapes of samples
+_IDLE = 0.1  # seconds without a batch after which a thread goes
 _VIEWS = 64  # of one thread's buffers
 _NAME = "trtopt-batcher"  # of the threads
 CLOSED = "this batcher is closed; make another one"
@@ -212,6 +213,7 @@ class Batcher:
         self._requests = self._samples = self._batches = self._full = 0
         self._waited = self._longest = 0.0
         self._memory = threading.local()
+        self._slots, self._serving = slots, 0  # threads that there are
         self._workers = ThreadPoolExecutor(slots, thread_name_prefix=_NAME)
 
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
@@ -367,17 +369,14 @@ class Batcher:
             DeviceError: this is closed.
         """
         check_timeout(timeout)
-
-        def room() -> Batch | bool | None:
-            return self._closing or self._joinable(request) or len(self._waiting) < self._max_queue
-
         with self._ready:
             request.accepted = time.monotonic()
-            if holds_up and not room():
+            if holds_up and not self._has_room(request):
                 self._held_up += 1
                 self._ready.notify()  # the oldest batch is due now
                 try:
-                    found = self._room.wait_for(room, None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+                    seconds = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+                    found = self._room.wait_for(lambda: self._has_room(request), seconds)
                 finally:
                     self._held_up -= 1
                 if not found:
@@ -390,10 +389,13 @@ class Batcher:
             if (batch := self._joinable(request)) is None:
                 if request.shapes in self._open:
                     self._seal(self._open[request.shapes], full=True)
-                try:
-                    self._workers.submit(self._serve)
-                except RuntimeError as error:  # Python ends
-                    raise DeviceError(f"no thread for this batch ({error}): use Session.run") from None
+                if self._serving < self._slots:
+                    try:
+                        self._workers.submit(self._serve)
+                    except RuntimeError as error:  # Python ends
+                        raise DeviceError(f"no thread for this batch ({error}): use Session.run") from None
+                    self._serving += 1
+                self._ready.notify()  # a thread has to wait until it is due
                 batch = self._open[request.shapes] = Batch(request.shapes, time.monotonic())
                 self._waiting.append(batch)
             batch.requests.append(request)
@@ -405,6 +407,9 @@ class Batcher:
         """Return the batch that fills with samples of these shapes, if it has room."""
         batch = self._open.get(request.shapes)
         return batch if batch is not None and batch.samples + request.samples <= request.capacity else None
+
+    def _has_room(self, request: Request) -> bool:
+        return self._closing or self._joinable(request) is not None or len(self._waiting) < self._max_queue
 
     # Batches ---------------------------------------------------------------------------------------------------------
 
@@ -425,12 +430,26 @@ class Batcher:
         return None
 
     def _serve(self) -> None:
-        """Run the next batch that is due. Each batch has one such task, but not its own: an older one may fill meanwhile."""
+        """Run batches as they are due, in a thread that goes when none has come for a while."""
+        while (batch := self._next()) is not None:
+            self._finish(batch)
+            del batch  # what it holds is gone while the next is waited for
+
+    def _next(self) -> Batch | None:
         with self._ready:
             while (batch := self._due(now := time.monotonic())) is None:
-                self._ready.wait(self._waiting[0].since + self.max_delay - now)
+                came = self._ready.wait(self._waiting[0].since + self.max_delay - now if self._waiting else _IDLE)
+                if not self._waiting and (self._closing or not came):
+                    self._serving -= 1
+                    return None
             self._waiting.remove(batch)
             self._room.notify_all()
+            if self._waiting:
+                self._ready.notify()  # a thread has to wait until it is due
+            return batch
+
+    def _finish(self, batch: Batch) -> None:
+        """Run a batch, and tell its callers."""
         try:
             requests = [request for request in batch.requests if request.starts()]
             if requests:
