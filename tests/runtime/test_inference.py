@@ -227,14 +227,6 @@ def test_what_cannot_be_cut_is_refused_before_anything_runs(tmp_path: Path, at_m
         run(model, data=wanted, backend="onnxruntime")
 
 
-def test_one_sample_a_call_gives_a_result_for_each(tmp_path: Path) -> None:
-    model = _written(tmp_path / "m.onnx", SHARED.replace("n,3", "1,3"))
-    samples = _values(5, 3)
-    found = run(model, data=samples, backend="onnxruntime")
-    np.testing.assert_array_equal(found.arrays["y"], -samples)
-    np.testing.assert_allclose(found.arrays["m"], samples.mean(1), rtol=1e-6)
-
-
 GRAPH = (
     "(float[nodes,3] x, int64[2,edges] e) => (float[nodes,3] y) <int64[1] a = {0}, int64[1] b = {1}> "
     "{ s = Gather<axis = 0>(e, a) f = Squeeze(s, a) g = Gather<axis = 0>(x, f) y0 = ReduceSum<keepdims = 1>(g, a) "
@@ -260,27 +252,6 @@ def test_a_graph_is_one_sample_with_a_result_for_each_node(tmp_path: Path) -> No
         run(model, data=tmp_path / "graphs", backend="onnxruntime")
     first = run(model, data=tmp_path / "graphs", limit=1, backend="onnxruntime")
     np.testing.assert_allclose(first.arrays["y"], wanted, rtol=1e-5)
-
-
-def test_inputs_of_unlike_lengths_are_one_call(tmp_path: Path) -> None:
-    model = _written(
-        tmp_path / "m.onnx",
-        "(float[p,3] x, float[q,3] z) => (float[p,q] y) { t = Transpose<perm = [1, 0]>(z) y = MatMul(x, t) }",
-    )
-    x_, z = _values(7, 3), _values(2, 3)
-    found = run(model, data={"x": x_, "z": z}, backend="onnxruntime")
-    np.testing.assert_allclose(found.arrays["y"], x_ @ z.T, rtol=1e-5, atol=1e-6)
-
-
-def test_the_profile_that_takes_the_samples_says_how_many_at_a_time(tmp_path: Path, at_most: AtMost) -> None:
-    model = _written(tmp_path / "m.onnx", "(float[n,w] x) => (float[n,w] y) { y = Neg(x) }")
-    at_most({"x": [(1, 8), (8, 8)]}, {"x": [(1, 16), (2, 16)]})
-    for width, calls in ((8, 1), (16, 3)):
-        found = run(model, data=_values(5, width), backend="onnxruntime")
-        np.testing.assert_array_equal(found.arrays["y"], -_values(5, width))
-        assert len(found.milliseconds) == calls
-    at_most({"x": [(1, 8), (2, 8)]}, {"x": [(5, 8), (6, 8)]})
-    assert len(run(model, data=_values(9, 8), backend="onnxruntime").milliseconds) == 3  # 6, 2, 1
 
 
 @pytest.mark.parametrize("given", [3.5, object(), [object()], b"ab", [None]])
