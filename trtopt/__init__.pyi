@@ -102,16 +102,15 @@ from trtopt.jobs.results import JobResult as JobResult, JobsResult as JobsResult
 from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
 from trtopt.linting.checker import CheckReport as CheckReport, check as check
 from trtopt.linting.rules import Finding as Finding
-from trtopt.runtime.batch_queue import BatcherStats as BatcherStats
-from trtopt.runtime.batcher import Batcher as Batcher
+from trtopt.runtime.batcher import Batcher as Batcher, BatcherStats as BatcherStats
 from trtopt.runtime.bound_call import BoundCall as BoundCall
+from trtopt.runtime.images import Prediction as Prediction
 from trtopt.runtime.inference import (
     OutputSummary as OutputSummary,
     Ranked as Ranked,
     RunResult as RunResult,
     run as run,
 )
-from trtopt.runtime.predictions import Prediction as Prediction
 from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
 from trtopt.runtime.timing import LayerTime as LayerTime, LayerTimes as LayerTimes, Spread as Spread, Timing as Timing
 from trtopt.serving.repository import (

@@ -24,6 +24,7 @@ from trtopt.engine.manifest import embedded_by, load_manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import fingerprint
+from trtopt.runtime.images import preparation
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 
@@ -67,7 +68,7 @@ def both(path: Path, folder: Path, **options: Any) -> tuple[trtopt.Session, trto
 
 
 def scores(session: trtopt.Session, images: list[Any] = IMAGES) -> Any:
-    samples = [session.preparation()(image) for image in images]
+    samples = [preparation(session)(image) for image in images]
     return session.run_batches({"x": np.stack(samples)})["y"]
 
 
@@ -129,7 +130,7 @@ def test_open_sizes_and_several_profiles_are_given_as_the_models_own(tmp_path: P
     assert manifest is not None
     assert manifest.spec["profiles"][0] == {"x": "1x3x16x24,2x3x32x48,4x3x64x96"}
     assert manifest.profiles[0] == {"x": "1x16x24x3,2x32x48x3,4x64x96x3"}
-    assert pixels.preparation().size == (32, 48)
+    assert preparation(pixels).size == (32, 48)
     np.testing.assert_allclose(scores(pixels), scores(floats), rtol=2e-2, atol=2e-2)
     with pytest.raises(UsageError, match=r"doesn't fit the model.*of the model's own inputs"):
         built(path, tmp_path / "no.engine", preprocess="imagenet", embed_preprocess=True, shapes="x:1x32x32x3")

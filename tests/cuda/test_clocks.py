@@ -47,7 +47,8 @@ def test_clocks_under_load(nvml: SimpleNamespace) -> None:
     calls: list[int] = []
     found = clocks(2, lambda: calls.append(1))
     assert found == Clocks(1665, 1980, None, ("power cap", "temperature (software)"))
-    assert "held back by power cap" in str(found)
+    assert str(found) == "SM clock 1665 of 1980 MHz, held back by power cap, temperature (software)"
+    assert (str(Clocks()), str(Clocks(unknown="no NVML"))) == ("SM clock ? of ? MHz", "no NVML")
     assert calls and nvml.shut
 
 

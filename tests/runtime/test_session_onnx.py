@@ -1,316 +1,385 @@
-"""Session with backend="onnxruntime": a service developed without a GPU, on the graph that the build kept."""
+"""A service developed without a GPU: the graph that the build kept in ONNX Runtime; images, and processes that are forked."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import json
+import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch  # noqa: TID251
+from graphs import conv_relu
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 from PIL import Image
+from world import PHOTO, World, crops, has, net, samples
 
-from trtopt.core.errors import Busy, DataError, DeviceError, EngineMismatch, UsageError
-from trtopt.core.values import TensorInfo
-from trtopt.cuda.device import Probe
-from trtopt.data.decoding import decode
-from trtopt.data.preprocess import Preprocess
-from trtopt.recipes.loader import load_recipe
-from trtopt.runtime.predictions import Prediction
+from trtopt.builder.construction import build
+from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
+from trtopt.runtime.images import best
+from trtopt.runtime.inference import run
+from trtopt.runtime.onnx_slot import OnnxSlot
 from trtopt.runtime.session import Session
 
-pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-
-PHOTOS = {22: "bald eagle", 251: "Dalmatian", 559: "folding chair", 741: "prayer rug", 949: "strawberry"}
-
-
-def _photos() -> dict[int, Path]:
-    files = {int(path.stem.rpartition("_")[2]): path for path in load_recipe("efficientnet-lite0").labelled_files()}
-    return {label: files[label] for label in PHOTOS}
+ORT = ("--backend", "onnxruntime")
 
 
 @pytest.fixture(scope="module")
-def batch() -> NDArray[np.float32]:
-    """The photos as the network takes them."""
-    prepare = Preprocess.load("efficientnet-lite").fitted(TensorInfo("input", "float32", (-1, 3, 224, 224)))
-    return np.stack([prepare(decode(path.read_bytes())) for path in _photos().values()]).astype(np.float32)  # type: ignore[arg-type]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Engines of one net: named.engine with names of its classes, bare.engine without preprocessing."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    made = tmp_path_factory.mktemp("images")
+    onnx.save(net(), made / "net.onnx")
+    (made / "classes.txt").write_text("".join(f"name {number}\n" for number in range(16)))
+    common: dict[str, Any] = {"fp16": True, "target": "sm89", "shapes": ["x:1x3x32x32,2x3x32x32,4x3x32x32"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTOPT_CACHE", str(made / "cache"))
+        build(
+            made / "net.onnx",
+            made / "named.engine",
+            preprocess="imagenet",
+            classes=made / "classes.txt",
+            save_onnx=made / "named.onnx",
+            **common,
+        )
+        build(made / "net.onnx", made / "bare.engine", save_onnx=made / "bare.onnx", **common)
+    return made
 
 
-@pytest.fixture(scope="module", params=["fp16", "int8"])
-def session(request: pytest.FixtureRequest, lite0: Path) -> Any:
-    with Session(lite0 / f"{request.param}.engine", backend="onnxruntime") as opened:
+@pytest.fixture
+def session(folder: Path) -> Any:
+    with Session(folder / "named.engine", backend="onnxruntime") as opened:
         yield opened
 
 
-def test_it_describes_itself_as_the_engine_does(session: Session) -> None:
-    assert session.backend == "onnxruntime"
-    assert [(item.name, item.dtype, item.shape) for item in session.inputs] == [("input", "float32", (-1, 3, 224, 224))]
-    assert [(item.name, item.dtype) for item in session.outputs] == [("logits", "float32")]
-    assert session.profiles[0]["input"].max == (32, 3, 224, 224)
-    assert session.classes is not None
-    assert session.memory().gpu == 0
+def _encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    held = io.BytesIO()
+    image.save(held, kind, **options)
+    return held.getvalue()
 
 
-def test_arrays_in_arrays_out(session: Session, batch: NDArray[np.float32]) -> None:
-    found = session.run({"input": batch})
-    assert set(found) == {"logits"}
-    assert type(found["logits"]) is np.ndarray
-    assert found["logits"].shape == (5, 1000)
-    assert list(found["logits"].argmax(1)) == list(PHOTOS)
-    one = session.run({"input": batch[3:4]})["logits"]
-    np.testing.assert_allclose(one, found["logits"][3:4], rtol=0, atol=1e-3)
+def _shares(session: Session, image: Any) -> list[float]:
+    [best] = session.run_images([image], top=16)
+    found = {item.index: item.score for item in best}
+    return [found[number] for number in range(16)]
 
 
-def test_the_onnx_file_gives_the_same(session: Session, batch: NDArray[np.float32]) -> None:
-    with Session(session.engine.with_suffix(".onnx"), backend="onnxruntime") as direct:
-        assert direct.profiles == ()
-        np.testing.assert_array_equal(
-            direct.run({"input": batch[:2]})["logits"], session.run({"input": batch[:2]})["logits"]
-        )
-        with pytest.raises(UsageError, match="no manifest says how"):
-            direct.run_images([_photos()[22]])
+def test_every_kind_of_file_is_the_picture_that_people_see(session: Session, tmp_path: Path) -> None:
+    photo = Image.fromarray(PHOTO)
+    grey = photo.convert("L")
+    true, dull = _shares(session, PHOTO), _shares(session, np.stack([np.asarray(grey)] * 3, -1))
+    turned = photo.transpose(Image.Transpose.ROTATE_90)
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    lying = _shares(session, np.asarray(turned))
+    assert np.abs(np.subtract(true, dull)).max() > 2e-3, "the net must tell them apart"
+    path = tmp_path / "photo.png"
+    path.write_bytes(_encoded(photo))
+    transparent = photo.convert("RGBA")
+    transparent.putalpha(10)
+    for what, given, wanted, near in (
+        ("path", path, true, 0),
+        ("text", str(path), true, 0),
+        ("bytes", path.read_bytes(), true, 0),
+        ("bytearray", bytearray(path.read_bytes()), true, 0),
+        ("RGBA", _encoded(transparent), true, 0),
+        ("mirrored view", PHOTO[:, ::-1][:, ::-1], true, 0),
+        ("WebP", _encoded(photo, "WEBP", lossless=True), true, 0),
+        ("JPEG", _encoded(photo, "JPEG", quality=98), true, 1e-3),
+        ("rotated by EXIF", _encoded(turned, "JPEG", quality=98, exif=exif), true, 1e-3),
+        ("grey PNG", _encoded(grey), dull, 0),
+        ("16-bit PNG", _encoded(Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)), dull, 1e-4),
+        ("grey JPEG", _encoded(grey, "JPEG", quality=98), dull, 1e-3),
+    ):
+        np.testing.assert_allclose(_shares(session, given), wanted, atol=near + 1e-6, err_msg=what)
+    assert lying != true
 
 
-def test_a_bound_call_reads_what_its_arrays_hold(session: Session, batch: NDArray[np.float32]) -> None:
-    held = batch[:1].copy()
-    with session.bind({"input": held}) as bound:
-        for image in batch[:2]:
-            held[0] = image
-            np.testing.assert_array_equal(bound()["logits"], session.run({"input": held})["logits"])
+def test_classes_come_with_names_and_without(session: Session, folder: Path) -> None:
+    [best] = session.run_images([PHOTO], top=3)
+    assert [item.name for item in best] == [f"name {item.index}" for item in best]
+    assert sorted((item.score for item in best), reverse=True) == [item.score for item in best]
+    assert len(session.run_images([PHOTO], top=np.int64(99))[0]) == 16  # type: ignore[arg-type]
+    manifest = json.loads((folder / "named.engine.json").read_text())
+    session.classes = None
+    assert str(session.run_images([PHOTO], top=1)[0][0]).startswith(f"class {best[0].index} ")
+    session.classes = tuple(manifest["classes"][:5])  # of another model: no name is better than a wrong one
+    assert session.run_images([PHOTO], top=1)[0][0].name is None
 
 
-def test_torch_tensors_in_torch_tensors_out(session: Session, batch: NDArray[np.float32]) -> None:
-    torch = pytest.importorskip("torch")
-    expected = session.run({"input": batch[:2]})["logits"]
-    found = session.run({"input": torch.from_numpy(batch[:2])})["logits"]
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_array_equal(found.numpy(), expected)
-    channels_last = torch.from_numpy(batch[:2]).to(memory_format=torch.channels_last)
-    np.testing.assert_array_equal(session.run({"input": channels_last})["logits"].numpy(), expected)
-    out = torch.zeros(2, 1000)
-    assert session.run({"input": batch[:2]}, out={"logits": out})["logits"] is out
-    np.testing.assert_array_equal(out.numpy(), expected)
+def test_only_classes_are_ranked(folder: Path, tmp_path: Path) -> None:
+    """As the manifest says; without it, or with one from before there were kinds, whatever may be scores."""
+
+    def given(**described: Any) -> Any:
+        manifest = json.loads((folder / "named.engine.json").read_text()) | described
+        (tmp_path / "e.engine.json").write_text(json.dumps(manifest))
+        (tmp_path / "named.onnx").write_bytes((folder / "named.onnx").read_bytes())
+        (tmp_path / "e.engine").write_bytes((folder / "named.engine").read_bytes())
+        with Session(tmp_path / "e.engine", backend="onnxruntime") as opened:
+            return opened.run_images([PHOTO]), run(tmp_path / "e.engine", images=[PHOTO], backend="onnxruntime").ranked
+
+    for kinds in ({"y": "classes"}, None, {}):
+        [best], [ranked] = given(output_kinds=kinds)
+        assert best == list(ranked.predictions)
+    for kind in ("embedding", "other"):
+        outputs, nothing = given(output_kinds={"y": kind})
+        assert outputs["y"].shape == (1, 16)
+        assert nothing == ()
 
 
-def test_results_go_into_the_callers_arrays(session: Session, batch: NDArray[np.float32]) -> None:
-    expected = session.run({"input": batch[:2]})["logits"]
-    out = np.full((2, 2000), np.nan, np.float32)[:, ::2]  # not contiguous
-    assert session.run({"input": batch[:2]}, out={"logits": out})["logits"] is out
-    np.testing.assert_array_equal(out, expected)
-    larger = np.zeros((4, 1000), np.float32)
-    with pytest.raises(UsageError, match=r"out\['logits'\] has shape 4x1000; .* 1x1000"):
-        session.run({"input": batch[:1]}, out={"logits": larger})
-    assert not larger.any()  # a single row isn't repeated into it
-    with pytest.raises(UsageError, match="out has 'scores'; the engine gives 'logits'"):
-        session.run({"input": batch[:1]}, out={"scores": larger})
-    with pytest.raises(UsageError, match="float64"):
-        session.run({"input": batch[:1]}, out={"logits": np.zeros((1, 1000))})
+def test_any_number_of_images(session: Session) -> None:
+    nine = crops(9)
+    one_by_one = [session.run_images([image])[0][0].index for image in nine]
+    for given in (nine, tuple(nine), iter(nine), np.stack(nine)):
+        assert [best[0].index for best in session.run_images(given)] == one_by_one
+
+
+def test_a_broken_file_among_good_ones_is_named(session: Session, tmp_path: Path) -> None:
+    good = _encoded(Image.fromarray(PHOTO), "JPEG")
+    cut = tmp_path / "cut.jpg"
+    cut.write_bytes(good[:3000])
+    with pytest.raises(DataError, match=r"cut.jpg: a JPEG cut off"):
+        session.run_images([good, cut, PHOTO])
+    for bad, why in ((b"", "the file is empty"), (b"no image", "isn't an image")):
+        with pytest.raises(DataError, match=f"^image 1: {why}"):
+            session.run_images([good, bad, PHOTO])
+    assert len(session.run_images([good])) == 1
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("given", "message"),
     [
-        ({}, "missing 'input'; the engine takes 'input'"),
-        ({"image": np.zeros((1, 3, 224, 224), np.float32)}, "unknown 'image', missing 'input'"),
-        ({"input": np.zeros((1, 3, 224, 224))}, "'input' is float64; the engine takes float32"),
-        ({"input": np.zeros((3, 224, 224), np.float32)}, "rank 3; the engine takes rank 4"),
-        ({"input": np.zeros((1, 3, 200, 224), np.float32)}, "1x3x200x224 are outside the engine's shapes"),
-        ({"input": np.zeros((33, 3, 224, 224), np.float32)}, "1x3x224x224 to 32x3x224x224"),
+        ("photo.jpg", r"images is str; a list is needed, for one image too: run_images\(\[image\]\)"),
+        (Path("photo.jpg"), "a list is needed"),
+        (b"\xff\xd8", "images is bytes; a list"),
+        (PHOTO, r"images is uint8 \(512, 512, 3\); a list"),
+        (None, "images is NoneType; a list"),
+        ([], "there are no images"),
+        (np.zeros((0, 8, 8, 3), np.uint8), "there are no images"),
+        ([3], "image 0 is int; a path, an encoded image as bytes, or a uint8 array"),
+        ([PHOTO, Image.fromarray(PHOTO)], r"image 1 is Image; a path.*np.asarray\(image.convert\('RGB'\)\)"),
+        ([io.BytesIO(b"x")], r"image 0 is .*its bytes, image.read\(\)"),
+        ([None], "image 0 is .*is needed$"),
+        ([torch.zeros(4, 4, 3, dtype=torch.uint8)], r"image 0 is Tensor; .*: give image.numpy\(\)"),
+        ([PHOTO[:, :, 0]], r"image 0 is uint8 \(512, 512\); uint8 height x width x 3"),
+        ([PHOTO.astype(np.float32)], "image 0 is float32"),
+        (["no.jpg"], "the image no.jpg doesn't exist"),
     ],
 )
-def test_what_the_engine_would_refuse_is_refused_here(session: Session, inputs: dict[str, Any], message: str) -> None:
+def test_what_is_no_list_of_images_is_told(session: Session, given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        session.run(inputs)
+        session.run_images(given)
+    for top in (0, "3"):
+        with pytest.raises(UsageError, match="top is"):
+            session.run_images([PHOTO], top=top)  # type: ignore[arg-type]
 
 
-def test_what_needs_a_gpu_says_so(session: Session, batch: NDArray[np.float32]) -> None:
+def test_without_preprocessing_the_way_out_is_told(folder: Path) -> None:
+    with Session(folder / "bare.engine", backend="onnxruntime") as session:
+        with pytest.raises(
+            UsageError, match="its manifest has no preprocessing; build it with `preprocess=`, or give arrays"
+        ):
+            session.run_images([PHOTO])
+        assert session.run({"x": samples(2)})["y"].shape == (2, 16)
+
+
+def test_scores_that_are_none_are_an_error(session: Session) -> None:
+    """FP16 that overflows gives NaN; a best class of those would be a lie, and NaN is no JSON."""
+    masked = np.array([1.0, -np.inf, 2.0])
+    assert [item.index for item in best(session, masked)] == [2, 0, 1]
+    for bad in (np.nan, np.inf):
+        with pytest.raises(EngineError, match="1 of 3 scores as NaN or infinity"):
+            best(session, np.array([1.0, bad, 2.0]))
+
+
+# Arrays ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_as_the_engine_and_as_its_graph_alone(session: Session) -> None:
+    assert (session.backend, session.memory().gpu) == ("onnxruntime", 0)
+    assert session.profiles[0]["x"].max == (4, 3, 32, 32)
+    held = samples(2)
+    with (
+        Session(session.engine.with_suffix(".onnx"), backend="onnxruntime") as direct,
+        session.bind({"x": held}) as step,
+    ):
+        assert direct.profiles == ()
+        for count in range(3):
+            held[:] = samples(4)[count : count + 2]
+            np.testing.assert_array_equal(direct.run({"x": held})["y"], session.run({"x": held})["y"])
+            np.testing.assert_array_equal(step()["y"], session.run({"x": held})["y"])
+        with pytest.raises(UsageError, match="no manifest says how"):
+            direct.run_images([PHOTO])
     with pytest.raises(UsageError, match="need a GPU"):
-        session.time({"input": batch[:1]})
+        session.time({"x": held})
     with pytest.raises(UsageError, match="runs on the CPU"):
-        session.run({"input": batch[:1]}, stream=7)
+        session.run({"x": held}, stream=7)
 
 
-def test_photos_get_their_names(session: Session) -> None:
-    photos = _photos()
-    found = session.run_images(
-        [str(photos[22]), photos[251], photos[559].read_bytes(), decode(photos[741].read_bytes())], top=3
-    )  # type: ignore[list-item]
-    assert isinstance(found, list)
-    assert [(best[0].index, best[0].name) for best in found] == list(PHOTOS.items())[:4]
-    for best in found:
-        assert len(best) == 3
-        assert all(isinstance(item, Prediction) for item in best)
-        assert 1 >= best[0].score >= best[1].score >= best[2].score > 0
-    with pytest.raises(DataError, match="image 1: isn't an image"):
-        session.run_images([photos[22], b"no image"])
-    with pytest.raises(UsageError, match="top is 0"):
-        session.run_images([photos[22]], top=0)
-
-
-def test_threads_futures_and_asyncio_at_once(lite0: Path, batch: NDArray[np.float32]) -> None:
-    with Session(lite0 / "fp16.engine", backend="onnxruntime", queue=3) as session:
-        expected = [session.run({"input": batch[i : i + 1]})["logits"] for i in range(5)]
-
-        def caller(start: int) -> int:
-            right = 0
-            for step in range(3):
-                i = (start + step) % 5
-                got = session.run({"input": batch[i : i + 1]})["logits"]
-                right += bool(np.array_equal(got, expected[i]))
-            return right
-
-        async def served() -> list[dict[str, Any]]:
-            return await asyncio.gather(*(session.run_async({"input": batch[i : i + 1]}) for i in range(5)))
-
-        with ThreadPoolExecutor(4) as pool:
-            counts = [pool.submit(caller, start) for start in range(4)]
-            futures = [session.submit({"input": batch[i : i + 1]}) for i in range(5)]  # more than the queue: it waits
-            results = asyncio.run(served())
-            assert [count.result(60) for count in counts] == [3] * 4
-        for i in range(5):
-            np.testing.assert_array_equal(futures[i].result(60)["logits"], expected[i])
-            np.testing.assert_array_equal(results[i]["logits"], expected[i])
-        with pytest.raises(UsageError, match="unknown 'x'"):
-            session.submit({"x": batch}).result(60)
-
-
-class _Held:
-    """Makes the session's runner wait, so that a queue fills up surely."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from trtopt.runtime.onnx_slot import OnnxSlot
-
-        self.begun, self.go = threading.Event(), threading.Event()
-        real = OnnxSlot.run
-
-        def run(slot: Any, *arguments: Any) -> Any:
-            self.begun.set()
-            assert self.go.wait(60)
-            return real(slot, *arguments)
-
-        monkeypatch.setattr(OnnxSlot, "run", run)
-
-
-def test_a_full_queue_is_told(lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch) -> None:
-    held, one = _Held(monkeypatch), {"input": batch[:1]}
-    with Session(lite0 / "fp16.engine", backend="onnxruntime", queue=2) as session:
-        futures = [session.submit(one), session.submit(one)]
-        with pytest.raises(Busy, match="all 2 are in use"):
-            session.submit(one, timeout=0.05)
-        assert held.begun.wait(60)
-        with pytest.raises(Busy):
-            session.run(one, timeout=0.05)
-        held.go.set()
-        futures.append(session.submit(one))
-        assert all(future.result(60)["logits"].shape == (1, 1000) for future in futures)
+def test_results_go_into_the_callers_arrays_and_come_as_tensors(session: Session) -> None:
+    given = samples(2)
+    expected = session.run({"x": given})["y"]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = session.run({"x": torch.from_numpy(given).to(memory_format=layout)})["y"]
+        assert isinstance(found, torch.Tensor)
+        np.testing.assert_array_equal(found.numpy(), expected)
+    for out in (torch.zeros(2, 16), np.full((2, 32), np.nan, np.float32)[:, ::2]):  # not contiguous
+        assert session.run({"x": given}, out={"y": out})["y"] is out
+        np.testing.assert_array_equal(np.asarray(out), expected)
+    larger = np.zeros((4, 16), np.float32)
+    for wrong, message in (
+        ({"y": larger}, r"out\['y'\] has shape 4x16; .* 1x16"),
+        ({"scores": larger}, "out has 'scores'; the engine gives 'y'"),
+        ({"y": np.zeros((1, 16))}, "float64"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            session.run({"x": given[:1]}, out=wrong)
+    assert not larger.any()  # a single row isn't repeated into it
 
 
 @pytest.mark.parametrize("finish", [True, False])
-def test_close_finishes_or_cancels_what_waits(
-    lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch, finish: bool
-) -> None:
-    held, one = _Held(monkeypatch), {"input": batch[:1]}
-    session = Session(lite0 / "fp16.engine", backend="onnxruntime")
+def test_close_finishes_or_cancels_what_waits(folder: Path, monkeypatch: pytest.MonkeyPatch, finish: bool) -> None:
+    begun, go, real, one = threading.Event(), threading.Event(), OnnxSlot.run, {"x": samples(1)}
+
+    def run(slot: Any, *arguments: Any) -> Any:  # waits, so that a queue fills up surely
+        begun.set()
+        assert go.wait(60)
+        return real(slot, *arguments)
+
+    monkeypatch.setattr(OnnxSlot, "run", run)
+    session = Session(folder / "named.engine", backend="onnxruntime")
     running, waiting = session.submit(one), session.submit(one)
-    assert held.begun.wait(60)
-    threading.Timer(0.2, held.go.set).start()
+    assert begun.wait(60)
+    threading.Timer(0.2, go.set).start()
     session.close(finish=finish)
-    assert running.result(0)["logits"].shape == (1, 1000)  # close waited for it
+    assert running.result(0)["y"].shape == (1, 16)  # close waited for it
     assert waiting.cancelled() is not finish
     session.close()
-    for call in (session.run, session.submit):
+    for call in (session.run, session.submit, lambda inputs: asyncio.run(session.run_async(inputs))):
         with pytest.raises(DeviceError, match="closed"):
             call(one)
-    with pytest.raises(DeviceError, match="closed"):
-        asyncio.run(session.run_async(one))
 
 
-def test_it_never_engages_by_itself(lite0: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
-    with pytest.raises(DeviceError, match=r"no NVIDIA driver.*backend='onnxruntime'"):
-        Session(lite0 / "fp16.engine")
-
-
-def test_an_engine_without_its_graph_is_told_what_to_do(lite0: Path, tmp_path: Path) -> None:
+def test_an_engine_without_its_graph_is_told_what_to_do(folder: Path, tmp_path: Path) -> None:
     engine = tmp_path / "moved.engine"
-    shutil.copy(lite0 / "fp16.engine", engine)
+    shutil.copy(folder / "named.engine", engine)
     with pytest.raises(UsageError, match="`save_onnx=`, or give an ONNX file"):
         Session(engine, backend="onnxruntime")
-    shutil.copy(lite0 / "fp16.engine.json", f"{engine}.json")
-    with pytest.raises(UsageError, match=r"fp16.onnx doesn't exist; take it along .*`save_onnx=`"):
+    shutil.copy(folder / "named.engine.json", f"{engine}.json")
+    with pytest.raises(UsageError, match=r"named.onnx doesn't exist; take it along .*`save_onnx=`"):
         Session(engine, backend="onnxruntime")
-    shutil.copy(lite0 / "int8.onnx", tmp_path / "fp16.onnx")
+    onnx.save(conv_relu(), tmp_path / "named.onnx")
     with pytest.raises(EngineMismatch, match=r"the engine was built from .*`save_onnx=`"):
         Session(engine, backend="onnxruntime")
+    engine.write_bytes(b"another")
+    with pytest.raises(EngineMismatch, match=r"sha256 \w{16}…, the manifest says \w{16}…"):
+        Session(engine, backend="onnxruntime")
 
 
-def _of(path: Path, *nodes: onnx.NodeProto, **shapes: Sequence[int | str]) -> Path:
-    """A model of such nodes: the last shape is its output's."""
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph(nodes, "g", tensors[:-1], tensors[-1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+def _session(path: Path, text: str) -> Session:
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}'), path)
+    return Session(path, backend="onnxruntime")
 
 
 def test_inputs_that_disagree_in_a_size_are_told_which(tmp_path: Path) -> None:
-    path = _of(
-        tmp_path / "m.onnx", helper.make_node("Mul", ["a", "b"], ["y"]), a=["n", "k"], b=["n", "k"], y=["n", "k"]
-    )
     a, b = np.ones((2, 3), np.float32), np.ones((2, 4), np.float32)
-    with Session(path, backend="onnxruntime") as session:
+    with _session(tmp_path / "m.onnx", "(float[n,k] a, float[n,k] b) => (float[n,k] y) { y = Mul(a, b) }") as session:
         for out in (None, {"y": np.zeros((2, 3), np.float32)}):
             with pytest.raises(UsageError, match=r"'k' is 3 in input 'a' and 4 in 'b'; m.onnx can't be run on that"):
                 session.run({"a": a, "b": b}, out=out)
-        assert session.run({"a": a, "b": a[:1]})["y"].shape == (
-            2,
-            3,
-        )  # the model can do that all the same
+        assert session.run({"a": a, "b": a[:1]})["y"].shape == (2, 3)  # the model can do that all the same
 
 
 def test_without_inputs_there_is_one_batch(tmp_path: Path) -> None:
-    path = _of(tmp_path / "m.onnx", helper.make_node("Constant", [], ["y"], value_floats=[1.0]), y=[1])
-    with Session(path, backend="onnxruntime") as session:
+    with _session(tmp_path / "m.onnx", "() => (float[1] y) { y = Constant<value_floats = [1.0]>() }") as session:
         assert session.run_batches({})["y"] == 1
 
 
-def test_a_call_that_an_exception_cut_off_keeps_nobody_out(
-    lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Ctrl-C, or a worker's timeout that throws into its thread, may strike before the slot is given back."""
-    with Session(lite0 / "fp16.engine", backend="onnxruntime") as session:
-        monkeypatch.setattr(session._slots, "give", lambda slot: None)
-        session.run({"input": batch[:1]})
-        monkeypatch.undo()
-        assert session.run({"input": batch[:1]}, timeout=5)["logits"].shape == (1, 1000)
+# Processes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("image", "instead"),
-    [
-        (Image.new("RGB", (4, 4)), r"np.asarray\(image.convert\('RGB'\)\)"),
-        (io.BytesIO(b"x"), r"its bytes, image.read\(\)"),
-        (None, "is needed$"),
-    ],
-)
-def test_images_of_other_kinds_are_told_how_to_be_given(session: Session, image: Any, instead: str) -> None:
-    with pytest.raises(UsageError, match=f"image 0 is .*{instead}"):
-        session.run_images([image])
+def test_after_a_fork_what_is_true_is_said(session: Session) -> None:
+    """Really forked: ONNX Runtime would wait for ever for threads that the child hasn't got."""
+    inputs = {"x": samples(2)}
+    step = session.bind(inputs)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def child() -> None:
+        said = []
+        for call in (lambda: session.run(inputs), step):
+            with pytest.raises(DeviceError) as refused:
+                call()
+            said.append(str(refused.value))
+        session.close()
+        there.send(said)
+
+    process = context.Process(target=child)
+    process.start()
+    assert here.poll(30), "the child hangs"
+    first, second = here.recv()
+    process.join(30)
+    has(first, "before the process forked", "open", "'spawn'", "ONNX Runtime's threads")
+    has(second, "before the process forked", "open", "'spawn'")
+    assert session.run(inputs)["y"].shape == (2, 16)
 
 
-def test_a_tensor_of_pixels_is_told_how_to_be_given(session: Session) -> None:
-    torch = pytest.importorskip("torch")
-    with pytest.raises(UsageError, match=r"image 0 is Tensor; .*: give image.numpy\(\)"):
-        session.run_images([torch.zeros(4, 4, 3, dtype=torch.uint8)])
+def _spawned(engine: str, array: NDArray[np.float32]) -> NDArray[Any]:
+    with Session(engine, backend="onnxruntime") as session:
+        found: NDArray[Any] = session.run({"x": array})["y"]
+        return found
 
 
-def test_a_number_of_numpys_says_how_many_classes(session: Session) -> None:
-    [best] = session.run_images([np.zeros((9, 9, 3), np.uint8)], top=np.int64(2))  # type: ignore[arg-type]
-    assert len(best) == 2
+def test_spawned_workers_work(session: Session, folder: Path) -> None:
+    array = samples(3)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(_spawned, (str(folder / "named.engine"), array))
+    np.testing.assert_array_equal(found, session.run({"x": array})["y"])
+
+
+# The command line ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_commands_say_what_to_type(world: World, folder: Path) -> None:
+    """In a process that sees no GPU, wherever this runs."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRTOPT_CACHE": str(world.folder / "cache")}
+    for arguments, words in (
+        (("run", "named.engine", "--images", str(world.photos)), ("running named.engine", "never taken by itself")),
+        (("bench", "named.engine"), ("measuring named.engine", "trtopt run named.engine …")),
+        (("bench", "named.engine", *ORT), ("measuring named.engine", "runs on the CPU")),
+    ):
+        found = subprocess.run(
+            [sys.executable, "-m", "trtopt", *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert found.returncode == 1
+        assert found.stdout == ""
+        assert found.stderr.count("\n") == 1, found.stderr
+        has(found.stderr, "error: ", "needs an NVIDIA GPU", "--backend onnxruntime", *words)
+    message = world.refused("run", folder / "named.onnx", "--images", world.photos)
+    has(message, "named.onnx is an ONNX model, not an engine", "trtopt build", "--backend onnxruntime")
+
+
+def test_a_classifier_that_gives_nan_ranks_nothing(world: World) -> None:
+    model = net()
+    weights = next(item for item in model.graph.initializer if item.name == "w2")
+    weights.CopyFrom(onnx.numpy_helper.from_array(np.full((16, 16, 3, 3), np.nan, np.float32), "w2"))
+    onnx.save(model, world.folder / "nan.onnx")
+    found = world.run("run", world.folder / "nan.onnx", *ORT, "--input", world.arrays, "--json")
+    assert found.status == 0, found.err
+    result = json.loads(found.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert result["ranked"] == []
+    assert result["outputs"][0]["not_finite"] == 40 * 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import os
 import sys
 import threading
 import time
@@ -96,13 +95,6 @@ def test_contexts_are_made_and_first_run_one_at_a_time(
     assert most == [1]
 
 
-def test_a_call_that_waits_too_long_is_told(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda), contexts=1) as session:
-        with busy(session), pytest.raises(Busy, match="all 1 are in use"):
-            session.run(inputs_of(1), timeout=0.05)
-        check_run(session, inputs_of(1))
-
-
 def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,28 +104,17 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
     with open_session(adding_engine(cuda), contexts=1) as session:
         check_run(session, inputs_of(4))
         slot = session._slots._free[0][0]
-        finish = type(slot)._finish
+        finish = type(slot).finish
 
         def stopped(self: Any, *arguments: Any) -> Any:
             raise Stop
 
-        monkeypatch.setattr(type(slot), "_finish", stopped)
+        monkeypatch.setattr(type(slot), "finish", stopped)
         with pytest.raises(Stop):
             session.run(inputs_of(4))
-        monkeypatch.setattr(type(slot), "_finish", finish)
+        monkeypatch.setattr(type(slot), "finish", finish)
         for seed in range(3):
             check_run(session, inputs_of(4, seed))
-
-
-def test_a_slot_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda), contexts=1) as session:
-        thread = threading.Thread(target=session._slots.take)  # ends without giving back
-        thread.start()
-        thread.join()
-        check_run(session, inputs_of(2))
-        session._slots.take()  # as if an exception had struck right after it
-        check_run(session, inputs_of(2))
-        session._slots.take()
 
 
 def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_session: Open) -> None:
@@ -158,6 +139,8 @@ def test_asyncio_runs_without_blocking_the_loop(cuda: FakeCuda, open_session: Op
             results = await asyncio.wait_for(asyncio.gather(*map(session.run_async, inputs)), 30)
             for given, result in zip(inputs, results):
                 np.testing.assert_array_equal(result["y"], given["x"] + given["row"])
+            wrong = asyncio.gather(*map(session.run_async, (inputs[0], inputs_of(9))), return_exceptions=True)
+            assert [type(item) for item in await asyncio.wait_for(wrong, 30)] == [dict, UsageError]
             with busy(session):
                 calls = [asyncio.ensure_future(session.run_async(inputs[0])) for _ in range(4)]
                 await asyncio.sleep(0.05)  # the loop turns though the queue is full
@@ -201,28 +184,6 @@ def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, 
         session.run(inputs_of(1))
 
 
-def test_closing_frees_everything_and_is_done_once(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(adding_engine(cuda))
-    check_run(session, inputs_of(3))
-    session.close()
-    session.close()
-    assert cuda.live == 0
-
-
-def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(adding_engine(cuda))
-    for _ in range(3):
-        check_run(session, inputs_of(3))
-    session.submit(inputs_of(2)).result(10)
-    assert cuda.live
-    del session
-    end = time.monotonic() + 10
-    while cuda.live and time.monotonic() < end:  # the worker thread lets go of its last call a little later
-        gc.collect()
-        time.sleep(0.01)
-    assert cuda.live == 0
-
-
 def test_a_session_without_close_goes_with_its_last_reference(cuda: FakeCuda, open_session: Open) -> None:
     session = open_session(adding_engine(cuda))
     check_run(session, inputs_of(3))
@@ -233,6 +194,14 @@ def test_a_session_without_close_goes_with_its_last_reference(cuda: FakeCuda, op
         assert cuda.live == 0, "it is in a cycle"
     finally:
         gc.enable()
+    session = open_session(adding_engine(cuda))
+    session.submit(inputs_of(2)).result(10)
+    del session
+    end = time.monotonic() + 10
+    while cuda.live and time.monotonic() < end:  # the worker thread lets go of its last call a little later
+        gc.collect()
+        time.sleep(0.01)
+    assert cuda.live == 0
 
 
 @pytest.mark.parametrize("what", ["session", "bound call"])
@@ -311,41 +280,6 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
     assert cuda.live == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        check_run(session, inputs_of(1))
-        parent = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-        for call in (session.run, session.submit):
-            with pytest.raises(DeviceError, match=r"forked.*'spawn'"):
-                call(inputs_of(1))
-        monkeypatch.undo()
-
-
-def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: Open) -> None:
-    order: list[int] = []
-    with open_session(adding_engine(cuda), contexts=1) as session:
-        holding = busy(session)
-        holding.__enter__()
-        threads = []
-        for number in range(6):
-
-            def work(number: int = number) -> None:
-                mine = session._slots.take()
-                order.append(number)
-                session._slots.give(mine)
-
-            threads.append(threading.Thread(target=work))
-            threads[-1].start()
-            while len(session._slots._waiting) <= number:
-                time.sleep(0.001)
-        holding.__exit__(None, None, None)
-        for thread in threads:
-            thread.join(10)
-    assert order == list(range(6))
-
-
 # Python's GIL ----------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +309,6 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
             assert (bound()["y"] == 6).all()
         assert asked.count("upload") == 2  # then the copy is in the graph of an address that has come before
         assert asked.count("launch") > 2
-        del x, bound
 
 
 @pytest.fixture
@@ -383,6 +316,15 @@ def stretches() -> None:
     """The test is about calls in one stretch, without the GIL."""
     if not available():
         pytest.skip("the C extension isn't built: it needs a C compiler when trtopt is installed")
+
+
+@pytest.fixture(params=["stretch", "python"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in one stretch, and in Python."""
+    if request.param == "stretch":
+        request.getfixturevalue("stretches")
+    else:
+        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
 
 
 def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
@@ -468,22 +410,13 @@ def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
         assert in_threads(3, work) == []
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("before", [None, 101])
-@pytest.mark.parametrize("stretch", [True, False])
 def test_calls_leave_the_threads_current_device_as_it_was(
-    cuda: FakeCuda,
-    open_session: Open,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    before: int | None,
-    stretch: bool,
+    cuda: FakeCuda, open_session: Open, before: int | None
 ) -> None:
     held, _kept = driver(cuda, [], True)
     x = np.ones((2, 40_000), np.float32)
-    if stretch:
-        request.getfixturevalue("stretches")
-    else:
-        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
     with open_session(large_engine(cuda), contexts=3) as session:
         hold(session, held, 3)
 
@@ -593,15 +526,11 @@ def _counted(patch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-@pytest.mark.parametrize("stretch", [True, False])
+@pytest.mark.usefixtures("either_way")
 def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alone(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, stretch: bool
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such memory may have been read there; arrays of the caller's say themselves which streams they are used on."""
-    if stretch:
-        request.getfixturevalue("stretches")
-    else:
-        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
     cuda.streams[1], done = [], list[int]()
     held, _kept = driver(cuda, [], True)
     with open_session(adding_engine(cuda), contexts=1) as session:
@@ -645,7 +574,6 @@ def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_sess
         for array in arrays:
             result = session.run({"x": array, "row": row})["y"]
             np.testing.assert_array_equal(result.numpy(), array.values + row.values)
-        del x, row, result, contexts, array, arrays
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -687,7 +615,6 @@ def test_a_bound_call_on_the_gpu_comes_after_the_stream_that_makes_its_array(
                 assert cuda.calls == ["cudaStreamQuery"] * 2 + ["cudaGraphLaunch", "cudaStreamSynchronize"]
                 assert held.current() == current
                 cuda.set_current(100)
-        del x, y, bound
     del cuda.streams[1]
 
 
@@ -723,7 +650,6 @@ def test_a_stream_of_the_callers_is_met_on_its_device(
         assert len(there) >= 8
         assert held.current() == before
         mine.free()
-        del bound
 
 
 @pytest.mark.parametrize("before", [None, 101])
@@ -751,7 +677,7 @@ def hold(session: Session, held: Driver, contexts: int) -> None:
     at = session._gpus[0].device.cuda
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
-    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts, owned=True)
+    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts)
 
 
 def _broken(*_: Any) -> None:

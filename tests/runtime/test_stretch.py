@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trtopt.cuda.arrays import start
 from trtopt.cuda.driver import address_of
-from trtopt.runtime.stretch import Row, Stretch, available, calling, copying, prepare, same
+from trtopt.runtime.stretch import Row, Stretch, available, calling, copying, same
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="the C extension isn't built: it needs a C compiler when trtopt is installed"
@@ -77,18 +77,6 @@ def test_a_word_that_is_another_ends_it() -> None:
     four = np.full(9, 4.0)
     assert Stretch([same(at, 5), calling(ABS, 0), copied(target, four)]).run() == 0
     assert (target == 4).all()
-
-
-def test_a_prepared_call_takes_the_callers_addresses() -> None:
-    staging, landing = np.zeros(7), np.zeros(3)
-    given, wanted = np.arange(7.0), np.empty(3)
-    landing[:] = 8
-    prepared = prepare([staging], [calling(ABS, 0)], [landing])
-    prepared.stretch.words[prepared.sources[0]] = start(given)
-    prepared.stretch.words[prepared.targets[0]] = start(wanted)
-    assert prepared.stretch.run() == 0
-    np.testing.assert_array_equal(staging, given)
-    np.testing.assert_array_equal(wanted, landing)
 
 
 def test_while_it_runs_other_threads_have_the_gil() -> None:

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,13 @@ from trtopt.core.values import x
 from trtopt.cuda.tensors import Shape
 from trtopt.data.convert import numpy_dtype
 
+if TYPE_CHECKING:
+    from trtopt.cuda.device import Event
+
 _CPU, _CUDA, _PINNED = 1, 2, 3  # DLDeviceType
 LEGACY, UNKNOWN = 1, -1  # streams as DLPack names them: the default one, and none
 _NAMED = {(4, 16): "bfloat16", (10, 8): "float8_e4m3fn"}
 _KINDS = {0: "int", 1: "uint", 2: "float"}
-_DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed memory", 14: "oneAPI"}
 
 
 @dataclass(slots=True)
@@ -74,35 +76,19 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned, of DLPack 1."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
 _api = ctypes.pythonapi
 _is_valid, _pointer = _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
-_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_NAME = b"dltensor"
 
 
-def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
-    """Where an array's bytes are; nothing is copied.
+def view(obj: Any, stream: int) -> NDArray[Any] | View:
+    """Find out where an array's bytes are; nothing is copied.
 
     Args:
         obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
         stream: handle of the CUDA stream that will read or write it.
-        write: it is to be written: what its owner says of that is asked for, and is in the result (`View.read_only`, or the
-            flags of NumPy's array).
 
     Raises:
         UsageError: it is on another kind of device, not contiguous in GPU memory, or of an unknown type.
@@ -121,7 +107,7 @@ def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
     if interface is not None and (interface["version"] >= 3 or not hasattr(obj, "__dlpack__")):
         return _from_interface(obj, interface)
     if hasattr(obj, "__dlpack__"):
-        return _from_dlpack(obj, stream or 1, write)
+        return _from_dlpack(obj, stream or 1)
     try:
         array = np.asarray(obj)
     except (ValueError, TypeError) as error:
@@ -132,13 +118,13 @@ def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
 
 
 def views(objs: Iterable[Any], stream: int, names: Sequence[str], *, write: bool = False) -> list[NDArray[Any] | View]:
-    """`view` of each input; with `write`, of each array for results.
+    """Return the `view` of each input, or with `write` of each array for results.
 
     Raises: as `view`; the message names the input.
     """
     found: list[NDArray[Any] | View] = []
     try:
-        found.extend(view(obj, stream, write=write) for obj in objs)  # those before a wrong one stay in it
+        found.extend(view(obj, stream) for obj in objs)  # those before a wrong one stay in it
     except UsageError as error:
         name = names[len(found)]
         raise UsageError(f"{f'out[{name!r}]' if write else f'input {name!r}'}: {error}") from None
@@ -171,7 +157,7 @@ start = _read_start if _start_is_read() else _start
 
 
 def writable(obj: Any) -> bool:
-    """Whether what is written into the view of an array gets into the array itself."""
+    """Return True if what is written into the view of an array gets into the array itself."""
     if isinstance(obj, np.ndarray):
         return True
     shares_memory = hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
@@ -219,7 +205,7 @@ def _root(kind: type[Any]) -> str:
 
 
 def _from_cupy(array: Any) -> View | None:
-    """What a CuPy array says by its interface, from its attributes, which is faster. None: no plain one in C order."""
+    """Read off a CuPy array's attributes what its interface says, which is faster. None: no plain one in C order."""
     cupy = sys.modules["cupy"]
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
@@ -259,7 +245,7 @@ def _ordinal(obj: Any) -> int:
     return int(ordinal or 0)
 
 
-def _from_dlpack(obj: Any, stream: int, write: bool) -> NDArray[Any] | View:
+def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
     name = type(obj).__name__
     if getattr(obj, "requires_grad", False) is True:
         raise UsageError(f"{name} requires grad, which arrays don't have: give it with .detach()")
@@ -268,16 +254,17 @@ def _from_dlpack(obj: Any, stream: int, write: bool) -> NDArray[Any] | View:
     try:
         kind, ordinal = (int(part) for part in obj.__dlpack_device__())
         if kind not in (_CPU, _CUDA, _PINNED):
-            what = _DEVICES.get(kind, f"DLPack's device type {kind}")
-            raise UsageError(f"{name} lies in the memory of {what}; host or CUDA memory is needed")
+            raise UsageError(f"{name} lies in memory of DLPack's device type {kind}; host or CUDA memory is needed")
         if kind == _CUDA:
             with _current(obj, ordinal):
-                capsule = _given(obj, write, stream=stream)
+                capsule = obj.__dlpack__(stream=stream)
         else:
-            capsule = _given(obj, write)
+            capsule = obj.__dlpack__()
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{name} can't be read in place: {error}") from error
-    tensor, read_only = _opened(capsule, name)
+    if not _is_valid(capsule, _NAME):
+        raise UsageError(f"{name} gives a DLPack capsule of an unknown kind")
+    tensor = _Tensor.from_address(_pointer(capsule, _NAME))  # it lives as long as the capsule
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     dtype = _dtype(tensor.dtype, obj)
     strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
@@ -287,28 +274,11 @@ def _from_dlpack(obj: Any, stream: int, write: bool) -> NDArray[Any] | View:
     if kind == _CUDA:
         if strides is not None and not _contiguous(shape, strides, 1):
             raise _scattered(obj)
-        return View(address, shape, dtype, ordinal, None, (obj, capsule), read_only)
-    return _host_array(address, shape, strides, dtype, capsule, read_only)
-
-
-def _given(obj: Any, write: bool, **options: Any) -> Any:
-    """Its capsule; one to `write` into of DLPack 1, which says whether that is allowed, and of no copy, where there is one."""
-    if write:
-        with contextlib.suppress(TypeError):  # older than these arguments
-            return obj.__dlpack__(max_version=(1, 0), copy=False, **options)
-    return obj.__dlpack__(**options)
-
-
-def _opened(capsule: Any, name: str) -> tuple[_Tensor, bool]:
-    """The tensor in a capsule, and whether it is read-only. It lives as long as the capsule."""
-    if _is_valid(capsule, _NAME):
-        return _Tensor.from_address(_pointer(capsule, _NAME)), False
-    if not _is_valid(capsule, _VERSIONED_NAME):
-        raise UsageError(f"{name} gives a DLPack capsule of an unknown kind")
-    managed_tensor = _Versioned.from_address(_pointer(capsule, _VERSIONED_NAME))
-    if managed_tensor.major != 1:
-        raise UsageError(f"{name} gives DLPack {managed_tensor.major}.{managed_tensor.minor}; version 1 can be taken")
-    return managed_tensor.tensor, bool(managed_tensor.flags & _READ_ONLY)
+        return View(address, shape, dtype, ordinal, None, (obj, capsule))
+    if 0 in shape:  # its address may be none, which older NumPy doesn't take
+        return np.empty(shape, dtype)
+    steps = None if strides is None else tuple(step * dtype.itemsize for step in strides)
+    return np.asarray(_Memory(address, shape, steps, _plain(dtype), capsule)).view(dtype)
 
 
 def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
@@ -330,25 +300,15 @@ class _Memory:
         strides: Shape | None,
         dtype: np.dtype[Any],
         owner: Any,
-        read_only: bool = False,
     ) -> None:
         self.owner = owner
         self.__array_interface__ = {
-            "data": (address, read_only),
+            "data": (address, False),
             "shape": shape,
             "strides": strides,
             "typestr": dtype.str,
             "version": 3,
         }
-
-
-def _host_array(
-    address: int, shape: Shape, strides: Any, dtype: np.dtype[Any], owner: Any, read_only: bool
-) -> NDArray[Any]:
-    if 0 in shape:  # its address may be none, which older NumPy doesn't take
-        return np.empty(shape, dtype)
-    steps = None if strides is None else tuple(step * dtype.itemsize for step in strides)
-    return np.asarray(_Memory(address, shape, steps, _plain(dtype), owner, read_only)).view(dtype)
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -371,7 +331,7 @@ def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
 
 
 def _contiguous(shape: Shape, strides: Any, stride: int) -> bool:
-    """Whether steps are those of C order, `stride` being the innermost one."""
+    """Return True if steps are those of C order, `stride` being the innermost one."""
     if 0 in shape:
         return True
     for size, step in zip(reversed(shape), reversed(list(strides))):
@@ -385,16 +345,6 @@ def _scattered(obj: Any) -> UsageError:
     return UsageError(
         f"{type(obj).__name__} in GPU memory isn't contiguous: make it so first (.contiguous(), ascontiguousarray)"
     )
-
-
-class Ready(Protocol):
-    """A point in a stream's work (`trtopt.cuda.device.Event`)."""
-
-    def before(self, stream: int) -> None:
-        """Let any stream wait for it."""
-
-    def synchronize(self) -> None:
-        """Wait for it."""
 
 
 class DeviceArray:
@@ -428,7 +378,7 @@ class DeviceArray:
         owner: Any,
         *,
         stream: int | None = None,
-        ready: Ready | None = None,
+        ready: Event | None = None,
         copy_to_host: Callable[[NDArray[Any], int], None] | None = None,
         streams: set[int] | None = None,
     ) -> None:
@@ -437,7 +387,7 @@ class DeviceArray:
         self.streams = set() if streams is None else streams
         self.written(stream, ready)
 
-    def written(self, stream: int | None, ready: Ready | None) -> None:
+    def written(self, stream: int | None, ready: Event | None) -> None:
         """New content comes in the order of `stream`, there when `ready` is; None: it is there."""
         self._stream, self._ready = LEGACY if stream == 0 else stream, ready
         if self._stream is not None:
@@ -448,7 +398,7 @@ class DeviceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, stream: int) -> View:
-        """For the stream that uses it next, which is made to wait if the result isn't finished."""
+        """Return a view for the stream that uses it next, which is made to wait if the result isn't finished."""
         return View(self.address, self.shape, self.dtype, self.ordinal, self._await(stream or 1), self)
 
     def _await(self, consumer: int) -> int | None:
@@ -499,7 +449,8 @@ class DeviceArray:
         if copy or (dl_device is not None and tuple(dl_device) != (_CUDA, self.ordinal)):
             raise BufferError("only the memory itself is given, on its own GPU, without a copy")
         self.given(stream)
-        return export(self.address, self.shape, self.dtype, (_CUDA, self.ordinal), self)
+        memory = np.asarray(_Memory(self.address, self.shape, None, _plain(self.dtype), self))
+        return _capsule(memory, self.dtype, (_CUDA, self.ordinal))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -510,12 +461,8 @@ class DeviceArray:
         return f"DeviceArray({x(self.shape)} {self.dtype} on GPU {self.ordinal})"
 
 
-def export(address: int, shape: Shape, dtype: np.dtype[Any], device: tuple[int, int], owner: Any) -> Any:
-    """A DLPack capsule of contiguous memory; `owner` lives until its consumer lets go."""
-    return _capsule(np.asarray(_Memory(address, shape, None, _plain(dtype), owner)), dtype, device)
-
-
 def _capsule(array: NDArray[Any], dtype: np.dtype[Any], device: tuple[int, int]) -> Any:
+    """Return a DLPack capsule of contiguous memory, which lives until its consumer lets go."""
     # NumPy's capsule, corrected: its deleters are in C. One of ours in Python breaks when the capsule is dropped while an
     # exception is under way, and crashes when a tensor outlives the interpreter.
     code = next((code for (code, _), name in _NAMED.items() if name == dtype.name), None)
@@ -549,7 +496,7 @@ def like(example: Any, result: DeviceArray) -> Any:
 
 
 def _cupy_array(result: DeviceArray) -> Any:
-    """As CuPy's `from_dlpack`, which is much slower."""
+    """Make an array as CuPy's `from_dlpack` does, which is much slower."""
     cupy = sys.modules["cupy"]
     if result.dtype.isbuiltin != 1:
         return cupy.from_dlpack(result)

@@ -50,7 +50,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the driver says. True where a GPU can be used; else `reason` says why not.
+    """The driver's answer. True where a GPU can be used; else `reason` says why not.
 
     `driver` is the newest CUDA version that the driver runs, such as (13, 0); None without a driver.
     """
@@ -90,7 +90,7 @@ def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
 
 @contextlib.contextmanager
 def current_gpu(ordinal: int) -> Iterator[None]:
-    """In the block a GPU is this thread's current one; after it, that is what it was. Needs no package.
+    """Make a GPU this thread's current one in the block; after it, that is what it was. Needs no package.
 
     GPU 0 is what a thread has by itself: nothing is set for it.
 
@@ -148,7 +148,7 @@ def _ask(library: ctypes.CDLL) -> Probe:
 
 
 class _Current:
-    """While it is entered, a device is the thread's current one; see `Cuda.current`."""
+    """A block in which a device is the thread's current one; see `Cuda.current`."""
 
     __slots__ = ("_before", "_cuda")
 
@@ -201,7 +201,7 @@ class Cuda:
         return values[0] if len(values) == 1 else tuple(values) or None
 
     def current(self) -> AbstractContextManager[None]:
-        """In the block the device is this thread's current one; after it, that is what it was. (Without `driver` it stays.)
+        """Make the device this thread's current one in the block; after it, that is what it was. (Without `driver` it stays.)
 
         Raises: as `use`.
         """
@@ -224,20 +224,15 @@ class Cuda:
 
     def check(self, function: str, code: Any) -> None:
         """Raise DeviceError if `function` answered with an error code."""
-        if code and int(code) != _UNLOADING:
-            raise DeviceError(f"{function} failed: {self._text(code)}")
-
-    def _text(self, code: Any) -> str:
-        name, text = (self.functions.cudaGetErrorName(code)[1], self.functions.cudaGetErrorString(code)[1])
+        if not code or int(code) == _UNLOADING:
+            return
+        answers = self.functions.cudaGetErrorName(code)[1], self.functions.cudaGetErrorString(code)[1]
+        name, text = (item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in answers)
         hint = {
             "cudaErrorInsufficientDriver": "; install cuda-bindings of the CUDA version that the driver supports",
             "cudaErrorMemoryAllocation": "; free GPU memory, or use a smaller batch",
-        }.get(_plain(name), "")
-        return f"{_plain(name)} ({_plain(text)}){hint}"
-
-
-def _plain(text: Any) -> str:
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        }.get(name, "")
+        raise DeviceError(f"{function} failed: {name} ({text}){hint}")
 
 
 _Self = TypeVar("_Self", bound="Resource")
@@ -254,7 +249,7 @@ class Resource:
 
     @property
     def raw(self) -> Any:
-        """As cuda-python's functions take it.
+        """The handle as cuda-python's functions take it.
 
         Raises:
             DeviceError: it was freed.
@@ -266,7 +261,7 @@ class Resource:
 
     @property
     def handle(self) -> int:
-        """As an integer, as TensorRT takes it."""
+        """The handle as an integer, as TensorRT takes it."""
         return int(self.raw)
 
     @property
@@ -495,13 +490,13 @@ class Device:
             self.cuda("cudaDeviceSynchronize")
 
     def idle(self, stream: int) -> bool:
-        """Whether all work given to a stream, of whatever library, is done. The default stream is the current device's."""
+        """Return True if all work given to a stream, of whatever library, is done. The default one is the current device's."""
         driver = self.cuda.driver
         # Another answer than 0 is an error or "not ready": take it as busy.
         return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))
 
     def is_pinned(self, address: int) -> bool:
-        """Whether host memory is page-locked, so that the GPU copies straight from it."""
+        """Return True if host memory is page-locked, so that the GPU copies straight from it."""
         kind = self.cuda("cudaPointerGetAttributes", address).type
         return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
 

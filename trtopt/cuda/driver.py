@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
-
 
 def driver_library() -> ctypes.CDLL | None:
-    """None where no driver is installed."""
-    for name in _NAMES:
+    """Load the driver; None where none is installed."""
+    for name in ("libcuda.so.1", "libcuda.so"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None
 
 
 def address_of(function: Any) -> int:
-    """Of a function of a library that ctypes loaded."""
+    """Return the address of a function of a library that ctypes loaded."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -59,7 +56,7 @@ class Driver:
 
     @classmethod
     def load(cls) -> Driver | None:
-        """None where no driver is installed, or one that lacks some of them."""
+        """Load the functions; None where no driver is installed, or one that lacks some of them."""
         free, pointer = driver_library(), ctypes.c_void_p
         if free is None:
             return None

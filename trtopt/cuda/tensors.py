@@ -1,4 +1,4 @@
-"""What an engine takes and gives: names, types, shapes and profiles, and whether arrays fit them."""
+"""An engine's inputs and outputs: names, types, shapes and profiles, and checks of arrays against them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Signature:
 
     @property
     def dynamic(self) -> bool:
-        """Whether one set of input shapes is all there is."""
+        """Return True if there is more than one set of input shapes."""
         return any(-1 in item.shape or item.on_host for item in self.inputs)
 
     def check_names(self, inputs: Mapping[str, Any]) -> None:
@@ -83,8 +83,11 @@ class Signature:
             UsageError: they fit none; the message gives the shapes allowed.
         """
         shapes_by_name = {item.name: shape for item, shape in zip(self.inputs, shapes)}
-        if not self.profiles:
-            return self._unranged(shapes_by_name)
+        if not self.profiles:  # the fixed dimensions are all that is known
+            for item, shape in zip(self.inputs, shapes):
+                if any(size not in (-1, there) for size, there in zip(item.shape, shape)):
+                    raise UsageError(f"input {item.name!r} has shape {x(shape)}; {x(item.shape)} is needed")
+            return 0
         candidates = [
             index
             for index, profile in enumerate(self.profiles)
@@ -99,14 +102,14 @@ class Signature:
             raise UsageError(
                 f"inputs {shapes_text} are outside the engine's shapes: {ranges}; give others, or build it with other `shapes=`"
             )
-        return min(candidates, key=lambda index: _distance(shapes_by_name, self.profiles[index]))
-
-    def _unranged(self, shapes: Mapping[str, Shape]) -> int:
-        """The fixed dimensions are all that is known."""
-        for item in self.inputs:
-            if any(size not in (-1, there) for size, there in zip(item.shape, shapes[item.name])):
-                raise UsageError(f"input {item.name!r} has shape {x(shapes[item.name])}; {x(item.shape)} is needed")
-        return 0
+        return min(
+            candidates,
+            key=lambda index: sum(
+                abs(size - best)
+                for name, shape in shapes_by_name.items()
+                for size, best in zip(shape, self.profiles[index][name].opt)
+            ),
+        )
 
 
 def check_mapping(what: str, mapping: Any) -> None:
@@ -142,7 +145,13 @@ def signature(engine: Any) -> Signature:
     for name in names:
         (inputs if engine.get_tensor_mode(name).name == "INPUT" else outputs).append(_describe(engine, name))
     profiles = tuple(
-        {item.name: _range(engine, item, index) for item in inputs} for index in range(engine.num_optimization_profiles)
+        {
+            item.name: ShapeRange(
+                *(tuple(map(int, shape)) for shape in engine.get_tensor_profile_shape(item.name, index))
+            )
+            for item in inputs
+        }
+        for index in range(engine.num_optimization_profiles)
     )
     return Signature(tuple(inputs), tuple(outputs), profiles)
 
@@ -177,13 +186,3 @@ def _on_host(engine: Any, name: str) -> bool:
         return bool(engine.get_tensor_location(name).name == "HOST")
     except TypeError:
         return bool(engine.is_shape_inference_io(name))
-
-
-def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:
-    low, best, high = engine.get_tensor_profile_shape(tensor.name, index)
-    return ShapeRange(*(tuple(int(size) for size in shape) for shape in (low, best, high)))
-
-
-def _distance(shapes: Mapping[str, Shape], profile: Profile) -> int:
-    """How far from the shapes that the profile's kernels were chosen for."""
-    return sum(abs(size - best) for name, shape in shapes.items() for size, best in zip(shape, profile[name].opt))

@@ -7,29 +7,128 @@ with trtopt.Session("resnet50.engine") as session, trtopt.Batcher(session) as ba
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
+import functools
+import itertools
+import math
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trtopt.core.errors import DeviceError, UsageError
+from trtopt.core.documents import Described
+from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.core.options import typed
-from trtopt.core.values import ShapeRange, TensorInfo, check_timeout, parse_seconds, x
-from trtopt.cuda.arrays import View, views
-from trtopt.cuda.tensors import Tensor, check_array
-from trtopt.runtime.batch_queue import Array, BatcherStats, Group, Queue, Request, Shapes
-from trtopt.runtime.batch_threads import serve
+from trtopt.core.values import check_timeout, parse_seconds, x
+from trtopt.cuda.arrays import View, like_host, start, views
+from trtopt.cuda.tensors import Shape, check_array
+from trtopt.data.rebatch import share
+from trtopt.runtime.contexts import MAPPED
 from trtopt.runtime.session import Session
-from trtopt.runtime.slot_pool import CLOSED
+from trtopt.runtime.slot_pool import CLOSED as SESSION_CLOSED
+from trtopt.runtime.stretch import Stretch, available, copying
 
-Range = tuple[int, int]  # batches from, to
+Array = NDArray[Any]
+Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
 
 _REMEMBERED = 4096  # shapes of samples
+_IDLE = 0.1  # seconds without a batch after which a thread goes
+_VIEWS = 64  # of one thread's buffers
+_NAME = "trtopt-batcher"  # of the threads
+CLOSED = "this batcher is closed; make another one"
+
+
+@dataclass(frozen=True)
+class BatcherStats(Described):
+    """Counts of what a batcher did since it was made.
+
+    Attributes:
+        requests: that ran; cancelled ones aren't counted.
+        samples: of these requests.
+        batches: that ran.
+        full: batches that had no room for another sample, or for the request that came next.
+        mean_batch: samples a batch.
+        queued: samples that were accepted and whose batch hasn't started yet.
+        mean_wait: seconds from a request's call to the start of its batch.
+        longest_wait: the same, of the request that waited longest.
+    """
+
+    requests: int
+    samples: int
+    batches: int
+    full: int
+    mean_batch: float
+    queued: int
+    mean_wait: float
+    longest_wait: float
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`.
+
+    Attributes:
+        shapes: of one sample, for each input; capacity: the most samples that a batch of them holds.
+        example: an array of the library that results are made arrays of; None: NumPy's.
+        accepted: when the caller came, in seconds.
+        rows: its part of each output of the batch.
+    """
+
+    shapes: Shapes
+    capacity: int
+    samples: int
+    arrays: list[Array]
+    example: Any = None
+    done: threading.Lock = field(default_factory=threading.Lock)
+    task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+    future: Future[dict[str, Any]] | None = None
+    error: BaseException | None = None
+    rows: dict[str, Array] = field(default_factory=dict)
+    accepted: float = 0.0
+
+    def starts(self) -> bool:
+        """Return False if nobody wants its results any more; its batch is about to run."""
+        return self.error is None if self.future is None else self.future.set_running_or_notify_cancel()
+
+    def fail(self, error: BaseException) -> None:
+        if self.future is None:
+            self.error = self.error or error
+        elif not self.future.done():
+            self.future.set_exception(error)
+
+    def results(self) -> dict[str, Any]:
+        """Return arrays of the caller's own, or raise what went wrong."""
+        if self.error is not None:
+            raise self.error
+        results = {}
+        for name, rows in self.rows.items():
+            if rows.base is not None:  # not all of a batch's output, which is new
+                copied = np.empty(rows.shape, rows.dtype)
+                if rows.nbytes > MAPPED:
+                    np.copyto(copied, rows)
+                else:  # keeps the GIL: letting it go takes longer where threads queue for it
+                    _bytes(copied)[:] = _bytes(rows)
+                rows = copied
+            results[name] = rows if self.example is None else like_host(self.example, rows)
+        return results
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests that run together, the first of which came at `since`. Once `sealed` it takes no more, and is due."""
+
+    shapes: Shapes
+    since: float
+    requests: list[Request] = field(default_factory=list)
+    samples: int = 0
+    sealed: bool = False
+    full: bool = False
 
 
 class Batcher:
@@ -46,7 +145,7 @@ class Batcher:
     Results are arrays of the caller's own, copied out of the batch's: keeping one keeps no other caller's in memory. Inputs
     must stay as they are while `run` or `run_async` waits; `submit` copies them. Callbacks of futures run in the batcher's
     threads: one that waits there holds up a slot. Many tasks of one event loop are served faster than as many threads, which
-    queue for Python's GIL.
+    queue for Python's GIL. A process that ends without `close` waits until what was accepted has run, a batch when it is due.
 
     Args:
         session: stays the caller's: close it after the batcher. The first axis of each of its inputs must be the batch,
@@ -55,9 +154,8 @@ class Batcher:
             as a number.
         max_batch: samples a batch at the most; None: the largest batch of the session's profiles.
         max_queue: batches that fill or wait for a slot before `submit` holds its callers up.
-        slots: batches that run at the same time, each with page-locked memory for its inputs, at the most as many as calls of
-            the session (`contexts`, on each GPU); None: two for each GPU.
-        clock: gives seconds that only grow, for tests.
+        slots: batches that run at the same time, each with page-locked memory for its inputs; more than calls of the session
+            (`contexts`, on each GPU) are of no use; None: two for each GPU.
 
     Raises:
         UsageError: an argument that can't be right, an input or output without a batch axis, or no profile that says how large
@@ -74,36 +172,49 @@ class Batcher:
         max_batch: int | None = None,
         max_queue: int = 4,
         slots: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         session._alive()
         if session._closing:
-            raise DeviceError(CLOSED)
-        delay = parse_seconds(max_delay, "`max_delay=`")
-        usual, most = 2 * max(1, len(session._gpus)), session._slots.most
-        slots = usual if slots is None else slots
+            raise DeviceError(SESSION_CLOSED)
+        self.max_delay = min(parse_seconds(max_delay, "`max_delay=`"), threading.TIMEOUT_MAX)
+        slots = 2 * max(1, len(session._gpus)) if slots is None else slots
         for name, value in (("max_queue", max_queue), ("slots", slots), ("max_batch", max_batch)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value!r}; a number of at least 1 is needed")
-        if slots > max(usual, most):
+        self._session, self._signature = session, session._signature
+        self._inputs = self._signature.inputs
+        self._names = {tensor.name: None for tensor in self._inputs}
+        _check_axes(session)
+        limits = set[int]()  # the ends of what profiles take
+        for profile in session.profiles:
+            ranges = [profile[name] for name in self._names]
+            limits |= {max(1, *(item.min[0] for item in ranges)), min(item.max[0] for item in ranges)}
+        limits = limits or {self._inputs[0].shape[0]} - {-1}
+        if not limits and max_batch is None:
             raise UsageError(
-                f"slots is {slots}; the session runs {most} calls at the same time, and more are of no use"
+                f"max_batch isn't given, and {session.engine.name} doesn't say how large its batches may be: give "
+                "max_batch=32, for example"
             )
-        self._session, self._process = session, os.getpid()
-        self._inputs = session._signature.inputs
-        self._names = tuple(tensor.name for tensor in self._inputs)
-        _check_axes(self._inputs, session._signature.outputs, (*session.inputs, *session.outputs))
-        self.max_delay = delay
-        self.max_batch = self._largest(max_batch)
-        self._groups: dict[Shapes, Group] = {}
-        self._queue = Queue(delay, max_queue, clock)
-        self._queue.threads = tuple(
-            threading.Thread(target=serve, args=(session, self._queue), name=f"trtopt-batcher-{index}", daemon=True)
-            for index in range(slots)
-        )
-        weakref.finalize(self, self._queue.close).atexit = False
-        for thread in self._queue.threads:
-            thread.start()
+        if max_batch is not None and limits and max_batch > max(limits):
+            raise UsageError(
+                f"max_batch is {max_batch}; the engine takes batches of at most {max(limits)}: build it with other `shapes=`"
+            )
+        self.max_batch = max_batch or max(limits)
+        powers = (1 << bit for bit in range(max(limits, default=self.max_batch).bit_length()))
+        self._sizes = sorted({*powers, *limits, self.max_batch})
+        self._sizes_of = functools.lru_cache(_REMEMBERED)(self._find_sizes)
+        self._max_queue = max_queue
+        lock = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
+        self._ready, self._room = threading.Condition(lock), threading.Condition(lock)
+        self._open: dict[Shapes, Batch] = {}
+        self._waiting: deque[Batch] = deque()
+        self._held_up = 0  # callers that wait for room
+        self._closing = False
+        self._requests = self._samples = self._batches = self._full = 0
+        self._waited = self._longest = 0.0
+        self._memory = threading.local()
+        self._slots, self._serving = slots, 0  # threads that there are
+        self._workers = ThreadPoolExecutor(slots, thread_name_prefix=_NAME)
 
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
         """Copy samples into a batch and return a future of their results: output name → array, samples along the first axis.
@@ -121,33 +232,27 @@ class Batcher:
             DeviceError: this or its session is closed, or this process was forked. What `Session.run` raises goes to every
                 request of the batch, by the future's `result()`.
         """
-        check_timeout(timeout)
         request = self._request(inputs)
         request.arrays = [array.copy() for array in request.arrays]
-        future: Future[dict[str, Any]] = Future()
-        request.future = future
-        self._queue.enter(request)
-        self._queue.wait_for_room(request, timeout)
+        request.future = future = Future[dict[str, Any]]()
+        self._enter(request, timeout, holds_up=True)
         return future
 
     def run(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """The results of samples, when their batch has run.
+        """Return the results of samples, when their batch has run.
 
         Args:
             inputs, timeout: as for `submit`; without `timeout` it waits as long as it takes.
 
         Raises: as `submit`, and as `Session.run`.
         """
-        check_timeout(timeout)
         request = self._request(inputs)
         request.done.acquire()
-        self._queue.enter(request)
+        self._enter(request, timeout, holds_up=timeout is not None)
         try:
-            if timeout is not None:
-                self._queue.wait_for_room(request, timeout)
             request.done.acquire()
         except BaseException:
-            self._queue.leave(request)
+            request.fail(CancelledError())
             raise
         return request.results()
 
@@ -158,31 +263,48 @@ class Batcher:
         """
         request = self._request(inputs)
         loop = asyncio.get_running_loop()
-        signal: asyncio.Future[None] = loop.create_future()
-        request.task = loop, signal
-        self._queue.enter(request)
+        request.task = loop, loop.create_future()
+        self._enter(request, None, holds_up=False)
         try:
-            await signal
+            await request.task[1]
         except BaseException:
-            self._queue.leave(request)
+            request.fail(CancelledError())
             raise
         return request.results()
 
     def stats(self) -> BatcherStats:
-        """What it did so far."""
-        return self._queue.stats()
+        """Return what it did so far."""
+        with self._ready:
+            return BatcherStats(
+                requests=self._requests,
+                samples=self._samples,
+                batches=self._batches,
+                full=self._full,
+                mean_batch=self._samples / max(1, self._batches),
+                queued=sum(batch.samples for batch in self._waiting),
+                mean_wait=self._waited / max(1, self._requests),
+                longest_wait=self._longest,
+            )
 
     def close(self, finish: bool = True) -> None:
         """Accept nothing more, and wait until what was accepted is done. A second call does nothing.
 
         Args:
-            finish: run what waits; else it is cancelled, and those who wait for room get a DeviceError.
+            finish: run what waits; else it is cancelled. Those who wait for room get a DeviceError.
         """
-        if os.getpid() != self._process:  # its threads aren't in the child
+        if self._session._forked:  # its threads aren't in the child
             return
-        for request in self._queue.close(finish):
-            request.cancel()
-        self._queue.join()
+        with self._ready:
+            self._closing = True
+            self._ready.notify_all()
+            self._room.notify_all()
+            cancelled = [] if finish else [request for batch in self._waiting for request in batch.requests]
+        for request in cancelled:
+            if request.future is None:
+                request.fail(CancelledError())
+            else:
+                request.future.cancel()
+        self._workers.shutdown(wait=not threading.current_thread().name.startswith(_NAME))
 
     def __enter__(self) -> Batcher:
         return self
@@ -190,40 +312,22 @@ class Batcher:
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(finish=kind is None)
 
-    def _largest(self, max_batch: int | None) -> int:
-        """Samples a batch at the most."""
-        limits = [high for profile in self._session.profiles for _, high in _batches(profile, self._inputs)]
-        limits = limits or [size for size in [self._inputs[0].shape[0]] if size != -1]
-        if not limits and max_batch is None:
-            raise UsageError(
-                f"max_batch isn't given, and {self._session.engine.name} doesn't say how large its batches may be: give "
-                "max_batch=32, for example"
-            )
-        if max_batch is not None and limits and max_batch > max(limits):
-            raise UsageError(
-                f"max_batch is {max_batch}; the engine takes batches of at most {max(limits)}: build it with other `shapes=`"
-            )
-        return max_batch or max(limits)
+    # Requests --------------------------------------------------------------------------------------------------------
 
     def _request(self, inputs: Mapping[str, Any]) -> Request:
         """Check what a caller gave, as the session does."""
         self._session._alive()
-        try:
-            values = [inputs[name] for name in self._names]
-        except (KeyError, IndexError, TypeError):
-            self._session._signature.check_names(inputs)
-            raise
-        if len(values) != len(inputs):
-            self._session._signature.check_names(inputs)
+        if type(inputs) is not dict or inputs.keys() != self._names.keys():
+            self._signature.check_names(inputs)
+        values = [inputs[name] for name in self._names]
         arrays: list[Array] = []
-        for tensor, array in zip(self._inputs, views(values, 0, self._names)):
+        for tensor, array in zip(self._inputs, views(values, 0, [*self._names])):
             if isinstance(array, View):
                 raise UsageError(
                     f"input {tensor.name!r} lies in GPU memory; batches are put together in host memory: give a NumPy "
                     "array, or call Session.run"
                 )
-            if array.dtype != tensor.dtype or array.ndim != len(tensor.shape):
-                check_array(tensor, array)
+            check_array(tensor, array)
             arrays.append(array)
         samples = arrays[0].shape[0]
         if samples < 1 or any(array.shape[0] != samples for array in arrays):
@@ -231,74 +335,226 @@ class Batcher:
             raise UsageError(
                 f"samples along the first axes: {counts}; one number of at least 1 is needed for all inputs"
             )
-        group = self._group(tuple([array.shape for array in arrays]))
-        if samples > group.capacity:
+        shapes = tuple([array.shape[1:] for array in arrays])
+        capacity = min(self.max_batch, self._sizes_of(shapes)[-1])
+        if samples > capacity:
             raise UsageError(
-                f"the request has {samples} samples; a batch of this shape holds {group.capacity}: submit them in parts, or "
-                "call Session.run_batches"
+                f"the request has {samples} samples; a batch of this shape holds {capacity}: submit them in parts, or call "
+                "Session.run_batches"
             )
-        return Request(group, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
+        return Request(shapes, capacity, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
 
-    def _group(self, full: Shapes) -> Group:
-        """Which batches samples of these shapes can be in.
+    def _find_sizes(self, shapes: Shapes) -> tuple[int, ...]:
+        """Return the sizes that batches of these samples run at: as few as go, as each needs a context and CUDA graphs.
 
         Raises:
             UsageError: no profile takes them; the message is the session's.
         """
-        shapes = tuple([shape[1:] for shape in full])
-        group = self._groups.get(shapes)
-        if group is None:
-            signature = self._session._signature
-            ranges: list[Range] = []
-            for profile in signature.profiles:
-                bounds = [profile[tensor.name] for tensor in self._inputs]
-                if all(item.holds((item.min[0], *shape)) for shape, item in zip(shapes, bounds)):
-                    ranges += _batches(profile, self._inputs)
-            if not signature.profiles:
-                batch = self._inputs[0].shape[0]
-                size = full[0][0] if batch == -1 else batch
-                signature.profile([(size, *shape) for shape in shapes])
-                ranges = [(1, self.max_batch) if batch == -1 else (batch, batch)]
-            if not ranges:
-                signature.profile(full)  # says why
-            if len(self._groups) >= _REMEMBERED:
-                self._groups.clear()
-            capacity = min(self.max_batch, max(high for _, high in ranges))
-            group = self._groups[shapes] = Group(shapes, capacity, _sizes(ranges, capacity))
-        return group
+        sizes: list[int] = []
+        for size in self._sizes:
+            with contextlib.suppress(UsageError):
+                self._signature.profile([(size, *shape) for shape in shapes])
+                sizes.append(size)
+            if sizes and sizes[-1] >= self.max_batch:
+                break
+        if not sizes:
+            self._signature.profile([(self._sizes[0], *shape) for shape in shapes])  # says why
+        return tuple(sizes)
+
+    def _enter(self, request: Request, timeout: float | None, *, holds_up: bool) -> None:
+        """Put a request into a batch; with `holds_up`, when that needs no batch beyond those that may wait.
+
+        Raises:
+            Busy: it did, for `timeout` seconds.
+            DeviceError: this is closed.
+        """
+        check_timeout(timeout)
+        with self._ready:
+            request.accepted = time.monotonic()
+            if holds_up and not self._has_room(request):
+                self._held_up += 1
+                self._ready.notify()  # the oldest batch is due now
+                try:
+                    seconds = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+                    found = self._room.wait_for(lambda: self._has_room(request), seconds)
+                finally:
+                    self._held_up -= 1
+                if not found:
+                    raise Busy(
+                        f"no room in {timeout:.3g} s: {self._max_queue} batches wait already (max_queue); call less often, "
+                        "wait longer, or make the batcher with more"
+                    )
+            if self._closing:
+                raise DeviceError(CLOSED)
+            if (batch := self._joinable(request)) is None:
+                if request.shapes in self._open:
+                    self._seal(self._open[request.shapes], full=True)
+                if self._serving < self._slots:
+                    try:
+                        self._workers.submit(self._serve)
+                    except RuntimeError as error:  # Python ends
+                        raise DeviceError(f"no thread for this batch ({error}): use Session.run") from None
+                    self._serving += 1
+                self._ready.notify()  # a thread has to wait until it is due
+                batch = self._open[request.shapes] = Batch(request.shapes, time.monotonic())
+                self._waiting.append(batch)
+            batch.requests.append(request)
+            batch.samples += request.samples
+            if batch.samples == request.capacity:
+                self._seal(batch, full=True)
+
+    def _joinable(self, request: Request) -> Batch | None:
+        """Return the batch that fills with samples of these shapes, if it has room."""
+        batch = self._open.get(request.shapes)
+        return batch if batch is not None and batch.samples + request.samples <= request.capacity else None
+
+    def _has_room(self, request: Request) -> bool:
+        return self._closing or self._joinable(request) is not None or len(self._waiting) < self._max_queue
+
+    # Batches ---------------------------------------------------------------------------------------------------------
+
+    def _seal(self, batch: Batch, *, full: bool = False) -> None:
+        batch.sealed, batch.full = True, full
+        del self._open[batch.shapes]
+        self._ready.notify()
+
+    def _due(self, now: float) -> Batch | None:
+        """Return the oldest batch that can start."""
+        hurry = self._closing or self._held_up > 0 or len(self._waiting) > self._max_queue
+        for batch in self._waiting:
+            if not batch.sealed and (hurry or now - batch.since >= self.max_delay):
+                self._seal(batch)
+            if batch.sealed:
+                return batch
+            hurry = self._closing
+        return None
+
+    def _serve(self) -> None:
+        """Run batches as they are due, in a thread that goes when none has come for a while."""
+        while (batch := self._next()) is not None:
+            self._finish(batch)
+            del batch  # what it holds is gone while the next is waited for
+
+    def _next(self) -> Batch | None:
+        with self._ready:
+            while (batch := self._due(now := time.monotonic())) is None:
+                came = self._ready.wait(self._waiting[0].since + self.max_delay - now if self._waiting else _IDLE)
+                if not self._waiting and (self._closing or not came):
+                    self._serving -= 1
+                    return None
+            self._waiting.remove(batch)
+            self._room.notify_all()
+            if self._waiting:
+                self._ready.notify()  # a thread has to wait until it is due
+            return batch
+
+    def _finish(self, batch: Batch) -> None:
+        """Run a batch, and tell its callers."""
+        try:
+            requests = [request for request in batch.requests if request.starts()]
+            if requests:
+                self._run(batch, requests)
+            results = [(item.future, item.results()) for item in requests if item.future is not None]
+            for future, result in results:
+                future.set_result(result)
+        except BaseException as error:  # whatever it is, no caller may wait forever
+            for request in batch.requests:
+                request.fail(error)
+        finally:
+            _tell(batch.requests)
+
+    def _run(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Give each request the outputs."""
+        with self._ready:
+            waits = [time.monotonic() - request.accepted for request in requests]
+            self._requests += len(requests)
+            self._samples += sum(request.samples for request in requests)
+            self._batches += 1
+            self._full += batch.full
+            self._waited += sum(waits)
+            self._longest = max(self._longest, *waits)
+        samples = sum(request.samples for request in requests)
+        size = next(size for size in self._sizes_of(batch.shapes) if size >= samples)
+        arrays = self._arrays(batch.shapes, size)
+        stops = list(itertools.accumulate(request.samples for request in requests))
+        parts = list(zip(requests, (0, *stops), stops))
+        rows = []  # of samples that are copied in one stretch, without the GIL
+        for index, target in enumerate(arrays.values()):
+            for request, first, stop in parts:
+                source = request.arrays[index]
+                if available() and source.flags.c_contiguous:
+                    rows.append(copying(start(target) + first * target.strides[0], start(source), source.nbytes))
+                else:
+                    target[first:stop] = source
+        if rows:
+            Stretch(rows).run()
+        for array in arrays.values() if size > samples else ():
+            array[samples:] = array[samples - 1]
+        outputs = self._session.run(arrays)
+        for info in self._session.outputs:
+            for request, first, stop in parts:
+                request.rows[info.name] = share(outputs[info.name], info, size, first, stop)
+
+    def _arrays(self, shapes: Shapes, samples: int) -> dict[str, Array]:
+        """Return arrays of so many samples, at the start of this thread's page-locked memory, which only grows. The same
+        objects each time, as far as possible: the session remembers whose addresses it knows.
+
+        Raises:
+            DeviceError: the session is closed, or there is no more page-locked memory.
+        """
+        memory: dict[str, Array] = self._memory.__dict__.setdefault("flat", {})
+        seen: dict[Any, dict[str, Array]] = self._memory.__dict__.setdefault("views", {})
+        arrays = seen.get((shapes, samples))
+        if arrays is None:
+            arrays = {}
+            for name, shape in zip(self._names, shapes):
+                whole = (samples, *shape)
+                if name not in memory or memory[name].size < math.prod(whole):
+                    seen.clear()
+                    memory[name] = self._session.pinned(name, whole).reshape(-1)
+                arrays[name] = memory[name][: math.prod(whole)].reshape(whole)
+            if len(seen) >= _VIEWS:
+                seen.clear()
+            seen[shapes, samples] = arrays
+        return arrays
 
 
-def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor], infos: Iterable[TensorInfo]) -> None:
-    """Raise UsageError unless the first axis of every input can be the batch, and that of `infos` in every output."""
-    if not inputs:
+def _check_axes(session: Session) -> None:
+    """Raise UsageError unless the first axis of every input can be the batch, and some axis of every output."""
+    signature = session._signature
+    if not signature.inputs:
         raise UsageError("the engine has no inputs: there is nothing to put together; call Session.run")
-    batch = inputs[0].shape[0] if inputs[0].shape else -1
-    axes = {info.name: info.batch_axis for info in infos}
-    for role, tensors in (("input", inputs), ("output", outputs)):
-        for tensor in tensors:
-            axis = axes[tensor.name]
+    batch = signature.inputs[0].shape[0] if signature.inputs[0].shape else -1
+    for tensors, infos in ((signature.inputs, session.inputs), (signature.outputs, session.outputs)):
+        for tensor, axis in zip(tensors, (info.batch_axis for info in infos)):
             size = tensor.shape[axis] if axis is not None and axis < len(tensor.shape) else 0
+            role, odd = ("input", axis) if tensors is signature.inputs else ("output", False)
             fits = size == batch or (role == "output" and size > 0 < batch and size % batch == 0)
-            if tensor.on_host or not fits or (role == "input" and axis):
+            if tensor.on_host or odd or not fits:
                 raise UsageError(
                     f"{role} {tensor.name!r} has shape {x(tensor.shape)}, and its first axis isn't a batch of "
                     f"{'any size' if batch == -1 else batch}: requests can't be put together; call Session.run"
                 )
 
 
-def _batches(profile: Mapping[str, ShapeRange], inputs: Sequence[Tensor]) -> list[Range]:
-    """The batches that a profile takes; none, if its inputs have none in common."""
-    low = max(profile[tensor.name].min[0] for tensor in inputs)
-    high = min(profile[tensor.name].max[0] for tensor in inputs)
-    return [(max(1, low), high)] if max(1, low) <= high else []
+def _tell(requests: Sequence[Request]) -> None:
+    """Wake who waits: each thread, and each event loop once for all its tasks."""
+    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for request in requests:
+        if request.task is not None:
+            loops.setdefault(request.task[0], []).append(request.task[1])
+        elif request.future is None:
+            request.done.release()
+    for loop, futures in loops.items():
+        with contextlib.suppress(RuntimeError):  # it was closed over its tasks
+            loop.call_soon_threadsafe(_wake, futures)
 
 
-def _sizes(ranges: Sequence[Range], capacity: int) -> tuple[int, ...]:
-    """The sizes that batches of 1 to `capacity` samples run at, growing: powers of two, the ends of ranges, the capacity."""
-    candidates = {
-        capacity,
-        *(end for ends in ranges for end in ends),
-        *(1 << bit for bit in range(capacity.bit_length())),
-    }
-    sizes = sorted(size for size in candidates if any(low <= size <= high for low, high in ranges))
-    return tuple(size for index, size in enumerate(sizes) if not index or sizes[index - 1] < capacity)
+def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data  # as bytes: buffers don't know types such as bfloat16

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, UsageError
-from trtopt.cuda.arrays import View, like, like_host, start
+from trtopt.cuda.arrays import LEGACY, View, start
 from trtopt.cuda.device import after_capture
+from trtopt.cuda.memory import Block
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import STAGED, Source
-from trtopt.runtime.slot import Copy, Slot, check_shape, read_on, wanted_on_host
+from trtopt.runtime.slot import Copy, Slot, read_on
 from trtopt.runtime.stretch import Stretch, copying
 
 
@@ -47,7 +46,6 @@ class BoundCall:
         self._call, self._references, self._lock = call, references, threading.Lock()
         self._finalizer = weakref.finalize(self, after_capture, release)
         self._finalizer.atexit = False
-        _bound.add(self)
 
     def __call__(self) -> Mapping[str, Any]:
         """Infer once, on what the input arrays hold now.
@@ -68,6 +66,10 @@ class BoundCall:
         with self._lock:
             self._call, self._references = _closed, None
         self._finalizer()
+
+    def refuse_in_child(self) -> None:
+        """Refuse calls from a fork on, so that they needn't ask where they are."""
+        self._call, self._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
 
     def __enter__(self) -> BoundCall:
         return self
@@ -104,50 +106,41 @@ def prepare_call(
     own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
-    location_list, copies_in, makers = _inputs(slot, arrays, bound_context.staging, own)
-    results: dict[str, Any] = {}
+    makers = {number for array in arrays if isinstance(array, View) for number in (LEGACY, array.stream or LEGACY)}
+    location_list = slot.locate(bound_context, arrays, own, least=0)
+    pairs = zip(bound_context.staging, arrays, location_list)
+    copies_in = [(staging, array) for staging, array, at in pairs if at == STAGED and isinstance(array, np.ndarray)]
+    targets = slot.targets(bound_context, out, bool(makers), own)
     copies_out: list[Copy] = []
-    on_gpu = View in map(type, arrays)
-    for tensor, shape, size, landing in zip(
-        slot.signature.outputs, bound_context.outputs, bound_context.sizes, bound_context.landing
-    ):
-        assert shape is not None
-        assert landing is not None
-        out_array = out.get(tensor.name) if out else None
-        if out_array is not None:
-            check_shape(tensor, out_array, shape)
-        if isinstance(out_array, View):
-            slot.order(out_array, own)
-            location_list.append(out_array.address)
-            results[tensor.name] = out_array.owner
-        elif out_array is None and on_gpu and not tensor.on_host:
-            block = slot.blocks.take(size, own)
-            location_list.append(block.address)
-            if stream is not None:
-                block.streams.add(stream)
-            value: Any = slot.wrap(tensor, block, shape, None)
-            results[tensor.name] = value if example is None else like(example, value)
-        else:
+    for target, landing in zip(targets, bound_context.landing):
+        if isinstance(target, np.ndarray):
+            assert landing is not None
+            copies_out.append((target, landing))
             location_list.append(STAGED)
-            array = np.empty(shape, tensor.dtype) if out_array is None else out_array
-            copies_out.append((array, landing))
-            results[tensor.name] = array if example is None or out_array is not None else like_host(example, array)
-    for target, source in copies_in:
-        np.copyto(target, source)
+        else:
+            assert target is not None
+            location_list.append(target.address)
+            if isinstance(target, Block) and stream is not None:
+                target.streams.add(stream)
     locations = tuple(location_list)
 
     def enqueue() -> None:
         slot.contexts.enqueue(bound_context, arrays, locations, own)
 
     enqueue()  # TensorRT wants one before a capture
-    slot.device.cuda("cudaStreamSynchronize", raw)
+    results = slot.finish(bound_context, targets, out, raw, own, True, example)
     graph, note = slot.contexts.captured(bound_context, arrays, locations)
     other_streams = tuple(makers - {own}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
     raw_graph, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    stretch = (
-        _stretch(slot, other_streams, address, copies_in, copies_out) if graph is not None and own == slot.own else None
-    )
+    stretch = None  # the whole of a call, where that can be
+    work = slot.work(address, other_streams) if graph is not None and own == slot.own else []
+    if work and all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
+        before, after = (
+            [copying(start(to), start(source), source.nbytes) for to, source in pairs]
+            for pairs in (copies_in, copies_out)
+        )
+        stretch = Stretch([*before, *work, *after])
 
     def call() -> None:
         if stretch is not None and not stretch.run():
@@ -169,47 +162,8 @@ def prepare_call(
     return call, results, note, (graph, arrays, out)
 
 
-def _inputs(
-    slot: Slot, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
-) -> tuple[list[int], list[Copy], set[int]]:
-    """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
-    locations: list[int] = []
-    copies: list[Copy] = []
-    makers = set()
-    for tensor, array, target in zip(slot.signature.inputs, arrays, staging):
-        if isinstance(array, View):
-            if tensor.on_host:
-                raise wanted_on_host(tensor)
-            makers |= {1, array.stream or 1}
-            slot.order(array, own)
-            locations.append(array.address)
-        elif not tensor.on_host and (address := slot.pinned_at(array)):
-            locations.append(-address)
-        else:
-            copies.append((target, array))
-            locations.append(STAGED)
-    return locations, copies, makers
-
-
-def _stretch(
-    slot: Slot, streams: Sequence[int], graph: int, copies_in: Sequence[Copy], copies_out: Sequence[Copy]
-) -> Stretch | None:
-    """The whole of a call in one stretch; None where there can be none, or an array isn't contiguous."""
-    work = slot.work(graph, streams)
-    if not work or not all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
-        return None
-    copies = (
-        [copying(start(to), start(source), source.nbytes) for to, source in pairs] for pairs in (copies_in, copies_out)
-    )
-    before, after = copies
-    return Stretch([*before, *work, *after])
-
-
 def _closed() -> None:
     raise DeviceError("this bound call is closed, or its session is; bind the arrays again")
-
-
-_bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
 
 
 def _forked() -> None:
@@ -217,13 +171,3 @@ def _forked() -> None:
         "this call was bound before the process forked, and its session doesn't survive that: open one in the child, or start "
         "workers with multiprocessing's 'spawn'"
     )
-
-
-def _refuse_in_child() -> None:
-    """At the fork, so that calls needn't ask where they are."""
-    for bound_call in tuple(_bound):
-        bound_call._call, bound_call._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_refuse_in_child)

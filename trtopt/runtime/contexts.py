@@ -8,10 +8,9 @@ plain enqueue, which TensorRT needs before a capture anyway.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -24,7 +23,7 @@ from trtopt.cuda.arrays import View
 from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor
-from trtopt.runtime.stretch import Prepared, Stretch
+from trtopt.runtime.stretch import Stretch
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
@@ -37,9 +36,9 @@ STAGED, RESIDENT = 0, -1
 
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
-_REMEMBERED = 64  # shapes and locations seen once
+REMEMBERED = 64  # shapes and locations seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
-_GRAPHS = 4  # for each shape, on average
+GRAPHS = 4  # for each shape, on average
 # Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done
 # concurrently, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 deadlocked, one thread in a context's first run
 # and one making another context.
@@ -48,11 +47,18 @@ _SLOWLY = threading.RLock()
 
 @dataclass(slots=True)
 class Replay:
+    """A CUDA graph of a call.
+
+    Attributes:
+        prepared: a call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait,
+            copies out; and the words of it where their addresses go, of each input that is copied and of each output.
+    """
+
     graph: Graph
     raw: Any
     address: int
     last_use: int = 0  # the number of the call that used it last
-    prepared: Prepared | None = None
+    prepared: tuple[Stretch, tuple[int, ...], tuple[int, ...]] | None = None
 
 
 @dataclass(slots=True)
@@ -98,47 +104,6 @@ class BoundContext:
     separate: set[Locations] = field(default_factory=set)  # whose inputs and outputs don't overlap
     allocators: dict[str, Any] = field(default_factory=dict)  # TensorRT keeps a bare pointer to each
 
-    def forget(self) -> None:
-        """Free its graphs."""
-        for replay in self.graphs.values():
-            if replay is not None:
-                replay.graph.free()
-        for collection in (self.graphs, self.recent_locations, self.separate):
-            collection.clear()
-
-
-class _LeastRecentlyUsed:
-    """The rule for contexts and for graphs: at most `most` are kept, and a new one replaces the one used longest ago.
-
-    But one that was used in the last 16 calls for each that is kept stays, and the new one isn't kept: where more shapes take
-    turns than there is room for, replacing them all the time would cost more than it gains.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._full = 0  # calls: until then none can go, so none is looked for: that takes long beside a call
-
-    def changed(self) -> None:
-        """One was dropped."""
-        self._full = 0
-
-    def makes_room(self, calls: int, candidates: Callable[[], Iterable[tuple[int, Callable[[], object]]]]) -> bool:
-        """Whether one more can be kept, the one used longest ago being dropped if need be.
-
-        Args:
-            candidates: gives, for each, the number of the call that used it last, and what drops it.
-        """
-        if calls < self._full:
-            return False
-        items = list(candidates())
-        if len(items) >= self.most:
-            last_call, drop = min(items, key=lambda item: item[0])
-            if calls - last_call < _LATELY * self.most:
-                self._full = last_call + _LATELY * self.most
-                return False
-            drop()
-        return True
-
 
 class ContextCache:
     """The contexts of one slot, for its stream.
@@ -148,6 +113,7 @@ class ContextCache:
         shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the fallback only.
 
     Attributes:
+        loaded: the engine.
         gpu, host: tensor name → its memory on the GPU, and its page-locked memory.
         allocated: outputs whose shape depends on the data → their shape in the last call.
         note: why the last capture failed.
@@ -168,7 +134,7 @@ class ContextCache:
         shares: bool,
     ) -> None:
         self._device, self._stream, self._cuda = device, stream, device.cuda
-        self._loaded, self._signature, self._memory = engine, signature, memory
+        self.loaded, self._signature, self._memory = engine, signature, memory
         self._shares = shares
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
@@ -180,7 +146,8 @@ class ContextCache:
         self.allocated: dict[str, Shape] = {}
         self._recent_keys: OrderedDict[Key, None] = OrderedDict()
         self._contexts: dict[Key, BoundContext] = {}
-        self._for_contexts, self._for_graphs = _LeastRecentlyUsed(graphs), _LeastRecentlyUsed(_GRAPHS * graphs)
+        self._most_contexts, self._most_graphs = graphs, GRAPHS * graphs
+        self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
         with _SLOWLY:
@@ -190,7 +157,7 @@ class ContextCache:
         self.calls = self.evictions = 0
 
     def _context(self) -> BoundContext:
-        return BoundContext(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
+        return BoundContext(self.loaded.context(self._scratch.handle, self._scratch.nbytes))
 
     def bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> BoundContext:
         """A context set up for these shapes and values."""
@@ -214,10 +181,11 @@ class ContextCache:
         again = key in self._recent_keys or not self._signature.dynamic
         self._recent_keys[key] = None
         self._recent_keys.move_to_end(key)
-        if len(self._recent_keys) > _REMEMBERED:
+        if len(self._recent_keys) > REMEMBERED:
             self._recent_keys.popitem(last=False)
-        may_stay = again and self._shares and self._for_contexts.most
-        if may_stay and self._for_contexts.makes_room(self.calls, self._contexts_by_use):
+        cached = [(item.last_use, self._contexts, key) for key, item in self._contexts.items()]
+        may_stay = again and self._shares and self._most_contexts
+        if may_stay and self._makes_room(self._most_contexts, cached):
             bound_context, self._fallback = self._fallback, None
             if bound_context is None or bound_context.key not in (key, None):  # the fallback serves another shape
                 bound_context, self._fallback = self._context(), bound_context
@@ -227,35 +195,38 @@ class ContextCache:
             self._fallback = self._context()
         return self._fallback
 
-    def _contexts_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
-        return [
-            (bound_context.last_use, functools.partial(self._evict, self._contexts, key))
-            for key, bound_context in self._contexts.items()
-        ]
+    def _makes_room(self, most: int, kept: list[tuple[int, dict[Any, Any], Any]]) -> bool:
+        """Make room for one more context or graph: of more than `most`, the one used longest ago goes.
 
-    def _graphs_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
-        return [
-            (replay.last_use, functools.partial(self._evict, bound_context.graphs, locations))
-            for bound_context in self._contexts.values()
-            for locations, replay in bound_context.graphs.items()
-            if replay is not None
-        ]
+        But one that was used in the last 16 calls for each that is kept stays, and there is no room: where more shapes take
+        turns than there is room for, replacing them all the time would cost more than it gains.
 
-    def _evict(self, cache: dict[Any, Any], key: Any) -> None:
-        """Drop a context or a graph."""
-        self._device.synchronize()  # it may still run, on a stream of the caller's too
-        self.recalled.clear()
-        item = cache.pop(key)
-        if isinstance(item, Replay):
-            item.graph.free()
-        else:
-            self._forget(item)
-        self.evictions += 1
+        Args:
+            kept: for each the number of the call that used it last, the dict that it is in, and its key there.
+        """
+        if len(kept) >= most:
+            last_call, cache, key = min(kept, key=lambda item: item[0])
+            if self.calls - last_call < _LATELY * most:
+                return False
+            self._device.synchronize()  # it may still run, on a stream of the caller's too
+            self.recalled.clear()
+            item = cache.pop(key)
+            if isinstance(item, Replay):
+                item.graph.free()
+            else:
+                self._forget(item)
+            self.evictions += 1
+        return True
 
     def _forget(self, bound_context: BoundContext) -> None:
+        """Free a context's graphs."""
+        self._full = 0
         self.recalled.clear()
-        self._for_graphs.changed()
-        bound_context.forget()
+        for replay in bound_context.graphs.values():
+            if replay is not None:
+                replay.graph.free()
+        for collection in (bound_context.graphs, bound_context.recent_locations, bound_context.separate):
+            collection.clear()
 
     def _set_up(self, bound_context: BoundContext, key: Key, arrays: Sequence[Source]) -> None:
         bound_context.key = None  # until it is complete: an error on the way must not leave half of it in force
@@ -323,7 +294,7 @@ class ContextCache:
                 buffers[name] = buffer = memory.gpu(max(nbytes, 2 * buffer.nbytes if buffer else 0))
             return buffer.handle
 
-        allocator = self._loaded.output_allocator(reallocate, self.allocated.__setitem__)
+        allocator = self.loaded.output_allocator(reallocate, self.allocated.__setitem__)
         if not bound_context.context.set_output_allocator(tensor.name, allocator):
             raise EngineError(f"TensorRT refused an allocator for output {tensor.name!r}; its log says why")
         bound_context.allocators[tensor.name] = allocator
@@ -391,25 +362,6 @@ class ContextCache:
         contexts = (*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else []))
         return sum(replay is not None for bound_context in contexts for replay in list(bound_context.graphs.values()))
 
-    def remember(
-        self,
-        key: Any,
-        bound_context: BoundContext,
-        streams: tuple[int, ...],
-        addresses: Locations,
-        replay: tuple[Replay, tuple[Stretch, Stretch] | None],
-    ) -> None:
-        """A call with that key and with the results at `addresses` was this replay."""
-        if key not in self.recalled and len(self.recalled) >= max(_REMEMBERED, self._for_graphs.most):
-            self.recalled.clear()
-        call = self.recalled.setdefault(key, Recalled(bound_context, streams, bound_context.sizes if addresses else ()))
-        call.replays[addresses] = replay
-
-    def again(self, call: Recalled, replay: Replay) -> None:
-        """Such a call comes again."""
-        self.calls += 1
-        call.bound.last_use = replay.last_use = self.calls
-
     # Launching -----------------------------------------------------------------------------------------------------
 
     def enqueue(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
@@ -475,12 +427,12 @@ class ContextCache:
         for result, size, location in zip(outputs, bound_context.sizes, locations[len(inputs) :]):
             for tensor, array, address in zip(inputs, arrays, locations):
                 over = location < address + tensor.nbytes(array.shape) and address < location + size
-                if location > 0 and address > 0 and over and not self._loaded.aliases(tensor.name, result.name):
+                if location > 0 and address > 0 and over and not self.loaded.aliases(tensor.name, result.name):
                     raise UsageError(
                         f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
                         "over what it still reads; give an array of its own"
                     )
-        if len(bound_context.separate) > _REMEMBERED:
+        if len(bound_context.separate) > REMEMBERED:
             bound_context.separate.clear()
         bound_context.separate.add(locations)
 
@@ -489,18 +441,18 @@ class ContextCache:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
     def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:
-        """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
+        """Return True to capture now: a shape that stays, run once before, at addresses that came before."""
         if (
-            not self._for_contexts.most
+            not self._most_contexts
             or not bound_context.warm
             or None in bound_context.outputs
-            or self._loaded.captures_itself
+            or self.loaded.captures_itself
         ):
             return False
         foreign = any(location > 0 or location < RESIDENT for location in locations)
         if not foreign or locations in bound_context.recent_locations:
             return bound_context is not self._fallback or not self._shares
-        if len(bound_context.recent_locations) > _REMEMBERED:
+        if len(bound_context.recent_locations) > REMEMBERED:
             bound_context.recent_locations.clear()
         bound_context.recent_locations.add(locations)
         return False
@@ -510,11 +462,17 @@ class ContextCache:
         if (earlier_replay := bound_context.graphs.get(locations)) is not None:
             earlier_replay.last_use = self.calls
             return earlier_replay
-        if (
-            locations in bound_context.graphs
-            or not self._worth(bound_context, locations)
-            or not self._for_graphs.makes_room(self.calls, self._graphs_by_use)
-        ):
+        full = self.calls < self._full
+        if full or locations in bound_context.graphs or not self._worth(bound_context, locations):
+            return None
+        cached = [
+            (replay.last_use, other.graphs, key)
+            for other in self._contexts.values()
+            for key, replay in other.graphs.items()
+            if replay is not None
+        ]
+        if not self._makes_room(self._most_graphs, cached):
+            self._full = min(last_call for last_call, *_ in cached) + _LATELY * self._most_graphs
             return None
         graph, note = self.captured(bound_context, arrays, locations)
         if graph is None:
@@ -527,7 +485,7 @@ class ContextCache:
         self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations
     ) -> tuple[Graph | None, str]:
         """A CUDA graph of a call; or why there is none."""
-        if self._loaded.captures_itself:
+        if self.loaded.captures_itself:
             return None, "plain enqueues: TensorRT-RTX captures graphs itself"
         if None in bound_context.outputs:
             return None, "plain enqueues: an output's shape depends on data"

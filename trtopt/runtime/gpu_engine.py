@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, whole, write_bytes
-from trtopt.core.values import LayerInfo
 from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
-from trtopt.cuda.tensors import Shape, Signature, signature
+from trtopt.cuda.tensors import Signature, signature
 from trtopt.engine.manifest import Manifest
-from trtopt.runtime.contexts import Source
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.runtime.timing import LayerTimes, profile_slot
 from trtopt.trt import plan_loader
-from trtopt.trt.compatibility import PlanOrigin
 from trtopt.trt.loader import Loader
 from trtopt.trt.plans import LoadedEngine, host_code_refused, plan_origin, unrecorded
 
@@ -51,15 +48,15 @@ def open_gpus(
     limit: int | None,
     trust: bool,
     trust_host_code: bool,
-    refitted: Callable[[bytes], bytes] | None = None,
-) -> tuple[str, list[GpuEngine]]:
-    """The family of TensorRT that runs the plan `engine`, and it on each GPU.
+    weights: str | os.PathLike[str] | None = None,
+    calib: str | os.PathLike[str] | None = None,
+) -> tuple[str, list[GpuEngine], Manifest | None, int]:
+    """Return the family of TensorRT that runs the plan `engine`, it on each GPU, what is known of it, and its bytes.
 
     Args:
         backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
-        trust: as of `Session`.
+        trust: as of `Session`; weights, calib, too: for an engine with a manifest.
         graphs, limit, trust_host_code: see `GpuEngine`.
-        refitted: gives the plan other weights; None: it keeps its own.
 
     Raises:
         UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
@@ -72,23 +69,39 @@ def open_gpus(
         if not trust:
             raise unrecorded(engine.name)
     else:
-        _check_made(manifest.origin, generation, engine)
+        made = f"{engine} was built by {manifest.origin}, here is {generation}"
+        if manifest.origin.product != generation.product:
+            raise EngineMismatch(f"{made}: build it again here, or install that one")
+        if why := generation.unread(manifest.origin):
+            raise EngineMismatch(f"{made}: {why}")
         if manifest.origin.carries and not trust_host_code:
             raise host_code_refused(engine.name)
         manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
-        if refitted is None and manifest.spec.get("strip"):
+        if weights is not None:
+            from trtopt.builder.refit import refitted_plan  # loads onnx, which a service doesn't need otherwise
+
+            refitted = refitted_plan(
+                plan,
+                manifest,
+                weights,
+                engine=engine,
+                calib=calib,
+                device=ordinals[0],
+                trust_host_code=trust_host_code,
+            )
+            plan, manifest = bytes(refitted.plan), refitted.manifest
+        elif manifest.spec.get("strip"):
             raise UsageError(
                 f"{engine} was built with `strip=True`, so it has no weights: give the model as `weights=`, or put them "
                 f"in with trtopt refit {engine} MODEL.onnx -o FULL.engine"
             )
-    plan = plan if refitted is None else refitted(plan)
     engines = []
     for ordinal in ordinals:
         device = Device(ordinal)
         if manifest is not None:
             _check_gpu(manifest, device.info, engine)
         engines.append(GpuEngine(device, generation, plan, engine, graphs, limit, trust_host_code))
-    return generation.family, engines
+    return generation.family, engines, manifest, len(plan)
 
 
 class GpuEngine:
@@ -126,16 +139,18 @@ class GpuEngine:
             self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
-        """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
+        """Return where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
         try:
-            store = _cache_file(plan, self.device.info)
+            info = self.device.info
+            key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
+            store = cache_folder("rtx") / f"{sha256_json(key)}.cache"
             return store, whole(store, None) if store.is_file() else None
         except (OSError, OutputError) as error:
             self.notes.append(f"kernels are compiled again in every process: {error}")
             return None, None
 
     def _second_context(self) -> bool:
-        """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
+        """Return True if a second context can be used: TensorRT 8.6 crashes where it can't."""
         engine = self._loaded
         assert engine is not None
         with self.memory.gpu(engine.scratch_bytes) as scratch:
@@ -150,29 +165,6 @@ class GpuEngine:
         with self.device.current():
             return Slot(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
 
-    def profile(
-        self,
-        arrays: Sequence[Source],
-        shapes: tuple[Shape, ...],
-        layer_infos: Sequence[LayerInfo],
-        iterations: int,
-        warmup: int,
-    ) -> LayerTimes:
-        """Time each layer, in a slot of its own."""
-        engine = self._loaded
-        if engine is None:
-            raise DeviceError(CLOSED)
-        if not self.shares:
-            raise UsageError(
-                "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
-            )
-        slot = self.slot()
-        try:
-            with self.device.current():
-                return profile_slot(slot, engine, arrays, shapes, layer_infos, iterations, warmup)
-        finally:
-            slot.close()
-
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""
         with self.device.current():
@@ -184,12 +176,6 @@ class GpuEngine:
             except OutputError as error:
                 return [f"kernels are compiled again in the next process: {error}"]
         return []
-
-
-def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
-    """Where TensorRT-RTX's compiled kernels for this plan and GPU are kept."""
-    key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
-    return cache_folder("rtx") / f"{sha256_json(key)}.cache"
 
 
 def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
@@ -215,12 +201,3 @@ def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
             f"{engine} was built on {build_gpu}; GPU {info.ordinal} is {info}: build it here, or with "
             "`hardware_compatibility='ampere_plus'`"
         )
-
-
-def _check_made(origin: PlanOrigin, generation: Loader, engine: Path) -> None:
-    if origin.product != generation.product:
-        raise EngineMismatch(
-            f"{engine} was built by {origin}, here is {generation}: build it again here, or install that one"
-        )
-    if why := generation.unread(origin):
-        raise EngineMismatch(f"{engine} was built by {origin}, here is {generation}: {why}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -29,9 +28,9 @@ from trtopt.data.convert import converted
 from trtopt.data.decoding import pixels, read_image
 from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import Call, joined, samples_first
+from trtopt.data.rebatch import Call, calls, joined, samples_first
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.runtime.predictions import Prediction
+from trtopt.runtime.images import Prediction, best, preparation, scores_classes, stacked
 from trtopt.runtime.request import RunRequest, opening_options
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import timed
@@ -146,7 +145,8 @@ def run(request: RunRequest) -> RunResult:
             f"`device={request.device}` is a GPU, and `backend='onnxruntime'` runs on the CPU: drop one of them"
         )
     path = existing_file(request.engine, "the engine")
-    with _folder(request.output) as folder, Session(path, **opening_options(request)) as session:
+    folder = None if request.output is None else made_folder(request.output)
+    with Session(path, **opening_options(request)) as session:
         if request.images is not None and request.preprocess is not None:
             session.preprocess = session.preparing(request.preprocess)
         if request.classes is not None:
@@ -156,16 +156,38 @@ def run(request: RunRequest) -> RunResult:
             from trtopt.graph.output_kinds import stated  # loads onnx, which an engine doesn't need
 
             session.kinds |= {name: str(kind) for name, kind in stated(request.output_kind, session.outputs).items()}
-        result = (_run_arrays if request.images is None else _run_images)(session, request, folder)
-    if request.top != RunRequest.top and not result.ranked:
+        files = _files(folder, session, request.images is not None)
+        parts, milliseconds, images, skipped = (_run_arrays if request.images is None else _run_images)(
+            session, request
+        )
+        outputs = joined(parts, session.outputs)
+        ranked = _ranked(session, outputs, request.top, images)
+        summaries, written = _kept(outputs, files), list(files.values())
+        if folder is not None and images:
+            written.append(folder / _LISTS[bool(ranked)])
+            write_json(written[-1], [asdict(item) for item in ranked] or images)
+    if request.top != RunRequest.top and not ranked:
         request.reporter.warn("`top=` has no effect: no output scores classes")
-    return result
+    return RunResult(
+        session.engine,
+        session.backend,
+        summaries,
+        ranked,
+        tuple(skipped),
+        tuple(written),
+        tuple(milliseconds),
+        tuple(images),
+        outputs,
+    )
+
+
+_Ran = tuple[list[dict[str, Array]], list[float], list[str], list[Skipped]]  # outputs, times, images, those left out
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------
 
 
-def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
+def _run_arrays(session: Session, request: RunRequest) -> _Ran:
     option = "data" if request.input is None else "input"
     parts = _parts(getattr(request, option), session.inputs, f"`{option}=`", request.limit)
     infos = {info.name: info for info in session.inputs}
@@ -177,20 +199,21 @@ def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> R
             raise UsageError(f"`{option}=`: {', '.join(wrong)}; the engine takes {takes}")
         for name, info in infos.items():
             part[name] = _fitting(part[name], info, f"`{option}=`: {name!r}", request.reporter)
-    files = _files(folder, session)
-    calls = session.calls(_together(parts, session.inputs), limit=request.limit)
+    each_call = calls(
+        _together(parts, session.inputs), session.inputs, session.outputs, session.profiles, limit=request.limit
+    )
     milliseconds: list[float] = []
-    with request.reporter.phase("run", len(calls)) as phase:
+    with request.reporter.phase("run", len(each_call)) as phase:
         results = []
-        for result in _called(session, calls, milliseconds):
+        for result in _called(session, each_call, milliseconds):
             results.append(result)
             phase.advance()
-    return _result(session, request, folder, files, results, milliseconds)
+    return results, milliseconds, [], []
 
 
-def _called(session: Session, calls: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
+def _called(session: Session, given: Iterable[Call], milliseconds: list[float]) -> Iterator[dict[str, Array]]:
     """Run each call and yield what its samples give."""
-    for call in calls:
+    for call in given:
         time, outputs = timed(functools.partial(session.run, call.feed))
         milliseconds.append(time)
         yield call.cut(outputs, session.outputs)
@@ -269,8 +292,8 @@ def _only(inputs: Sequence[TensorInfo], what: str, option: str) -> str:
 
 
 def _fitting(array: Array, info: TensorInfo, what: str, reporter: Reporter) -> Array:
-    """In the input's type where that keeps its kind: arrays in files have whatever type their program had; one sample, which
-    data sets give without the axis that counts samples, with it."""
+    """Return an array in the input's type where that keeps its kind (those in files have whatever type their program had), and
+    one sample, which data sets give without the axis that counts samples, with it."""
     if info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
         array = np.expand_dims(array, info.batch_axis)
     result = converted(array, info.dtype, what, "the engine")
@@ -294,18 +317,14 @@ def _together(parts: Sequence[dict[str, Array]], inputs: Sequence[TensorInfo]) -
 # Images --------------------------------------------------------------------------------------------------------------
 
 
-def _run_images(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
+def _run_images(session: Session, request: RunRequest) -> _Ran:
     items, reporter = _listed(request.images)[: request.limit], request.reporter
-    files = _files(folder, session)
-    if folder is not None:
-        for name in _LISTS:
-            check_writable(folder / name)
     parts: list[dict[str, Array]] = []
     names: list[str] = []
     skipped_images: list[Skipped] = []
     milliseconds: list[float] = []
     together = max([_TOGETHER, *(item.min[0] for profile in session.profiles for item in profile.values() if item.min)])
-    prepare = session.preparation()
+    prepare = preparation(session)
     with reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, cores())) as pool:
         for start in range(0, len(items), together):
             chunk = items[start : start + together]
@@ -320,13 +339,15 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
                     samples.append(image)
                     names.append(name)
             if samples:
-                calls = session.calls(session.stacked(samples), more=len(items) > len(chunk))
-                parts += _called(session, calls, milliseconds)
+                batch, more = stacked(session, samples), len(items) > len(chunk)
+                parts += _called(
+                    session, calls(batch, session.inputs, session.outputs, session.profiles, more=more), milliseconds
+                )
             phase.advance(len(chunk))
     if not names:
         some = "; ".join(f"{item.name}: {item.reason}" for item in skipped_images[:3])
         raise DataError(f"none of the {len(items)} images can be used ({some})")
-    return _result(session, request, folder, files, parts, milliseconds, names, skipped_images)
+    return parts, milliseconds, names, skipped_images
 
 
 def _listed(images: Any) -> list[Any]:
@@ -356,54 +377,7 @@ def _prepared(prepare: Preprocess, item: Any, number: int) -> Array | str:
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-def _result(
-    session: Session,
-    request: RunRequest,
-    folder: Path | None,
-    files: Mapping[str, Path],
-    parts: Iterable[Mapping[str, Array]],
-    milliseconds: Sequence[float],
-    images: Sequence[str] = (),
-    skipped: Sequence[Skipped] = (),
-) -> RunResult:
-    """Join what all calls gave, and write it into the folder."""
-    outputs = joined(parts, session.outputs)
-    ranked = _ranked(session, outputs, request.top, images)
-    summaries, written = _kept(outputs, files), list(files.values())
-    if folder is not None and images:
-        written.append(folder / _LISTS[bool(ranked)])
-        write_json(written[-1], [asdict(item) for item in ranked] or images)
-    return RunResult(
-        session.engine,
-        session.backend,
-        summaries,
-        ranked,
-        tuple(skipped),
-        tuple(written),
-        tuple(milliseconds),
-        tuple(images),
-        outputs,
-    )
-
-
-@contextlib.contextmanager
-def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path | None]:
-    """The folder, made if absent; if anything fails before something is in it, it is absent again."""
-    if output is None:
-        yield None
-        return
-    there = Path(output).exists()
-    folder = made_folder(output)
-    try:
-        yield folder
-    except BaseException:
-        if not there:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
-        raise
-
-
-def _files(folder: Path | None, session: Session) -> dict[str, Path]:
+def _files(folder: Path | None, session: Session, images: bool) -> dict[str, Path]:
     """Choose where each output goes, checked before anything is run. Names may hold slashes, which paths can't."""
     files: dict[str, Path] = {}
     if folder is None:
@@ -413,7 +387,8 @@ def _files(folder: Path | None, session: Session) -> dict[str, Path]:
         while folder / f"{stem}.npy" in files.values():
             stem += "_"
         files[name] = folder / f"{stem}.npy"
-        check_writable(files[name])
+    for path in (*files.values(), *(folder / name for name in _LISTS if images)):
+        check_writable(path)
     return files
 
 
@@ -441,7 +416,7 @@ def _ranked(session: Session, outputs: Mapping[str, Array], top: int, images: Se
     scores = [
         item
         for name, item in samples_first(outputs, session.outputs).items()
-        if session.scores_classes(name, item) and item.shape[1] > 1
+        if scores_classes(session, name, item) and item.shape[1] > 1
         if not session.classes or item.shape[1] == len(session.classes)
     ]
     if len(scores) != 1 or not (session.classes or len(outputs) == 1):
@@ -449,4 +424,4 @@ def _ranked(session: Session, outputs: Mapping[str, Array], top: int, images: Se
     if not images and not (scores[0] < np.inf).all():
         return ()  # of NaN none is the best; the output's summary counts them
     names = images or [f"sample {number}" for number in range(min(_SHOWN, len(scores[0])))]
-    return tuple(Ranked(name, tuple(session.best(row, top))) for name, row in zip(names, scores[0]))
+    return tuple(Ranked(name, tuple(best(session, row, top))) for name, row in zip(names, scores[0]))

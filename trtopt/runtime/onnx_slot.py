@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import DataError, DeviceError, EngineError, UsageError
-from trtopt.core.values import Profile, ShapeRange, x
+from trtopt.core.values import ShapeRange, x
 from trtopt.cuda.arrays import View, like_host
 from trtopt.cuda.tensors import Shape, Signature, Tensor
 from trtopt.data.convert import numpy_dtype
@@ -48,7 +48,10 @@ class OnnxSlot:
             for items in (graph.inputs, graph.outputs)
         )
         self.declared = {item.name: item.shape for item in graph.inputs}
-        self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in ranges))
+        # As the engine itself would give them: fixed inputs, which the manifest leaves out, with their shape.
+        fixed = {item.name: ShapeRange(*[item.shape] * 3) for item in inputs}
+        profiles = tuple({**{name: fixed[name] for name in fixed if name not in given}, **given} for given in ranges)
+        self.signature = Signature(inputs, outputs, profiles)
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
     own = 0  # there is no stream
@@ -62,7 +65,7 @@ class OnnxSlot:
         example: Any = None,
         key: Any = None,
     ) -> dict[str, Any]:
-        """As `Slot.run`, for arrays in host memory."""
+        """Infer once as `Slot.run` does, on arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
             raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:
@@ -93,8 +96,3 @@ class OnnxSlot:
 
     def close(self) -> None:
         self._runner = None
-
-
-def _profile(ranges: Profile, inputs: Sequence[Tensor]) -> Profile:
-    """A profile as the engine itself would give it: fixed inputs, which the manifest leaves out, with their shape."""
-    return {**{item.name: ShapeRange(*[item.shape] * 3) for item in inputs if item.name not in ranges}, **ranges}

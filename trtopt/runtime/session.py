@@ -9,12 +9,13 @@ by side and share the engine's weights.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,26 +23,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import DeviceError, EngineError, UsageError
+from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
-from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
+from trtopt.core.values import (
+    LayerInfo,
+    Profile,
+    TensorInfo,
+    check_timeout,
+    choice,
+    chosen_builder,
+    parse_size,
+    x,
+)
 from trtopt.cuda.arrays import View, gpu_of, stream_handle, views
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import Arrays, Call, by_sizes, calls, joined, laid_out
+from trtopt.data.rebatch import by_sizes, calls, joined
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
-from trtopt.runtime.background import Background
+from trtopt.runtime import images as images_of
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
-from trtopt.runtime.predictions import Prediction, best
+from trtopt.runtime.images import Prediction
 from trtopt.runtime.slot import Slot, call_key, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
-from trtopt.runtime.timing import LayerTimes, Timing, time_slot
+from trtopt.runtime.timing import LayerTimes, Timing, profile_slot, time_slot
 
 if TYPE_CHECKING:
     from trtopt.runtime.onnx_slot import OnnxSlot
@@ -49,6 +59,7 @@ if TYPE_CHECKING:
     AnySlot = Slot | OnnxSlot
 
 _PLAIN = {np.ndarray}
+_NAME = "trtopt-session"  # of threads
 BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 
@@ -73,7 +84,7 @@ class MemoryReport(Described):
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
+    """Counts of what a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
 
     Attributes:
         contexts: execution contexts that are there now, over all slots and GPUs.
@@ -105,7 +116,7 @@ class Session:
             never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
             every thread that calls: those beyond only wait, and handing contexts over takes time.
-        queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
+        queue: calls that `submit` holds at the most; beyond, it waits.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
@@ -182,30 +193,29 @@ class Session:
                 "runs a graph, which has its own" if backend == "onnxruntime" else f"{self.engine.name} has no manifest"
             )
             raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {what}")
-        self._process, self._forked = os.getpid(), False
+        self._forked = False
         _opened.add(self)
-        self._queue = queue
+        self._queue, self._places = queue, threading.BoundedSemaphore(queue)
         self._gpus: list[GpuEngine] = []
-        self._limit = _bytes(memory)
-        self._plan_bytes = self.engine.stat().st_size
+        self._limit = None if memory is None else parse_size(memory, "memory")
+        if self._limit is not None and self._limit < 1:
+            raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
         if backend == "onnxruntime":
             self._open_onnx(threads)
         else:
-            gpus = [device] if devices is None else ordinals(devices)
-            family_and_engines = open_gpus(
+            self.backend, self._gpus, self.manifest, self._plan_bytes = open_gpus(
                 self.engine,
                 self.manifest,
-                gpus,
+                [device] if devices is None else ordinals(devices),
                 backend,
                 graphs,
                 self._limit,
                 trust or trust_host_code,
                 trust_host_code,
-                None
-                if weights is None
-                else functools.partial(self._refitted, weights, calib, gpus[0], trust_host_code),
+                weights,
+                calib,
             )
-            self._use_gpus(*family_and_engines, contexts)
+            self._use_gpus(self._gpus, contexts)
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
         # memory themselves, must not go there.
         weakref.finalize(self, after_capture, [self._slots, self._gpus].clear)
@@ -222,7 +232,7 @@ class Session:
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
-        self._in_background: Background | None = None
+        self._workers: ThreadPoolExecutor | None = None
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
 
@@ -270,53 +280,29 @@ class Session:
         beside = {} if backend == "onnxruntime" else {"backend": backend}
         options = {"output": PLAN, "device": first, **beside, **build}
 
+        of_plan = functools.partial(
+            cls,
+            device=device,
+            devices=devices,
+            backend=backend,
+            contexts=contexts,
+            queue=queue,
+            graphs=graphs,
+            memory=memory,
+            trust_host_code=trust_host_code,
+            threads=threads,
+        )
+
         @taking(BuildRequest, writes=False)
         def for_model(request: BuildRequest) -> Session:
             if backend != "onnxruntime":  # said before the build
                 check_for_gpus("an engine", "its graph")
             return opened(request, of_plan, with_graph=backend == "onnxruntime")
 
-        def of_plan(plan: os.PathLike[str]) -> Session:
-            return cls(
-                plan,
-                device=device,
-                devices=devices,
-                backend=backend,
-                contexts=contexts,
-                queue=queue,
-                graphs=graphs,
-                memory=memory,
-                trust_host_code=trust_host_code,
-                threads=threads,
-            )
-
         return for_model(model, **options)
 
-    def _refitted(
-        self,
-        weights: str | os.PathLike[str],
-        calib: str | os.PathLike[str] | None,
-        device: int,
-        trust_host_code: bool,
-        plan: bytes,
-    ) -> bytes:
-        from trtopt.builder.refit import refitted_plan  # loads onnx, which a service doesn't need otherwise
-
-        assert self.manifest is not None
-        refitted = refitted_plan(
-            plan,
-            self.manifest,
-            weights,
-            engine=self.engine,
-            calib=calib,
-            device=device,
-            trust_host_code=trust_host_code,
-        )
-        self.manifest, self._plan_bytes = refitted.manifest, memoryview(refitted.plan).nbytes
-        return bytes(refitted.plan)
-
     def _open_onnx(self, threads: int | None) -> None:
-        self.backend = "onnxruntime"
+        self.backend, self._plan_bytes = "onnxruntime", self.engine.stat().st_size
         graph = self.engine
         if graph.suffix != ".onnx":
             if self.manifest is None or self.manifest.graph_file is None:
@@ -334,16 +320,14 @@ class Session:
         self._slots: SlotPool[AnySlot] = SlotPool(
             lambda number: slot,
             1,
-            owned=True,
             instead="open several sessions: ONNX Runtime runs one call of each at a time",
         )
 
-    def _use_gpus(self, family: str, gpus: list[GpuEngine], contexts: int) -> None:
-        self.backend, self._gpus = family, gpus
+    def _use_gpus(self, gpus: list[GpuEngine], contexts: int) -> None:
         self._declared = {item["name"]: item["shape"] for item in self.manifest.inputs} if self.manifest else {}
-        self.notes += [note for gpu in self._gpus for note in gpu.notes]
-        self._signature = self._gpus[0].signature
-        if not self._gpus[0].shares:
+        self.notes += [note for gpu in gpus for note in gpu.notes]
+        self._signature = gpus[0].signature
+        if not gpus[0].shares:
             contexts = 1
             self.notes.append(
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
@@ -354,7 +338,6 @@ class Session:
             lambda number: gpus[number % len(gpus)].slot(),
             contexts * len(gpus),
             groups=len(gpus),
-            owned=True,
             instead="open the session with more `contexts=`",
         )
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
@@ -376,7 +359,7 @@ class Session:
                 the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't
                 copied; in page-locked memory (`pinned`) it is copied by the GPU alone.
             out: output name → array to write that result into, instead of a new one. One that says it is read-only (NumPy's
-                flag, the CUDA array interface's, DLPack's) is refused.
+                flag, the CUDA array interface's) is refused.
             stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
                 are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
                 inputs alone until then.
@@ -462,9 +445,11 @@ class Session:
         self._alive()
         if not self._gpus:
             outputs = self.run(inputs, out=out, stream=stream, timeout=timeout)
-            return BoundCall(
+            bound_call = BoundCall(
                 lambda: self.run(inputs, out=outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
             )
+            self._bound.add(bound_call)
+            return bound_call
         self._signature.check_names(inputs)
         check_mapping("out", {} if out is None else out)
         handle = None if stream is None else stream_handle(stream)
@@ -486,7 +471,7 @@ class Session:
         except BaseException:
             self._slots.give(slot)
             raise
-        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (references, values, out), release)
+        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (self, references, values, out), release)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound_call)
@@ -544,20 +529,36 @@ class Session:
             DeviceError: this is closed. What `run` raises comes from the future's `result()`.
         """
         self._alive()
-        return self._background().submit(functools.partial(self.run, inputs), timeout)
+        check_timeout(timeout)
+        places = self._places
+        if not places.acquire(timeout=None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            raise Busy(
+                f"nothing came free in {timeout:.3g} s: all {self._queue} are in use; call less often, or open the "
+                "session with a longer `queue=`"
+            )
+        try:
+            future = self._start(inputs)
+        except BaseException:
+            places.release()
+            raise
+        future.add_done_callback(lambda _: places.release())
+        return future
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """`run` for asyncio: never blocks the event loop, also not while the queue is full."""
+        """`run` for asyncio: never blocks the event loop. (How many wait at most is the tasks' matter.)"""
         self._alive()
-        return await self._background().run(functools.partial(self.run, inputs))
+        return await asyncio.wrap_future(self._start(inputs))
 
-    def _background(self) -> Background:
+    def _start(self, inputs: Mapping[str, Any]) -> Future[dict[str, Any]]:
         with self._opening:
             if self._closing:
                 raise DeviceError(CLOSED)
-            if self._in_background is None:
-                self._in_background = Background(self._queue, self._slots.most)
-            return self._in_background
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix=_NAME)
+            try:
+                return self._workers.submit(self.run, inputs)
+            except RuntimeError as error:  # Python ends
+                raise DeviceError(f"no thread for this call ({error}): use run") from None
 
     def run_images(
         self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
@@ -570,48 +571,18 @@ class Session:
             top: how many of the best classes to give for each image.
 
         Returns:
-            For an engine with one output of images × classes (see `scores_classes`): for each image its best classes (softmax
-            scores). Otherwise the outputs as arrays, the images along the first axis.
+            For an engine with one output of images × classes (see `trtopt.runtime.images.scores_classes`): for each image its
+            best classes (softmax scores). Otherwise the outputs as arrays, the images along the first axis.
 
         Raises:
             UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
             DataError: an image can't be decoded; it is named. None is run then.
             EngineError: the scores of an image are NaN.
         """
-        prepare = self.preparation()
-        if not isinstance(top, (int, np.integer)) or top < 1:
-            raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
-        one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
-        if one or not isinstance(images, Iterable):
-            text = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
-            raise UsageError(f"images is {text}; a list is needed, for one image too: run_images([image])")
-        samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
-        if not samples:
-            raise UsageError("there are no images to run")
-        outputs = self.run_batches(self.stacked(samples))
-        [(name, scores), *others] = outputs.items()
-        if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
-            return outputs
-        return [self.best(row, int(top)) for row in scores]
-
-    def preparation(self) -> Preprocess:
-        """How an image becomes the input.
-
-        Raises:
-            UsageError: the engine's preprocessing isn't known, or it has several inputs.
-        """
-        if self.preprocess is None or len(self.inputs) != 1:
-            why, instead = f"it has {len(self.inputs)} inputs ({', '.join(self._names)})", ""
-            if len(self.inputs) == 1:
-                why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
-                instead = "build it with `preprocess=`, or "
-            raise UsageError(
-                f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --data F.npz, Session.run)"
-            )
-        return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
+        return images_of.run_images(self, images, top)
 
     def preparing(self, given: Any) -> Preprocess:
-        """`preparation` by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.
+        """Return preprocessing by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.
 
         Raises:
             UsageError: it can't be read, or changes what the engine does itself.
@@ -632,18 +603,13 @@ class Session:
         return {name: np.asarray(item).astype(types.get(name, item.dtype), copy=False) for name, item in arrays.items()}
 
     def prepare(self, image: str | os.PathLike[str] | bytes | NDArray[np.uint8]) -> NDArray[Any]:
-        """One image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
+        """Return an image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
 
         Raises:
-            UsageError: as `preparation`; or it is nothing that holds an image.
+            UsageError: the engine's preprocessing isn't known, it has several inputs, or this is nothing that holds an image.
             DataError: it can't be decoded.
         """
-        return pixels(image, 0, self.preparation())
-
-    def stacked(self, samples: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """What `preparation` made of images, as the input."""
-        batch = np.stack(samples).astype(self._signature.inputs[0].dtype, copy=False)
-        return laid_out({self.inputs[0].name: batch}, self.inputs)
+        return pixels(image, 0, images_of.preparation(self))
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
@@ -657,28 +623,11 @@ class Session:
             if isinstance(array, View):
                 raise UsageError(f"input {name!r} lies in GPU memory; batches are cut in host memory: call run")
             arrays[name] = array
-        return joined([call.cut(self.run(call.feed), self.outputs) for call in self.calls(arrays)], self.outputs)
-
-    def calls(self, inputs: Arrays, *, limit: int | None = None, more: bool = False) -> list[Call]:
-        """What `run_batches` gives to `run`, see `trtopt.data.rebatch.calls`."""
-        return calls(inputs, self.inputs, self.outputs, self.profiles, limit=limit, more=more)
-
-    def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
-        """Whether an output is scores, samples × classes: as `kinds` or the manifest says; else every floating one may be."""
-        kind = ({**((self.manifest and self.manifest.output_kinds) or {}), **self.kinds}).get(name)
-        possible = output.ndim == 2 and output.dtype.kind not in "iub"
-        return possible and kind in (None, Kind.CLASSES)
-
-    def best(self, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
-        """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one).
-
-        Raises:
-            EngineError: a score is NaN or plus infinity, so that none is the best.
-        """
-        return best(scores, top, self.classes, self.engine.name)
+        parts = calls(arrays, self.inputs, self.outputs, self.profiles)
+        return joined([call.cut(self.run(call.feed), self.outputs) for call in parts], self.outputs)
 
     def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
-        """As the engine has them; where samples lie the manifest knows."""
+        """Describe tensors as the engine has them; where samples lie the manifest knows."""
         entries = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
         axes = {item["name"]: item.get("batch_axis", 0) for item in entries}
         return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
@@ -709,17 +658,17 @@ class Session:
         return self._gpus[0].memory.pinned(tensor.nbytes(sizes)).array(tensor.dtype, sizes)
 
     def memory(self) -> MemoryReport:
-        """What this holds now."""
+        """Return what this holds now."""
         return MemoryReport(
             gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
             plan=self._plan_bytes,
             limit=self._limit,
-            slots=self._slots.items,
+            slots=len(self._slots.all()),
         )
 
     def stats(self) -> SessionStats:
-        """What its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
+        """Return what its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
         slots = [slot for slot in self._slots.all() if isinstance(slot, Slot)]
         return SessionStats(
             contexts=sum(slot.contexts.contexts for slot in slots),
@@ -753,8 +702,17 @@ class Session:
         arrays, shapes = self._to_measure(inputs, iterations, warmup)
         if not self._gpus:
             raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
+        if not self._gpus[0].shares:
+            raise UsageError(
+                "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
+            )
         layer_infos = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
-        return self._gpus[0].profile(arrays, shapes, layer_infos, iterations, warmup)
+        slot = self._gpus[0].slot()
+        try:
+            with slot.device.current():
+                return profile_slot(slot, arrays, shapes, layer_infos, iterations, warmup)
+        finally:
+            slot.close()
 
     def _to_measure(
         self, inputs: Mapping[str, Any], iterations: int, warmup: int
@@ -777,10 +735,11 @@ class Session:
                 return
             self._closing = True
             bound_calls = tuple(self._bound)
-        if os.getpid() != self._process:
+        if self._forked:
             return
-        if self._in_background is not None:
-            self._in_background.close(finish)
+        if self._workers is not None:
+            inside = threading.current_thread().name.startswith(_NAME)  # in a future's callback
+            self._workers.shutdown(wait=not inside, cancel_futures=not finish)
         for bound_call in bound_calls:
             bound_call.close()
         del bound_calls
@@ -812,7 +771,7 @@ class Session:
         self.close(finish=kind is None)
 
     def _alive(self) -> None:
-        if os.getpid() != self._process:
+        if self._forked:
             what = "CUDA doesn't survive that" if self._gpus else "ONNX Runtime's threads aren't in the child"
             raise DeviceError(
                 f"this session was opened before the process forked, and {what}: open it in the child, or start workers "
@@ -824,18 +783,11 @@ _opened: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _tell_child() -> None:
-    """At the fork, so that calls needn't ask where they are: that takes a system call."""
+    """Mark sessions at the fork, so that calls needn't ask where they are: that takes a system call."""
     for session in tuple(_opened):
         session._forked = True
+        for bound_call in tuple(getattr(session, "_bound", ())):
+            bound_call.refuse_in_child()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell_child)
-
-
-def _bytes(memory: str | int | None) -> int | None:
-    """A limit in bytes."""
-    limit = None if memory is None else parse_size(memory, "memory")
-    if limit is not None and limit < 1:
-        raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
-    return limit
+os.register_at_fork(after_in_child=_tell_child)

@@ -16,11 +16,22 @@ from numpy.typing import NDArray
 from trtopt.core.errors import UsageError
 from trtopt.core.values import x
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start, writable
-from trtopt.cuda.device import Device, Event, HostBuffer
+from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
-from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Locations, Replay, Source
-from trtopt.runtime.stretch import Prepared, Row, Stretch, available, calling, prepare, same
+from trtopt.runtime.contexts import (
+    GRAPHS,
+    REMEMBERED,
+    RESIDENT,
+    STAGED,
+    BoundContext,
+    ContextCache,
+    Locations,
+    Recalled,
+    Replay,
+    Source,
+)
+from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Row, Stretch, available, calling, copying, same
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -42,7 +53,9 @@ class Slot:
         self.device, self.signature = device, signature
         self._cuda = device.cuda
         kinds = self._cuda.functions.cudaMemcpyKind
-        self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        self._to_gpu = kinds.cudaMemcpyHostToDevice
+        # Not of `self`: a result that is kept would keep the slot.
+        self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
         self.stream = device.stream()
         self.own, self._raw = self.stream.handle, self.stream.raw
         self._event = device.event(timing=False)
@@ -57,6 +70,7 @@ class Slot:
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.contexts = ContextCache(device, self.stream, engine, signature, memory, graphs=graphs, shares=shares)
+        self._most_recalled = max(REMEMBERED, GRAPHS * graphs)
         self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
@@ -118,17 +132,17 @@ class Slot:
         if replay is None:
             return None
         self._dirty = True
-        prepared_call = replay.prepared or self._prepare(replay, bound_context, copies)
-        words = prepared_call.stretch.words
+        stretch, sources, targets = replay.prepared or self._prepare(replay, bound_context, copies)
+        words = stretch.words
         results: dict[str, Any] = {}
-        for word, (_, source) in zip(prepared_call.sources, copies):
+        for word, (_, source) in zip(sources, copies):
             words[word] = start(source)
-        for word, (name, shape, dtype) in zip(prepared_call.targets, bound_context.results):
+        for word, (name, shape, dtype) in zip(targets, bound_context.results):
             out_array = None if out is None else out.get(name)
             value: Any = np.empty(shape, dtype) if out_array is None else out_array
             results[name] = value
             words[word] = start(value)
-        if prepared_call.stretch.run():
+        if stretch.run():
             self.settle(None)
             return None
         self._dirty = False
@@ -169,16 +183,25 @@ class Slot:
         for array in (out or {}).values():
             if isinstance(array, View) and isinstance(array.owner, DeviceArray):
                 array.owner.written(None, None)
-        self.contexts.again(call, replay)
+        self.contexts.calls += 1
+        call.bound.last_use = replay.last_use = self.contexts.calls
         self.replays += 1
         if stretches is None or stretches[1].run():
             self.wait(self._raw, own)
         self._dirty = False
         return results
 
-    def _prepare(self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]) -> Prepared:
-        landing = [source for source in bound_context.landing if source is not None]
-        replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
+    def _prepare(
+        self, replay: Replay, bound_context: BoundContext, copies: Sequence[Copy]
+    ) -> tuple[Stretch, tuple[int, ...], tuple[int, ...]]:
+        into = [copying(start(to), 0, to.nbytes) for to, _ in copies]
+        back = [copying(0, start(array), array.nbytes) for array in bound_context.landing if array is not None]
+        rows = [*into, *self.work(replay.address)]
+        replay.prepared = (
+            Stretch([*rows, *back]),
+            tuple(WIDTH * row + SOURCE for row in range(len(into))),
+            tuple(WIDTH * (len(rows) + row) + TO for row in range(len(back))),
+        )
         return replay.prepared
 
     def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
@@ -214,7 +237,7 @@ class Slot:
             location_list += bound_context.staged
         else:
             waits = stream is None or min(location_list, default=1) <= STAGED
-            results = self._targets(bound_context, out, on_gpu, target)
+            results = self.targets(bound_context, out, on_gpu, target)
             for result in results:
                 location = STAGED if result is None or isinstance(result, np.ndarray) else result.address
                 waits = waits or location == STAGED
@@ -233,7 +256,7 @@ class Slot:
             self.contexts.enqueue(bound_context, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
-        return self._finish(bound_context, results, raw, target, waits, example)
+        return self.finish(bound_context, results, out, raw, target, waits, example)
 
     def _remember(
         self,
@@ -253,12 +276,16 @@ class Slot:
         streams = tuple((makers | {LEGACY} if addresses else makers) - {self.own})
         rows = self.work(replay.address, streams)
         stretches = (Stretch(rows[:-1]), Stretch(rows[-1:])) if rows else None
-        self.contexts.remember(key, bound_context, streams, addresses, (replay, stretches))
+        recalled = self.contexts.recalled
+        if key not in recalled and len(recalled) >= self._most_recalled:
+            recalled.clear()
+        call = recalled.setdefault(key, Recalled(bound_context, streams, bound_context.sizes if addresses else ()))
+        call.replays[addresses] = replay, stretches
 
-    def _targets(
+    def targets(
         self, bound_context: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
-        """Where each result goes. None: an array in host memory, still to be made."""
+        """Return where each result goes. None: an array in host memory whose shape isn't known yet."""
         results: list[Block | Source | None] = []
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
             out_array = out.get(tensor.name) if out else None
@@ -274,15 +301,16 @@ class Slot:
             elif on_gpu and shape is not None and not tensor.on_host:
                 results.append(self.blocks.take(size, target))
             else:
-                results.append(None)
+                results.append(None if shape is None else np.empty(shape, tensor.dtype))
             if isinstance(out_array, View):
                 self.order(out_array, target)
         return results
 
-    def _finish(
+    def finish(
         self,
         bound_context: BoundContext,
         results: Sequence[Block | Source | None],
+        out: Mapping[str, Source] | None,
         raw: Any,
         target: int,
         waits: bool,
@@ -311,7 +339,7 @@ class Slot:
                         check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
-                value = value if example is None or result is not None else like_host(example, value)
+                value = value if example is None or (out and tensor.name in out) else like_host(example, value)
             outputs[tensor.name] = value
         if free is not None:
             self._cuda("cudaEventRecord", self._event.raw, free)
@@ -329,12 +357,12 @@ class Slot:
             self._cuda("cudaGraphLaunch", graph, raw)
 
     def wait(self, raw: Any, stream: int) -> None:
-        """Until what was given to the stream, `raw` to the runtime, is done."""
+        """Wait until what was given to the stream, `raw` to the runtime, is done."""
         if self._driver is None or stream != self.own or self._driver.synchronize(stream):
             self._cuda("cudaStreamSynchronize", raw)
 
     def settle(self, stream: int | None) -> None:
-        """What the last call left behind is over, or comes before what is given to `stream` now."""
+        """Let what the last call left behind end, or come before what is given to `stream` now."""
         if self.shared:  # given to a stream of the caller's, nobody knows until when
             self.device.synchronize()
             self.shared = False
@@ -347,18 +375,22 @@ class Slot:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
             self._behind = None
 
-    def locate(self, bound_context: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
+    def locate(
+        self, bound_context: BoundContext, arrays: Sequence[Source], target: int, least: int = PINNED
+    ) -> list[int]:
         """Copy inputs into pinned memory where they must be there; for each its address on the GPU, `STAGED`, or minus its
-        address in pinned memory of the caller's."""
+        address in pinned memory of the caller's, which is asked for from `least` bytes on."""
         locations: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound_context.staging):
             if isinstance(array, View):
                 if tensor.on_host:
-                    raise wanted_on_host(tensor)
+                    raise UsageError(
+                        f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
+                    )
                 if array.stream is not None or array.ordinal != self._ordinal:
                     self.order(array, target)
                 locations.append(array.address)
-            elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
+            elif not tensor.on_host and array.nbytes >= least and (address := self.pinned_at(array)):
                 locations.append(-address)
             else:
                 np.copyto(staging, array)
@@ -406,24 +438,18 @@ class Slot:
             self.follow(array.stream, target)
 
     def after(self, streams: Sequence[int]) -> None:
-        """What the slot's own stream is given from now on comes after what those have to do by now."""
+        """Let what the slot's own stream is given from now on come after what those have to do by now."""
         with self.device.current():  # whose default stream is meant
             for stream in streams:
                 if not self.device.idle(stream):
                     self.follow(stream, self.own)
 
     def follow(self, stream: int, target: int) -> None:
-        """What is given to `target` from now on comes after what `stream` has to do by now."""
+        """Let what is given to `target` from now on come after what `stream` has to do by now."""
         self._cuda("cudaEventRecord", self._event.raw, stream)
         self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
 
     def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
-        event = None if stream is None else self._ready(block.address, stream)
-        cuda, to_host = self._cuda, self._to_host
-
-        def fetch(target: NDArray[Any], address: int) -> None:
-            cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
-
         return DeviceArray(
             block.address,
             shape,
@@ -431,8 +457,8 @@ class Slot:
             self._ordinal,
             block,
             stream=stream,
-            ready=event,
-            copy_to_host=fetch,
+            ready=None if stream is None else self._ready(block.address, stream),
+            copy_to_host=self._fetch,
             streams=block.streams,
         )
 
@@ -456,15 +482,19 @@ class Slot:
             self.stream.free()
 
 
+def _fetch(cuda: Cuda, to_host: Any, target: NDArray[Any], address: int) -> None:
+    cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
+
+
 def _follow_default(device: Device, event: Event, stream: int) -> None:
-    """What is given to the stream from now on comes after what the current device's default stream has to do by now."""
+    """Let what is given to the stream from now on come after what the current device's default stream has to do by now."""
     if not device.idle(LEGACY):
         device.cuda("cudaEventRecord", event.raw, LEGACY)
         device.cuda("cudaStreamWaitEvent", stream, event.raw, 0)
 
 
 def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
-    """Whether results can be copied as they are into those arrays of the caller's."""
+    """Return True if results can be copied as they are into those arrays of the caller's."""
     pairs = [(out[name], shape) for name, shape, _ in bound_context.results if name in out]
     return all(
         not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in pairs
@@ -472,7 +502,7 @@ def _fits(bound_context: BoundContext, out: Mapping[str, Source]) -> bool:
 
 
 def call_key(arrays: Sequence[Source], out: Mapping[str, Source] | None, originals: Mapping[str, Any] | None) -> Any:
-    """What tells calls on arrays in GPU memory apart, for `Slot.recall`: all that their views say, but not whose they are.
+    """Return what tells calls on arrays in GPU memory apart, for `Slot.recall`: all that views say, but not whose they are.
 
     Args:
         out: views of the arrays to write results into, `originals`, of which the type tells whether they can be written.
@@ -494,10 +524,6 @@ def read_on(stream: int, arrays: Sequence[Source]) -> None:
     for array in arrays:
         if isinstance(array, View) and isinstance(array.owner, DeviceArray):
             array.owner.streams.add(stream)
-
-
-def wanted_on_host(tensor: Tensor) -> UsageError:
-    return UsageError(f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array")
 
 
 def check_shape(tensor: Tensor, array: Source, shape: Shape) -> None:

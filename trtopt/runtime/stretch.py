@@ -7,18 +7,12 @@ first row that gives something else than 0. Only where the C extension is built 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from trtopt.core import native
-from trtopt.cuda.arrays import start
 
 _COPY, _SAME = 0, 1
-_WIDTH = 4  # words of a row
-_TO, _SOURCE = 1, 2  # words of a copy's row
+WIDTH, TO, SOURCE = 4, 1, 2  # words of a row, and of a copy's row
 
 Row = tuple[int, int, int, int]
 
@@ -53,7 +47,7 @@ class Stretch:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._count = len(rows)
-        self.words = (ctypes.c_int64 * (_WIDTH * self._count))(*[word for row in rows for word in row])
+        self.words = (ctypes.c_int64 * (WIDTH * self._count))(*[word for row in rows for word in row])
         self._at = ctypes.addressof(self.words)
 
     def run(self) -> int:
@@ -65,29 +59,3 @@ class Stretch:
         """The same without letting the GIL go: for a launch, which takes less time than other threads may keep it."""
         assert native.hold is not None
         return native.hold(self._at, self._count)
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait, copies out.
-
-    Attributes:
-        sources: for each input that is copied, the word of `stretch` where its address goes.
-        targets: for each output the same.
-    """
-
-    stretch: Stretch
-    sources: tuple[int, ...]
-    targets: tuple[int, ...]
-
-
-def prepare(staging: Iterable[NDArray[Any]], work: Sequence[Row], landing: Sequence[NDArray[Any]]) -> Prepared:
-    """`staging` and `landing`: the pinned memory of inputs that are copied, and of outputs; `work`: what is done in between."""
-    into = [copying(start(array), 0, array.nbytes) for array in staging]
-    back = [copying(0, start(array), array.nbytes) for array in landing]
-    first = len(into) + len(work)
-    return Prepared(
-        Stretch([*into, *work, *back]),
-        tuple(_WIDTH * row + _SOURCE for row in range(len(into))),
-        tuple(_WIDTH * row + _TO for row in range(first, first + len(back))),
-    )

@@ -17,7 +17,6 @@ from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, Locations, Source
 from trtopt.runtime.slot import Slot
-from trtopt.trt.plans import LoadedEngine
 
 T = TypeVar("T")
 _QUEUED = 64  # timed launches in flight; far below the driver's queue, beyond which a launch would block
@@ -155,7 +154,6 @@ def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tu
 
 def profile_slot(
     slot: Slot,
-    engine: LoadedEngine,
     arrays: Sequence[Source],
     shapes: tuple[Shape, ...],
     layer_infos: Sequence[LayerInfo],
@@ -176,7 +174,7 @@ def profile_slot(
         times[name] = times.get(name, 0.0) + milliseconds  # of a loop's body, each time that it ran
 
     runs: list[dict[str, float]] = []
-    bound_context.context.profiler = profiler = engine.profiler(note)
+    bound_context.context.profiler = profiler = slot.contexts.loaded.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
         slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
