@@ -162,7 +162,7 @@ def test_a_row_for_each_batch(engine: Path) -> None:
     assert "synthetic" in report.inputs
     session = FakeSession.made[0]
     assert session.closed
-    assert {f"trtopt-bench-{number}" for number in range(3)} <= session.threads
+    assert {f"trtopt-bench_{number}" for number in range(3)} <= session.threads
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["run"]["p99"] > 0
     assert "speed only" in str(report)
 

@@ -13,9 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,14 +96,13 @@ class BenchReport(Plain):
         ours = {row.batch: row.run.median for row in self.rows if row.runner == _OURS and row.run}
         rows = []
         for row in self.rows:
-            run_times = (
-                [f"{value:.4g}" for value in (row.run.median, row.run.p90, row.run.p99)] if row.run else ["-"] * 3
-            )
-            ratio = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
-            inference_times = [f"{item.median:.4g}" if item else "-" for item in (row.gpu, row.host)]
-            rate = "-" if row.throughput is None else f"{row.throughput:.0f}"
-            rate += f" by {row.streams}" if row.streams > 1 and row.throughput is not None else ""
-            rows.append((row.runner, str(row.batch), *inference_times, *run_times, rate, ratio))
+            run = row.run
+            cells = [item and item.median for item in (row.gpu, row.host)]
+            cells += [run and run.median, run and run.p90, run and run.p99]
+            rate = "-" if row.throughput is None else f"{row.throughput:.0f}{f' by {row.streams}' * (row.streams > 1)}"
+            ratio = f"{run.median / ours[row.batch]:.2f}" if run and row.batch in ours else "-"
+            texts = ["-" if cell is None else f"{cell:.4g}" for cell in cells]
+            rows.append((row.runner, str(row.batch), *texts, rate, ratio))
         return columns, rows
 
     def remarks(self) -> list[str]:
@@ -130,7 +130,11 @@ def measure(request: BenchRequest) -> BenchReport:
     Raises: as `trtopt.bench`.
     """
     reporter = request.reporter
-    _check(request)
+    for name in request.against:
+        choice(name, BASELINES, "`against=`")
+    for values, what in ((request.against, "`against=`"), (request.batch, "`batch=`")):
+        if len(set(values)) != len(values):
+            raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
     path = existing_file(request.engine, "the engine")
     choice(request.backend, BACKENDS, "`backend=`")
     if request.backend == "onnxruntime" or not (gpus := probe()):
@@ -165,23 +169,11 @@ def measure(request: BenchRequest) -> BenchReport:
                 rows += _measure(session, baselines, size, arrays, request)
                 load_clocks.append(clocks(request.device, lambda arrays=arrays: session.run(arrays)))  # type: ignore[misc]
         notes += [f"batch {size}: {clock}" for size, clock in zip(inputs, load_clocks) if clock.throttled]
-        newcomers = [item for item in others(request.device) if item not in strangers]
-        if len(newcomers) > 1:  # one is this process, by a number that it may not know
-            notes.append(f"other processes came to the GPU meanwhile: {', '.join(newcomers)} (one is this one)")
         for text in notes:
             reporter.warn(text)
         summary = session.manifest.precision_summary if session.manifest else ""
         gpu = next((str(item) for item in probe().devices if item.ordinal == request.device), "")
         return BenchReport(path, summary, gpu, origin, tuple(rows), tuple(load_clocks), session.memory(), tuple(notes))
-
-
-def _check(request: BenchRequest) -> None:
-    against, batch = request.against, request.batch
-    for name in against:
-        choice(name, BASELINES, "`against=`")
-    for values, what in ((against, "`against=`"), (batch, "`batch=`")):
-        if len(set(values)) != len(values):
-            raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
 
 
 # Inputs ----------------------------------------------------------------------------------------------------------------
@@ -199,21 +191,8 @@ def _tuned(session: Session) -> tuple[int, ...]:
     return tuple(sorted(sizes)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
-class Sampled(Protocol):
-    """A request that names batch sizes and samples."""
-
-    @property
-    def batch(self) -> Sequence[int]: ...
-    @property
-    def data(self) -> Any: ...
-    @property
-    def images(self) -> Any: ...
-    @property
-    def preprocess(self) -> Any: ...
-
-
-def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
-    """Batch size → arrays, and where they came from."""
+def inputs_for(session: Session, request: Any) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
+    """Return batch size → arrays, and where they came from, for a request that names batch sizes and samples."""
     sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
     whole_input = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
     if whole_input is not None and sizes != (1,):
@@ -325,28 +304,22 @@ def _measure(
 
 
 def _throughput(call: Callable[[], object], size: int, streams: int, iterations: int) -> float:
-    """Samples a second with `streams` threads calling; each calls once before the clock starts."""
-    errors: list[BaseException] = []
+    """Return samples a second with `streams` threads calling; each calls once before the clock starts."""
     starts: list[float] = []
     gate = threading.Barrier(streams, action=lambda: starts.append(time.perf_counter()))
 
     def work() -> None:
         try:
             call()
+        except BaseException:
+            gate.abort()  # else the others wait for ever
+            raise
+        with contextlib.suppress(threading.BrokenBarrierError):
             gate.wait()
             for _ in range(iterations):
                 call()
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            gate.abort()
 
-    threads = [threading.Thread(target=work, name=f"trtopt-bench-{number}", daemon=True) for number in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(streams, "trtopt-bench") as pool:
+        for future in [pool.submit(work) for _ in range(streams)]:
+            future.result()
     return size * streams * iterations / (time.perf_counter() - starts[0])

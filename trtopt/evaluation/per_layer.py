@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,32 +97,49 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
 
 
 def compare_layers(
-    reference: ModelProto, candidate: ModelProto, batches: Sequence[Arrays]
+    reference: ModelProto,
+    candidate: ModelProto,
+    batches: Sequence[Arrays],
+    engine: Callable[[Arrays], Arrays] | None = None,
+    size: int = 1,
 ) -> tuple[LayerAgreement, ...]:
-    """In the candidate's order.
+    """Compare the tensors of both graphs, in the candidate's order.
 
     Args:
         batches: input name → array, the first axis counting samples; of the reference. Samples of one shape in each.
+        engine: of the candidate: gives `tensors_of_engine`, from inputs of the reference; size: samples that it takes at a time.
 
     Raises:
         UsageError: the graphs have no floating tensor by the same name.
         DataError, ModelError: ONNX Runtime can't run them.
     """
     old, new = map(_fp32, (reference, candidate))
-    kinds, pairs = _kinds(old), _pairs(old, new)
-    exact = _opened(old, dict.fromkeys(pairs.values()))
-    whole, pieces = _opened(new, pairs), _opened(_cut(new, pairs, kinds), pairs)
-    preprocessing = embedded_in(candidate)
+    kinds, pairs, cut = _kinds(old), _pairs(old, new), new
+    if engine is not None:
+        pairs, cut = {name: name for name, other in pairs.items() if name == other}, old
+    exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(cut, pairs, kinds), pairs)
+    run = engine or partial(_run, _opened(new, pairs))
+    preprocessing = None if engine else embedded_in(candidate)
     sums = {name: _Sums() for name in pairs}
-    for chunk in _chunks(old, batches, 1):
+    for chunk in _chunks(old, batches, size):
         tensors = _run(exact, chunk) | chunk
-        stand_ins = {f"{name}{_STAND_IN}": tensors[other] for name, other in pairs.items()}
         inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
-        results, own = _run(whole, inputs), _run(pieces, {**inputs, **stand_ins})
+        results = run(inputs)
+        before = results if engine else {name: tensors[other] for name, other in pairs.items()}
+        own = _given(pieces, inputs, before)
+        felt = [own]
+        for _ in range(HOPS):  # what the nodes make of tensors that have errors, and of what comes of that
+            felt.append(_given(pieces, inputs, felt[-1]))
         for name, other in pairs.items():
-            sums[name].add(tensors[other], results[name], tensors[other], own[name])
-        _feel(sums, pieces, inputs, own, own)
-    return _agreements(candidate, sums, _readers(new, pairs))
+            expected, found = (own[name], results[name]) if engine else (tensors[other], own[name])
+            item = sums[name]
+            item.powers += [
+                _powers(tensors[other], results[name]),
+                _powers(expected, found),
+                *(_powers(own[name], arrays[name]) for arrays in felt[1:]),
+            ]
+            item.nonfinite += int((np.isfinite(expected) & ~np.isfinite(np.asarray(found, np.float64))).sum())
+    return _agreements(candidate, sums, _readers(cut, pairs))
 
 
 def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ...]:
@@ -133,48 +151,17 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
     return tuple(name for name, other in _pairs(_fp32(reference), _fp32(graph)).items() if name == other)
 
 
-def compare_engine_layers(
-    reference: ModelProto, graph: ModelProto, batches: Sequence[Arrays], run: Callable[[Arrays], Arrays], size: int = 1
-) -> tuple[LayerAgreement, ...]:
-    """Compare layers of an engine with `tensors_of_engine` as outputs.
-
-    Args:
-        run: gives them, from inputs of the reference.
-        size: samples that it takes at a time.
-    """
-    old = _fp32(reference)
-    kinds, pairs = _kinds(old), {name: name for name in tensors_of_engine(reference, graph)}
-    exact, pieces = _opened(old, pairs), _opened(_cut(old, pairs, kinds), pairs)
-    sums = {name: _Sums() for name in pairs}
-    for chunk in _chunks(old, batches, size):
-        tensors, results = _run(exact, chunk), run(chunk)
-        own = _run(pieces, {**chunk, **{f"{name}{_STAND_IN}": np.asarray(results[name], np.float32) for name in pairs}})
-        for name in pairs:
-            sums[name].add(tensors[name], results[name], own[name], results[name])
-        _feel(sums, pieces, chunk, own, own)
-    return _agreements(graph, sums, _readers(old, pairs))
-
-
 class _Sums:
-    """Sums of one tensor over samples: signal and noise with all that came before, of the node alone, and of what becomes of
-    errors one node and two before it."""
+    """Sums of one tensor over samples: powers of signal and noise with all that came before, of the node alone, and of what
+    becomes of errors one node and two before it; and the values that aren't finite by the node's own fault."""
 
     def __init__(self) -> None:
-        self.whole, self.own, self.nonfinite = np.zeros(2), np.zeros(2), 0
-        self.felt = np.zeros((HOPS, 2))
-
-    def add(self, signal: Array, result: Array, own_signal: Array, own: Array) -> None:
-        self.whole += _powers(signal, result)
-        self.own += _powers(own_signal, own)
-        self.nonfinite += int((np.isfinite(own_signal) & ~np.isfinite(np.asarray(own, np.float64))).sum())
+        self.powers, self.nonfinite = np.zeros((2 + HOPS, 2)), 0
 
 
-def _feel(sums: Mapping[str, _Sums], pieces: Any, feed: Arrays, exact: Arrays, tensors: Arrays) -> None:
-    """Run the nodes on `tensors`, which have errors, and on what they make of these; `exact` is what they make without."""
-    for hop in range(HOPS):
-        tensors = _run(pieces, {**feed, **{f"{name}{_STAND_IN}": tensors[name] for name in sums}})
-        for name, item in sums.items():
-            item.felt[hop] += _powers(exact[name], tensors[name])
+def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
+    """Return what each node of a graph in pieces makes of these tensors."""
+    return _run(pieces, {**inputs, **{f"{name}{_STAND_IN}": array for name, array in tensors.items()}})
 
 
 def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
@@ -194,13 +181,13 @@ def _agreements(
         node = makers[name]
         while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in sums:
             node = makers[node.input[0]]  # the layer, not what only changes the type of its result
-        own = float(in_db(*item.own))
-        felt, behind = own, {name}
+        whole, own = in_db(*item.powers.T)[:2]
+        felt, behind = float(own), {name}
         for hop in range(HOPS):
             behind = {other for one in behind for other in readers[one]}
-            felt = max(felt, min((float(in_db(*sums[other].felt[hop])) for other in behind), default=-math.inf))
+            felt = max(felt, min((float(in_db(*sums[other].powers[2 + hop])) for other in behind), default=-math.inf))
         agreements.append(
-            LayerAgreement(name, node.name, node.op_type, float(in_db(*item.whole)), own, felt, item.nonfinite)
+            LayerAgreement(name, node.name, node.op_type, float(whole), float(own), felt, item.nonfinite)
         )
     return tuple(agreements)
 
@@ -247,10 +234,8 @@ def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
 def _chunks(reference: ModelProto, batches: Sequence[Arrays], size: int) -> Iterator[dict[str, Array]]:
     """The samples, so many at a time as the reference says, or `size`."""
     infos = [info for name, info in network_inputs(reference).items() if name in batches[0]]
-    fixed_sizes = (
-        int(info.shape[0]) for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0
-    )
-    size = 1 if alone(infos) else next(fixed_sizes, size)
+    fixed = (info.shape[0] for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0)
+    size = 1 if alone(infos) else int(next(fixed, size))
     for batch in batches:
         for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
             yield laid_out(chunk, infos)

@@ -38,7 +38,6 @@ from trtopt.evaluation.outputs import OutputAgreement, OutputSums, rows_of, sent
 from trtopt.evaluation.per_layer import (
     SAMPLES as LAYER_SAMPLES,
     LayerAgreement,
-    compare_engine_layers,
     compare_layers,
     tensors_of_engine,
     verdict,
@@ -386,7 +385,7 @@ def _layers_of(
                 arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
                 return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
 
-            return compare_engine_layers(reference, graph, samples, run, min(batches, default=1))
+            return compare_layers(reference, graph, samples, run, min(batches, default=1))
 
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
