@@ -20,8 +20,8 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
-from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, too_few
-from trtopt.autotune.search import Budget, Choices, EvaluationCache, TunedChoice
+from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, TunedChoice, too_few
+from trtopt.autotune.search import Budget, Choices, EvaluationCache
 from trtopt.builder.asked import spec_of, with_profiles
 from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
@@ -119,8 +119,7 @@ class Tuning:
             out = "no layer has to stay out"
         out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
-        fewer = f" (on {self.before.samples} of them)" if self.before.samples < self.samples else ""
-        decibels = f"{self.before.snr_db:.1f}{fewer} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
+        decibels = f"{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
         ended = " (the budget ended the search)" if self.unfinished else ""
         tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s{ended}"
         return f"{out}, {repairs}: {decibels}{figure}; {tried}"
@@ -248,7 +247,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         return Tuning(
             table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
             samples=evaluator.samples,
-            before=TunedChoice.of(0, costs.share(choices.all_quantized.quantized), int8_everywhere),
+            before=replace(int8_everywhere, share=costs.share(choices.all_quantized.quantized)),
             whole=choices.judged(()),
             chosen=choices.judged(left_out),
             front=choices.pareto_front(),
