@@ -86,8 +86,6 @@ def build(request: BuildRequest) -> BuildResult:
         labels: the true classes, in order, or a file, for a metric that takes them.
         budget: seconds, or such as "10min", for the search that these begin, beside its repairs.
         save_calib: where to keep the table with what was repaired and chosen.
-        trade_profiles: where INT8 is kept if it is the fastest (best, or int8 with a limit), keep it even if in one of several
-            profiles it takes over 1 % longer than FP16.
         compare: where INT8 or FP8 is asked for and there is a GPU, build FP16 too and say how they compare.
         images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
             them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
@@ -372,9 +370,7 @@ class _Best:
                 self.gpu, engines, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
             )
             try:
-                return engines, replace(comparison, reference=description, key=self.key).judged(
-                    self.limits, trade=self.request.trade_profiles
-                )
+                return engines, replace(comparison, reference=description, key=self.key).judged(self.limits)
             except AccuracyLost:
                 if precision is Precision.FP32:
                     raise
@@ -427,7 +423,7 @@ class _Best:
         if earlier is None or earlier.key != self.key or (cache and not Path(cache).is_file()):
             return None
         try:
-            comparison = earlier.judged(self.limits, trade=self.request.trade_profiles)
+            comparison = earlier.judged(self.limits)
         except AccuracyLost:
             return None  # FP32 hasn't been tried
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

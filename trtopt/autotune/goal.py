@@ -71,14 +71,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
             raise UsageError(
                 f"`budget=` is the time to look for what stays out of INT8 within a limit: add {limit}, or drop it"
             )
-        if request.trade_profiles:
-            raise UsageError(
-                "`trade_profiles=True` decides whether INT8 is kept: add `best=True`, or `int8=True` and a limit such as "
-                "`min_snr=25`, or drop it"
-            )
         return None
-    if request.trade_profiles and not request.compare:
-        raise UsageError("`trade_profiles=True` weighs times, and `compare=False` measures none: drop one of them")
     return Goal(limits, labels, metric, request.min or 0.0, called(request.metric))
 
 

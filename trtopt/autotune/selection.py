@@ -140,11 +140,8 @@ class Comparison:
         far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
         return _accuracy(mine, self.reference or "") if far else ""
 
-    def judged(self, limits: Limits, *, trade: bool = False) -> Comparison:
+    def judged(self, limits: Limits) -> Comparison:
         """Keep the fastest within the limits, quantized only if it is slower in no profile than one in floating point.
-
-        Args:
-            trade: it may be slower in a profile where it is the fastest over all of them.
 
         Raises:
             AccuracyLost: there is none.
@@ -160,9 +157,9 @@ class Comparison:
                 f"no precision stays within the accuracy limit ({failures}): lower `min_agreement=` or `min_snr=`, calibrate "
                 "on more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
-        floating = [item for item in fitting_candidates if not item.quantized and not trade]
+        floating = [item for item in fitting_candidates if not item.quantized]
         slower = {
-            item.precision: f", but takes longer than {other.name} at {_places(places)}, which `trade_profiles=True` allows"
+            item.precision: f", but takes longer than {other.name} at {_places(places)}: `int8=True` with its table keeps it"
             for item in fitting_candidates
             for other in floating
             if item.quantized and (places := item.slower_than(other))

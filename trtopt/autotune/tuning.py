@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 from onnx import ModelProto
@@ -64,6 +64,7 @@ from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
 
+Content = TypeVar("Content")
 Work = Mapping[str, int]  # node → multiply-accumulates
 
 
@@ -368,12 +369,24 @@ def _judged_by(
 
 
 def kept_file(key: Any, what: str, reporter: Reporter) -> Path | None:
-    """Where a later call of this key finds what this one measured; None: that can't be kept."""
+    """Return where a later call of this key finds what this one measured; None: that can't be kept."""
     try:
         return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
     except OutputError as error:
         reporter.warn(f"this can't be kept for later calls: {error}")
         return None
+
+
+def remembered(key: Any, what: str, kind: type[Content], measure: Callable[[], Content | None]) -> Content | None:
+    """Return what an earlier call of this key measured, else what `measure` gives, which is kept unless it is None."""
+    file = kept_file(key, what, SILENT)
+    with contextlib.suppress(Damaged, OSError):
+        if file is not None and file.is_file():
+            return converted(read_json(file), kind)
+    found = measure()
+    if file is not None and found is not None:
+        write_json(file, plain(found))
+    return found
 
 
 def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
