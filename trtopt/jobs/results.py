@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from trtopt.core.documents import AnyText, Count, Duration, Name, converted
 from trtopt.core.words import counted
@@ -15,6 +15,13 @@ from trtopt.jobs.joblist import BuildJob, Job
 STATES = ("pending", "running", "done", "failed")
 _OF_CALIBRATIONS = ("method", "digest", "samples", "tensors", "shards")
 _OF_BUILDS = ("precision", "precision_summary", "targets", "resource")
+
+
+class Failure(TypedDict):
+    """An error, by the name of its kind."""
+
+    type: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class JobResult:
     data: AnyText = ""
     method: AnyText = ""
     output: AnyText = ""
-    error: Mapping[str, AnyText] | None = None
+    error: Failure | None = None
     digest: Name | None = None
     samples: Count = 0
     tensors: Mapping[Name, Count] = field(default_factory=dict)
@@ -61,7 +68,7 @@ class JobResult:
 
     @classmethod
     def of(cls, job: Job | BuildJob, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
-        """As recorded of a job of the list."""
+        """Return what is recorded of a job of the list."""
         own = {"name": job.name, "model": str(job.model), "data": job.data.name if job.data else ""}
         if isinstance(job, BuildJob):
             own |= {"kind": "build", "engine": str(job.output), "precision": job.precision, "resource": job.resource}
@@ -71,12 +78,12 @@ class JobResult:
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
-        """As `to_json` gave it; Damaged: it didn't."""
+        """Read what `to_json` gave; Damaged: it didn't."""
         output = record.get("engine" if record.get("kind") == "build" else "table", "")
         return replace(converted({**record, "output": output}, cls), cached=cached)
 
     def to_json(self) -> dict[str, Any]:
-        """Of a calibration what it is about, of a build likewise; `output` is "table" or "engine"."""
+        """Return what a calibration or a build is about; `output` is "table" or "engine"."""
         left_out = _OF_CALIBRATIONS if self.kind == "build" else _OF_BUILDS
         plain = asdict(self) | {"notes": list(self.notes), "targets": list(self.targets)}
         names = {"output": "engine" if self.kind == "build" else "table"}
@@ -91,7 +98,7 @@ class JobResult:
 
     @property
     def outcome(self) -> str:
-        """In a few words: the thresholds, or the error."""
+        """Say in a few words the thresholds, or the error."""
         if self.state in ("pending", "running"):
             return ""
         if self.error is not None:
@@ -128,7 +135,7 @@ class JobsResult:
 
     @property
     def summary(self) -> str:
-        """How many jobs are in which state."""
+        """Say how many jobs are in which state."""
         counts = self._counts
         return f"{counted(len(self.jobs), 'job')}: " + ", ".join(
             f"{counts[state]} {state}" for state in STATES if counts[state]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trtopt.core.errors import WorkerDied
 from trtopt.core.temporary import remove_leftovers
@@ -22,36 +22,15 @@ _LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXP
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-class Place(Protocol):
-    """Where calls run: `Workers` here, `trtopt.jobs.cluster.Cluster` on Ray.
-
-    Attributes:
-        slots: calls that run at a time.
-        threads: that each may have.
-        has_gpus: some calls can have a GPU.
-    """
-
-    slots: int
-    threads: int
-    has_gpus: bool
-
-    def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
-        """Call a function of a module. The Future gives its result, its exception, or WorkerDied.
-
-        Args:
-            gpu: it needs a GPU of its own.
-            resource: of the Ray node that is to run it.
-        """
-
-    def close(self) -> None:
-        """End what runs, at once."""
-
-
 class Workers:
     """A process for each of `places`, which say what its environment has besides, such as the GPU that is its own.
 
     Args:
         threads: of the libraries in each.
+
+    Attributes:
+        slots: calls that run at a time; threads: that each may have.
+        has_gpus: some calls can have a GPU.
     """
 
     def __init__(self, places: Sequence[Mapping[str, str]], threads: int = 1) -> None:
@@ -64,6 +43,11 @@ class Workers:
         self._closed = False
 
     def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
+        """Call a function of a module. The Future gives its result, its exception, or WorkerDied.
+
+        Args:
+            gpu, resource: of the Ray node that is to run it (`trtopt.jobs.cluster`); unused here.
+        """
         return self._threads.submit(self._call, function, args)
 
     def close(self) -> None:
