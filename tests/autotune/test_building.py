@@ -26,6 +26,7 @@ from trtopt.core.errors import (
     DeviceError,
     EngineError,
     MissingDependency,
+    OutputError,
     PrecisionLost,
     UsageError,
 )
@@ -41,7 +42,8 @@ pytestmark = pytest.mark.usefixtures("rtx")
 
 
 class Gpu:
-    """What the GPU is made to do. `ms` and `noise` (of the results, relative) by precision."""
+    """What the GPU is made to do. `ms` and `noise` (of the results, relative) by precision; `longer` gives a factor on times,
+    `refuse` an error for a build."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.info = DeviceInfo(0, "Played GPU", 89, 1 << 30)
@@ -52,10 +54,16 @@ class Gpu:
         self.built: list[str] = []
         self.model = world.model
         self.stop: BaseException | None = None
+        self.longer: Callable[[PlayedSession, Any], float] = lambda session, inputs: 1.0
+        self.refuse: Callable[[BuildRequest], BaseException | None] = lambda request: None
+        self.asked: list[BuildRequest] = []
         self.layer_ms: dict[tuple[str, str], float] = {}  # (precision of the engine, node) → of the layer that has it
         construct = engine.construct
 
         def counted(request: BuildRequest) -> Any:
+            self.asked.append(request)
+            if (error := self.refuse(request)) is not None:
+                raise error
             result = construct(request)
             if not result.cached:
                 manifest = load_manifest(result.engine)
@@ -97,7 +105,7 @@ class PlayedSession:
         assert self.open
         if self.gpu.stop is not None:
             raise self.gpu.stop
-        ms = self.gpu.ms[self.precision]
+        ms = self.gpu.ms[self.precision] * self.gpu.longer(self, inputs)
         return Timing(Spread(ms, ms, ms, ms), Spread(ms, ms, ms, ms), iterations, True)
 
     def profile(self, inputs: Any) -> LayerTimes:
@@ -219,25 +227,12 @@ def test_an_up_to_date_engine_is_not_measured_again(gpu: Gpu, build: Build) -> N
     assert gpu.built == ["int8", "fp16", "fp16"]
 
 
-def test_fp16_is_built_with_the_same_options_but_those_of_int8(
-    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted, given = engine.construct, []
-
-    def spy(request: BuildRequest) -> Any:
-        given.append(request)
-        return counted(request)
-
-    monkeypatch.setattr(engine, "construct", spy)
-    build(
-        shapes="x:1x3x32x32,4x3x32x32,4x3x32x32",
-        workspace="1GiB",
-        optimization_level=1,
-        precision_override=["conv1=fp32", "Relu=fp16", "conv2=int8"],
-        limit=20,
-    )
-    _, other = given
-    assert other.shapes == ("x:1x3x32x32,4x3x32x32,4x3x32x32",)
+def test_fp16_is_built_with_the_same_options_but_those_of_int8(gpu: Gpu, build: Build) -> None:
+    overrides = ["conv1=fp32", "Relu=fp16", "conv2=int8"]
+    shapes = "x:1x3x32x32,4x3x32x32,4x3x32x32"
+    build(shapes=shapes, workspace="1GiB", optimization_level=1, precision_override=overrides, limit=20)
+    _, other = gpu.asked
+    assert other.shapes == (shapes,)
     assert (other.workspace, other.optimization_level, other.fp16) == ("1GiB", 1, True)
     assert other.precision_override == ["conv1=fp32", "Relu=fp16"]
     assert (other.int8, other.data, other.limit) == (False, None, None)
@@ -272,39 +267,19 @@ OBSTACLES: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("break_it", "kind", "words"), OBSTACLES)
-def test_what_can_not_be_measured_is_built_and_the_reason_given(
-    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch, break_it: Any, kind: Any, words: tuple[str, ...]
-) -> None:
-    break_it(gpu, monkeypatch)
-    result = build()
-    has(result.not_measured, *words)
-    assert result.comparison is None
-    assert gpu.built == ["int8"]
-    assert result.to_json()["not_measured"] == result.not_measured
-    assert _manifest(result).comparison is None
-
-
-@pytest.mark.parametrize(("break_it", "kind", "words"), OBSTACLES)
-def test_best_fails_before_the_build_where_it_can_not_measure(
-    gpu: Gpu,
-    build: Build,
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    break_it: Any,
-    kind: type[Exception],
-    words: tuple[str, ...],
+def test_what_can_not_be_measured_is_built_and_best_fails_before_the_build(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, break_it: Any, kind: Any, words: Any
 ) -> None:
     break_it(gpu, monkeypatch)
     with pytest.raises(kind) as caught:
         build(best=True)
-    has(
-        str(caught.value),
-        "`best=True` measures engines on a GPU",
-        *words,
-        "`int8=True` or `fp16=True` instead of `best=True`",
-    )
-    assert gpu.built == []
-    assert world.contents() == {}
+    instead = "`int8=True` or `fp16=True` instead of `best=True`"
+    has(str(caught.value), "`best=True` measures engines on a GPU", *words, instead)
+    assert gpu.built == [] and world.contents() == {}
+    result = build()
+    has(result.not_measured, *words)
+    assert result.comparison is _manifest(result).comparison is None and gpu.built == ["int8"]
+    assert result.to_json()["not_measured"] == result.not_measured
 
 
 def test_models_with_qdq_and_stripped_engines_are_not_compared(gpu: Gpu, build: Build, world: World) -> None:
@@ -342,17 +317,14 @@ def test_a_comparison_that_fails_leaves_the_engine(gpu: Gpu, build: Build, world
     assert set(world.contents()) == {"m.engine", "m.engine.json"}
 
 
-def test_the_engine_is_written_before_anything_is_built_to_compare_with(
-    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("building", [True, False])
+def test_an_interrupted_comparison_leaves_the_engine_whole(
+    gpu: Gpu, build: Build, world: World, building: bool
 ) -> None:
-    counted = engine.construct
-
-    def interrupted(request: BuildRequest) -> Any:
-        if request.fp16:
-            raise KeyboardInterrupt
-        return counted(request)
-
-    monkeypatch.setattr(engine, "construct", interrupted)
+    if building:
+        gpu.refuse = lambda request: KeyboardInterrupt() if request.fp16 else None
+    else:
+        gpu.stop = KeyboardInterrupt()
     heard = Heard()
     with pytest.raises(KeyboardInterrupt):
         build(reporter=heard)
@@ -361,31 +333,14 @@ def test_the_engine_is_written_before_anything_is_built_to_compare_with(
     assert manifest is not None and manifest.comparison is None
     manifest.check_plan(world.output / "m.engine")
     has("\n".join(heard.warnings), "m.engine is written; interrupted before it was measured against FP16")
-
-
-def test_ctrl_c_while_comparing_leaves_the_engine_whole(gpu: Gpu, build: Build, world: World) -> None:
-    gpu.stop, heard = KeyboardInterrupt(), Heard()
-    with pytest.raises(KeyboardInterrupt):
-        build(reporter=heard)
-    assert set(world.contents()) == {"m.engine", "m.engine.json"}
-    has("\n".join(heard.warnings), "m.engine is written; interrupted before it was measured against FP16")
-    gpu.stop = None
+    gpu.stop, gpu.refuse = None, lambda request: None
     assert build().comparison["speedup"] == pytest.approx(1.6)
-    assert gpu.built == ["int8", "fp16", "fp16"]
+    assert gpu.built == ["int8", *["fp16"] * (2 - building)]
 
 
 @pytest.mark.parametrize("best", [True, False])
-def test_a_profile_in_which_int8_is_slower_is_named(
-    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch, best: bool
-) -> None:
-    time = PlayedSession.time
-
-    def timed(self: PlayedSession, inputs: Any, *given: Any) -> Timing:
-        found = time(self, inputs, *given)
-        longer = 2.0 if self.precision == "int8" and inputs["x"].shape[0] == 1 else 1.0
-        return replace(found, gpu=Spread(*[value * longer for value in vars(found.gpu).values()]))
-
-    monkeypatch.setattr(PlayedSession, "time", timed)
+def test_a_profile_in_which_int8_is_slower_is_named(gpu: Gpu, build: Build, best: bool) -> None:
+    gpu.longer = lambda session, inputs: 2.0 if session.precision == "int8" and len(inputs["x"]) == 1 else 1.0
     options = {"shapes": ["x:1x3x32x32", "x:8x3x32x32"], "best": best}
     if best:
         steady = build(**options)
@@ -433,12 +388,6 @@ def test_best_keeps_fp16_where_int8_is_slower(gpu: Gpu, build: Build, world: Wor
     assert result.onnx == graph
     assert result.table is None
     assert set(world.contents()) == {"m.engine", "m.engine.json", "graph.onnx"}
-
-
-def test_best_keeps_fp16_where_int8_is_outside_the_limit(gpu: Gpu, build: Build) -> None:
-    result = build(best=True, min_snr=30)
-    assert _manifest(result).spec["precision"] == "fp16"
-    has(result.comparison["why"], "FP16 kept: INT8 is outside the accuracy limit", "at least 30")
 
 
 def test_best_judges_outputs_by_their_kind(gpu: Gpu, build: Build) -> None:
@@ -494,6 +443,7 @@ def test_best_is_up_to_date_and_judges_other_limits_by_the_figures_it_has(gpu: G
     strict = build(best=True, min_snr=30)  # another winner: built
     assert not strict.cached
     assert _manifest(strict).spec["precision"] == "fp16"
+    has(strict.comparison["why"], "FP16 kept: INT8 is outside the accuracy limit", "at least 30")
     assert gpu.built == ["int8", "fp16"] * 2
     assert build(best=True, min_snr=30).cached
     assert not build(best=True, min_snr=30, limit=20).cached  # other samples
@@ -558,34 +508,17 @@ def test_images_judge_as_the_table_says_they_are_prepared(gpu: Gpu, build: Build
 
 
 @pytest.mark.parametrize("lost", ["int8", "fp16"])
-def test_a_candidate_that_can_not_be_built_is_out(
-    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    counted = engine.construct
-
-    def fail(request: BuildRequest) -> Any:
-        if getattr(request, lost):
-            raise BuildFailed("no kernel")
-        return counted(request)
-
-    monkeypatch.setattr(engine, "construct", fail)
+def test_a_candidate_that_can_not_be_built_is_out(gpu: Gpu, build: Build, world: World, lost: str) -> None:
+    gpu.refuse = lambda request: BuildFailed("no kernel")
+    with pytest.raises(BuildFailed, match=r"INT8 engine: no kernel; no FP16 .*; no FP32"):
+        build(best=True)
+    assert world.contents() == {}
+    gpu.refuse = lambda request: BuildFailed("no kernel") if getattr(request, lost) else None
     result = build(best=True)
     kept = "fp16" if lost == "int8" else "int8"
     assert _manifest(result).spec["precision"] == kept
     has(result.comparison["why"], f"{kept.upper()} kept", f"no {lost.upper()} engine: no kernel")
     assert result.comparison["speedup"] is None
-
-
-def test_best_with_nothing_to_choose_from_fails_as_the_builder_did(
-    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(request: BuildRequest) -> Any:
-        raise BuildFailed("no kernel")
-
-    monkeypatch.setattr(engine, "construct", fail)
-    with pytest.raises(BuildFailed, match=r"INT8 engine: no kernel; no FP16 .*; no FP32"):
-        build(best=True)
-    assert world.contents() == {}
 
 
 def test_the_reference_runs_on_the_gpu_where_onnxruntime_can(
@@ -611,25 +544,19 @@ def test_without_onnxruntime_there_is_no_reference(gpu: Gpu, build: Build, monke
     assert not gpu.built
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("it can't run")])
-def test_best_that_is_stopped_leaves_what_was_there(gpu: Gpu, build: Build, world: World, error: BaseException) -> None:
-    (world.output / "m.engine").write_bytes(b"what was there")
-    gpu.stop = error
-    with pytest.raises(type(error)):
-        build(best=True, save_onnx=world.output / "graph.onnx")
-    assert world.contents() == {"m.engine": b"what was there"}
-
-
-@pytest.mark.parametrize("broken", ["save_model", "json_bytes"])
-def test_best_that_can_not_be_written_leaves_what_was_there(
-    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, broken: str
+@pytest.mark.parametrize("broken", ["save_model", "json_bytes", KeyboardInterrupt(), EngineError("it can't run")])
+def test_best_that_ends_early_leaves_what_was_there(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, broken: Any
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     (world.output / "m.engine").write_bytes(b"what was there")
-    monkeypatch.setattr(building, broken, full)
-    with pytest.raises(trtopt.core.errors.OutputError, match="No space left"):  # type: ignore[attr-defined]
+    if isinstance(broken, str):
+        monkeypatch.setattr(building, broken, full)
+    else:
+        gpu.stop = broken
+    with pytest.raises(OutputError if isinstance(broken, str) else type(broken)):
         build(best=True, save_onnx=world.output / "graph.onnx")
     assert world.contents() == {"m.engine": b"what was there"}
 
@@ -670,37 +597,22 @@ def test_tune_compares_as_build_does(gpu: Gpu, world: World) -> None:
     assert result.comparison is not None and result.comparison["kept"] == "fp16"
 
 
-def test_int8_everywhere_is_kept_where_what_was_chosen_for_speed_is_slower(
-    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int8_everywhere_is_kept_where_what_was_chosen_for_speed_is_slower(gpu: Gpu, build: Build) -> None:
     gpu.noise["int8"] = 0.01
     gpu.layer_ms["int8", "conv2"] = 5.0
-    time = PlayedSession.time
-
-    def timed(self: PlayedSession, *given: Any) -> Timing:
-        found = time(self, *given)
-        slow = len([item for item in self.layers if item.precision == "fp16" and "conv2" in item.nodes])
-        return replace(found, gpu=Spread(*[value * (1 + slow) for value in vars(found.gpu).values()]))
-
-    monkeypatch.setattr(PlayedSession, "time", timed)
+    gpu.longer = lambda session, _: (
+        1 + any(item.precision == "fp16" and "conv2" in item.nodes for item in session.layers)
+    )
     result = build(min_snr=20, output_kind=["y=other"])
     assert not result.tuning.left_out and not result.kept
     assert build(min_snr=20, output_kind=["y=other"]).cached
 
 
-def test_int8_everywhere_is_kept_where_what_was_chosen_can_not_be_built(
-    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int8_everywhere_is_kept_where_what_was_chosen_can_not_be_built(gpu: Gpu, build: Build) -> None:
     gpu.noise["int8"] = 0.01
     gpu.layer_ms["int8", "conv2"] = 5.0
-    construct = engine.construct
-
-    def failing(request: BuildRequest) -> Any:
-        if isinstance(request.calib, trtopt.Table) and request.calib.left_out:
-            raise PrecisionLost("conv2 has no kernel")
-        return construct(request)
-
-    monkeypatch.setattr(engine, "construct", failing)
+    lost = PrecisionLost("conv2 has no kernel")
+    gpu.refuse = lambda request: lost if isinstance(request.calib, trtopt.Table) and request.calib.left_out else None
     heard = Heard()
     result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
     assert not result.tuning.left_out and result.comparison["kept"] == "int8"
@@ -731,15 +643,12 @@ def test_squeeze_and_excite_is_in_int8_where_the_engine_is_faster_so(
     gpu.noise["int8"] = 0.01
     generation = select("rtx")
     monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, gates_in_int8=True))
-    time = PlayedSession.time
-
-    def timed(self: PlayedSession, *given: Any) -> Timing:
-        found = time(self, *given)
-        gated = [item for item in self.layers if "squeeze" in item.nodes and item.precision == "int8"]
-        changed = factor if self.precision == "int8" and gated else 1.0
-        return replace(found, gpu=Spread(*[value * changed for value in vars(found.gpu).values()]))
-
-    monkeypatch.setattr(PlayedSession, "time", timed)
+    gpu.longer = lambda session, _: (
+        factor
+        if session.precision == "int8"
+        and any("squeeze" in item.nodes and item.precision == "int8" for item in session.layers)
+        else 1.0
+    )
     options = {"min_snr": 10, "output_kind": ["y=other"], "save_calib": world.output / "t.calib.json"}
     result = build(**options)
     faster = factor < 1

@@ -455,16 +455,6 @@ def test_what_it_says_is_what_verify_finds_in_the_saved_graph(crops: Any, tmp_pa
     assert found.ok and found.snr_db == pytest.approx(result.tuning.chosen.snr_db, abs=0.01)
 
 
-def test_preprocessing_of_arrays_is_refused(crops: Any, world: World) -> None:
-    onnx.save(_net(2), world.folder / "m.onnx")
-    np.savez(world.folder / "crops.npz", x=crops)
-    model, data, engine = (world.folder / name for name in ("m.onnx", "crops.npz", "m.engine"))
-    given = ["--data", data, "--preprocess", "imagenet", "--min-snr", "20", "-o", engine]
-    said = world.run("tune", model, *given)
-    assert said.status == 2
-    has(said.err, "--preprocess is for --images: arrays in --data are used as they are")
-
-
 def test_without_a_floating_output_it_is_refused_before_any_work(crops: Any, tmp_path: Path) -> None:
     net = _net()
     net.graph.node.append(helper.make_node("ArgMax", ["y"], ["k"], "top", axis=1))
@@ -560,9 +550,3 @@ def test_figures_are_numbers_as_well_as_words(crops: Any, tmp_path: Path) -> Non
 
     measured = _tuned(net, crops, tmp_path / "m", metric=score, min=0.5)
     assert measured.tuning.to_json()["chosen"]["figures"]["metric"] == 0.75
-
-
-@pytest.mark.parametrize("given", ["101%", "-1%", "much", "99"])
-def test_a_share_that_is_none(crops: Any, tmp_path: Path, given: str) -> None:
-    with pytest.raises(UsageError, match=r"`min_agreement=`.*a share from 0 to 1 is needed, such as 0\.95 or '95%'"):
-        _tuned(_net(), crops, tmp_path, min_agreement=given)

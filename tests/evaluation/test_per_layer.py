@@ -171,20 +171,17 @@ def _damped(gamma: float = 1e-6) -> ModelProto:
 
 
 def _half_branch(proto: ModelProto) -> ModelProto:
-    """The branches' last tensors rounded as FP16 does it: next to zero nothing is left of them."""
+    """Round the branches' last tensors as FP16 does it: next to zero nothing is left of them."""
     spoiled = ModelProto()
     spoiled.CopyFrom(proto)
-    for item in spoiled.graph.node:
+    del spoiled.graph.node[:]
+    for item in proto.graph.node:
+        spoiled.graph.node.append(item)
         if item.op_type == "Mul":
-            item.output[0] = f"{item.output[0]}_float32"
-    count = len(spoiled.graph.node)
-    for index in reversed(range(count)):
-        item = spoiled.graph.node[index]
-        if item.op_type == "Mul":
-            name = item.output[0].removesuffix("_float32")
-            down = node("Cast", item.output[0], f"{name}_half", f"{name}/down", to=onnx.TensorProto.FLOAT16)
-            spoiled.graph.node.insert(index + 1, down)
-            spoiled.graph.node.insert(index + 2, node("Cast", f"{name}_half", name, f"{name}/up", to=1))
+            name = item.output[0]
+            spoiled.graph.node[-1].output[0] = f"{name}_float32"
+            down = node("Cast", f"{name}_float32", f"{name}_half", f"{name}/down", to=onnx.TensorProto.FLOAT16)
+            spoiled.graph.node.extend([down, node("Cast", f"{name}_half", name, f"{name}/up", to=1)])
     return spoiled
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, floating_within, gpu_for
+from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, gpu_for
 from trtopt.autotune.goal import Goal, goal_of, too_few
 from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.request import TuneRequest
@@ -137,7 +137,7 @@ def build(request: BuildRequest) -> BuildResult:
 
 
 def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
-    """Do it, and write the page on it where one is asked for."""
+    """Do the work, and write the page on it where one is asked for."""
     named_store(request.store)  # refused before the work
     if request.report is not None:
         reports.ready()
@@ -379,7 +379,7 @@ class _Best:
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
         """Return the request for one candidate."""
         if precision is not self.quantized:
-            return floating_within(self.request, precision, preprocess)
+            return floating(self.request, precision, preprocess, within=True)
         if self.request.calib is not None:  # then images and data only judge
             return replace(self.request, images=None, data=None)
         return self.request

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from trtopt.autotune.candidates import build_candidate, floating_within
+from trtopt.autotune.candidates import build_candidate, floating
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.selection import EQUAL, measured
 from trtopt.autotune.tuning import Tuning, Work, remembered
@@ -130,8 +130,7 @@ class Engines:
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.results:
             manifest = load_manifest(quantized.engine)
-            request = floating_within(
-                self.request, self.base, manifest.model_preprocess if manifest else self.request.preprocess
-            )
+            preprocess = manifest.model_preprocess if manifest else self.request.preprocess
+            request = floating(self.request, self.base, preprocess, within=True)
             self.results[self.base] = build_candidate(request, self.base, self.folder)
         return self.results[self.base]

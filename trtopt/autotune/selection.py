@@ -119,7 +119,7 @@ class Comparison:
         return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(parts)}")
 
     def slower(self) -> str:
-        """At which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
+        """Say at which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
         profiles; empty: at none."""
         candidate = next(item for item in self.candidates if item.precision == self.kept)
         for other in self.candidates:

@@ -153,7 +153,7 @@ class _TunedModel:
 
     @cached_property
     def original(self) -> ModelProto:
-        """In FP32, at the opset of Q/DQ graphs."""
+        """Return it in FP32, at the opset of Q/DQ graphs."""
         return to_proto(to_ir_at(in_memory(fp32_typed(self.folded)[0]), OPSET[Precision.INT8]))
 
     @cached_property
@@ -330,7 +330,7 @@ def _given_scales(request: BuildRequest) -> Table | None:
 
 
 def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> Table:
-    """Those that the search begins with: of every layer, whatever an earlier search left out."""
+    """Return those that the search begins with: of every layer, whatever an earlier search left out."""
     if scales is None:
         return _calibrated(request, subject).table
     gates = bool(subject.gates) and subject.has_gates(scales)

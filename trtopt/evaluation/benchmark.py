@@ -228,11 +228,6 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
     profile = session.profiles[fits.index(True) if any(fits) else 0] if fits else {}
     infos = []
     for info, axis in zip(session.inputs, axes):
-        first = size if axis is None or not info.shape else info.shape[axis]
-        if isinstance(first, int) and first > 0 and first != size:
-            raise UsageError(
-                f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {first}; build with `shapes=`"
-            )
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
         if axis is not None and shape:
             shape = (*shape[:axis], size, *shape[axis + 1 :])

@@ -77,7 +77,7 @@ class LayerAgreement(Described):
 
 
 def verdict(layers: Sequence[LayerAgreement]) -> str:
-    """Where it breaks, in a sentence."""
+    """Say where it breaks, in a sentence."""
     culprit = next((item for item in layers if item.nonfinite), None)
     if culprit is not None:
         return f"{culprit.what} is the first to give values that aren't finite ({culprit.nonfinite} of them), by itself"
@@ -249,7 +249,7 @@ def _kinds(proto: ModelProto) -> dict[str, int]:
 
 
 def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, int]) -> ModelProto:
-    """Where nodes read a tensor of both graphs, they read an input that stands for it."""
+    """Return a graph whose nodes read inputs that stand for the tensors of both graphs."""
     inputs = set()
     model = ModelProto()
     model.CopyFrom(candidate)

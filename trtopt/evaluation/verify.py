@@ -138,7 +138,7 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """All values are finite, and nothing that was asked for is missed."""
+        """Return whether all values are finite, and nothing that was asked for is missed."""
         return not self.missed
 
     def describe(self) -> dict[str, Any]:
