@@ -304,11 +304,7 @@ def test_a_model_that_says_the_same_of_all_samples_is_told(crops: Any, tmp_path:
 
 def test_few_samples_are_told(crops: Any, tmp_path: Path) -> None:
     table = trtopt.calibrate(_net(), data={"x": crops[:80]}).table
-    for samples, said in (
-        (crops[:1], "1 sample judges"),
-        (crops[[0] * 40], "1 sample judges"),
-        (crops[:8], "8 samples"),
-    ):
+    for samples, said in ((crops[[0] * 40], "1 sample judges"), (crops[:8], "8 samples")):
         heard = Heard()
         _tuned(_net(), crops, tmp_path, data={"x": samples}, calib=table, min_snr=5, reporter=heard)
         assert any(f"only {said}" in text and "give at least 32" in text for text in heard.warnings)
@@ -322,9 +318,6 @@ def test_a_share_that_no_output_has_is_told(crops: Any, tmp_path: Path) -> None:
     heard = Heard()
     _tuned(_net(bad=()), crops, tmp_path, min_agreement=0.99, min_snr=5, reporter=heard)
     assert any("`min_agreement=` has nothing to judge" in text for text in heard.warnings)
-    heard = Heard()
-    _tuned(_net(bad=()), crops, tmp_path, min_agreement=0.5, output_kind=["y=classes"], reporter=heard)
-    assert not any("nothing to judge" in text for text in heard.warnings)
 
 
 def test_it_says_all_that_was_repaired_and_which_output_a_figure_is_of(crops: Any, tmp_path: Path) -> None:

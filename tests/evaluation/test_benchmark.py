@@ -153,6 +153,8 @@ def _with(monkeypatch: pytest.MonkeyPatch, *given: FakeBaseline) -> None:
 
 
 def test_a_row_for_each_batch(engine: Path) -> None:
+    bench(engine, streams=6, iterations=1)
+    assert FakeSession.made.pop().contexts == 6
     report = bench(engine, batch=(1, 8), streams=3, iterations=7)
     assert [(row.batch, row.streams, row.iterations) for row in report.rows] == [(1, 3, 7), (8, 3, 7)]
     row = report.rows[0]
@@ -161,7 +163,7 @@ def test_a_row_for_each_batch(engine: Path) -> None:
     assert row.run.minimum <= row.run.median <= row.run.p90 <= row.run.p99
     assert "synthetic" in report.inputs
     session = FakeSession.made[0]
-    assert session.closed
+    assert session.closed and session.contexts == 4
     assert {f"trtopt-bench_{number}" for number in range(3)} <= session.threads
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["run"]["p99"] > 0
     assert "speed only" in str(report)
@@ -184,11 +186,6 @@ def test_a_batch_lies_where_the_engine_has_its_samples(engine: Path, monkeypatch
     assert {array.shape for array in FakeSession.made[-1].given} == {(8, 4)}
     with pytest.raises(UsageError, match=r"input 'x' \(8, 4\) has no batch; 1 is all it takes"):
         bench(engine, batch=(2,), iterations=1)
-
-
-def test_threads_get_contexts(engine: Path) -> None:
-    bench(engine, streams=6, iterations=1)
-    assert FakeSession.made[0].contexts == 6
 
 
 def test_throughput_counts_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,13 +224,9 @@ def test_a_baseline_gets_the_same_inputs_and_is_compared(engine: Path, monkeypat
     assert [row.difference for row in report.rows] == [None, 0.0, 0.5]
     assert "0.5 of the largest away" in str(report)
     assert good.closed and far.closed
-
-
-def test_a_float_model_gets_what_the_engine_makes_of_its_pixels(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "Session", PixelSession)
-    _with(monkeypatch, FakeBaseline("floats"))
-    report = bench(engine, against=("torch",), batch=(2,), iterations=5)
-    assert [row.difference for row in report.rows] == [None, 0.0]
+    _with(monkeypatch, FakeBaseline("floats"))  # it gets what the engine makes of its pixels
+    assert [row.difference for row in bench(engine, against=("torch",), batch=(2,), iterations=5).rows] == [None, 0.0]
 
 
 def test_a_baseline_that_cannot_run_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

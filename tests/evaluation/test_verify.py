@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch  # noqa: TID251
 from compared import compare
-from graphs import model, node, photos, rapidocr, rendered_text, typed, values
+from graphs import model, node, typed, values
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from sklearn.datasets import load_digits
@@ -532,46 +532,6 @@ def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
     has(world.refused(*request), "build keeps it with --save-onnx: trtopt build")
     (world.folder / "m.engine.json").write_text("{")
     has(world.refused(*request), "m.engine.json can't be read (not JSON", "build the engine again")
-
-
-# Real models -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_detector_is_judged_by_what_it_finds() -> None:
-    """PaddleOCR's, with weights of six bits: photos without text make dB of nothing, and hide that texts are lost."""
-    folded, _ = fold(load_model(rapidocr("det")).proto)
-    coarse = onnx.ModelProto()
-    coarse.CopyFrom(folded)
-    for tensor in coarse.graph.initializer:
-        values = numpy_helper.to_array(tensor)
-        if values.ndim == 4:
-            step = float(np.abs(values).max()) / 31
-            tensor.CopyFrom(numpy_helper.from_array((np.round(values / step) * step).astype(np.float32), tensor.name))
-    empty = photos(160, 3)
-
-    def judged(x: Array) -> Agreement:
-        return verify(folded, coarse, [{"x": x}], min_agreement=0.95)
-
-    without = judged(empty)
-    (output,) = without.outputs
-    assert output.kind is Kind.MASK
-    assert output.near_zero == output.rows == 3
-    assert without.snr_db < -100
-    assert without.ok
-    has(
-        str(without),
-        "(mask): same class for 99.",
-        "next to zero on 3 of 3 samples: -1",
-        "dB says little; largest difference ",
-    )
-    both = judged(np.concatenate([rendered_text(160, 160, 2), empty, empty]))
-    (output,) = both.outputs
-    assert output.agreement is not None
-    assert output.agreement > 0.95  # of all pixels
-    (said,) = both.missed
-    has(said, "sigmoid_0.tmp_0: overlap 0.1", "at least 0.5 is asked for")
-    assert output.spread is not None
-    assert {item.name for item in output.spread.worst[:2]} == {"sample 0", "sample 1"}
 
 
 @pytest.mark.parametrize(("op", "shape"), [("Mul", (1,)), ("MatMul", (6, 4))])
