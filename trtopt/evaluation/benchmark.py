@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import Plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import TensorInfo, choice
+from trtopt.core.values import Profile, TensorInfo, choice
 from trtopt.cuda.clocks import Clocks, clocks, others
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
@@ -180,14 +180,12 @@ def measure(request: BenchRequest) -> BenchReport:
 
 
 def _tuned(session: Session) -> tuple[int, ...]:
-    """The batch sizes that the profiles are tuned for."""
-    if not session.inputs:
+    """Return the batch sizes that the profiles are tuned for."""
+    info = next((item for item in session.inputs if item.shape), None)
+    if info is None or (axis := info.batch_axis) is None:
         return (1,)
-    first, axis = next(((info, info.batch_axis) for info in session.inputs if info.shape), (session.inputs[0], None))
-    if axis is None:
-        return (1,)
-    sizes = {profile[first.name].opt[axis] for profile in session.profiles if profile[first.name].opt}
-    size = first.shape[axis]
+    sizes = {opt[axis] for profile in session.profiles if (opt := profile[info.name].opt)}
+    size = info.shape[axis]
     return tuple(sorted(sizes)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
@@ -216,20 +214,18 @@ def inputs_for(session: Session, request: Any) -> tuple[dict[int, dict[str, NDAr
 
 
 def _shaped(session: Session, size: int) -> list[TensorInfo]:
-    """The inputs with every dimension known: `size` samples, the rest as the profile for that is tuned."""
-    ranges = [[profile[info.name] for info in session.inputs] for profile in session.profiles]
-    axes = [info.batch_axis for info in session.inputs]
-    fits = [
-        all(
-            axis is None or not each.min or each.min[axis] <= size <= each.max[axis] for axis, each in zip(axes, shapes)
-        )
-        for shapes in ranges
-    ]
-    profile = session.profiles[fits.index(True) if any(fits) else 0] if fits else {}
+    """Return the inputs with every dimension known: `size` samples, the rest as the profile for that is tuned."""
+    axes = {info.name: info.batch_axis for info in session.inputs}
+
+    def holds(profile: Profile) -> bool:
+        given = [(axis, profile[name]) for name, axis in axes.items() if axis is not None and profile[name].min]
+        return all(each.min[axis] <= size <= each.max[axis] for axis, each in given)
+
+    profile = next(filter(holds, session.profiles), next(iter(session.profiles), {}))
     infos = []
-    for info, axis in zip(session.inputs, axes):
+    for info in session.inputs:
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
-        if axis is not None and shape:
+        if (axis := axes[info.name]) is not None and shape:
             shape = (*shape[:axis], size, *shape[axis + 1 :])
         infos.append(replace(info, shape=shape))
     return infos
