@@ -375,7 +375,7 @@ def test_wrong_data_and_models_are_named(digits: Digits, tmp_path: Path) -> None
         verify(model, model, [], threads=1)
     with pytest.raises(DataError, match="needs x; the data has image"):
         verify(model, model, [{"image": digits.images}], threads=1)
-    with pytest.raises(UsageError, match="'x' has dtype complex128, the model 'digits' takes float32"):
+    with pytest.raises(UsageError, match="'x' has dtype complex128, the model 'test' takes float32"):
         verify(model, model, [{"x": digits.images.astype(np.complex128)}], threads=1)
     with pytest.raises(DataError, match=r"can't be run on x \(2, 65\)"):
         verify(model, model, [{"x": np.zeros((2, 65), np.float32)}], threads=1)

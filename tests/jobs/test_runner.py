@@ -135,13 +135,21 @@ def test_one_failure_never_stops_the_rest(world: World, monkeypatch: pytest.Monk
     told = Told()
     result = trtopt.run_jobs(listed(world, text), workers=1, reporter=told)
     failed = {job.name: job.error or {} for job in result.jobs if job.state == "failed"}
-    kinds = ["InvalidModel", "UsageError", "WorkerDied", "DataError", "CalibrationError", "UsageError", "DataError"]
+    kinds = [
+        "InvalidModel",
+        "UsageError",
+        "WorkerDied",
+        "CalibrationError",
+        "CalibrationError",
+        "UsageError",
+        "DataError",
+    ]
     assert [error["type"] for error in failed.values()] == kinds
     assert [job.name for job in result.jobs if job.state == "done"] == ["good.good.auto", "good.insisted.auto"]
     has(failed["torn.good.auto"]["message"], "torn.onnx")
     has(failed["absent.good.auto"]["message"], "absent.onnx", "doesn't exist")
     has(failed["deadly.good.auto"]["message"], "killed or crashed", "fewer `workers=`")
-    has(failed["good.constant.auto"]["message"], "one colour", "0.5 everywhere")
+    has(failed["good.constant.auto"]["message"], "0.5 everywhere", "precision_override = ")
     has(failed["good.hot.auto"]["message"], "isn't finite", "sample 33 ")
     has(failed["good.copies.auto"]["message"], "are the same one", "allow_unusual_data = true")
     assert "--allow-unusual-data" not in failed["good.copies.auto"]["message"]  # which jobs run hasn't
