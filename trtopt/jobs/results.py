@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from trtopt.core.documents import AnyText, Count, Duration, Name, converted
 from trtopt.core.words import counted
@@ -15,13 +15,6 @@ from trtopt.jobs.joblist import BuildJob, Job
 STATES = ("pending", "running", "done", "failed")
 _OF_CALIBRATIONS = ("method", "digest", "samples", "tensors", "shards")
 _OF_BUILDS = ("precision", "precision_summary", "targets", "resource")
-
-
-class Failure(TypedDict):
-    """An error, by the name of its kind."""
-
-    type: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ class JobResult:
     data: AnyText = ""
     method: AnyText = ""
     output: AnyText = ""
-    error: Failure | None = None
+    error: Mapping[str, AnyText] | None = None
     digest: Name | None = None
     samples: Count = 0
     tensors: Mapping[Name, Count] = field(default_factory=dict)
@@ -102,8 +95,9 @@ class JobResult:
         if self.state in ("pending", "running"):
             return ""
         if self.error is not None:
-            lines = "; ".join(" ".join(line.split()) for line in self.error["message"].splitlines())
-            return f"{self.error['type']}: {lines.replace(':; ', ': ')}"
+            kind, message = (self.error.get(name, "") for name in ("type", "message"))  # of a state file of anything
+            lines = "; ".join(" ".join(line.split()) for line in message.splitlines())
+            return f"{kind}: {lines.replace(':; ', ': ')}"
         if self.kind == "build":
             return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
