@@ -109,6 +109,8 @@ class TunedChoice:
         snr_db: of the worst output.
         figures: what else was measured; figure: the same in words.
         missed: the limits that it misses; empty: none.
+        headroom_db: dB that the limit in dB leaves, a standard error included; below 0 where it is missed. None: there is none
+            for all outputs as they are.
         left_out: how many layers stay out of INT8.
         share: of the multiply-accumulates, those in INT8.
     """
@@ -117,6 +119,7 @@ class TunedChoice:
     figure: str
     missed: tuple[str, ...]
     figures: TunedFigures
+    headroom_db: float | None = None
     left_out: int = 0
     share: float = 1.0
 
@@ -167,7 +170,8 @@ class AccuracyEvaluator:
         feeds = [run.samples for run in self.runs]
         agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, kinds=self.kinds)[""]
         description = agreement.figures()
-        missed = [] if goal.limits is None else self._missed(goal.limits, description, results)
+        error = self._error(results)
+        missed = [] if goal.limits is None else _missed(goal.limits, description, error)
         measured = {name: measure(output, self.samples) for name, output in description["outputs"].items()}
         texts = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
         figures = TunedFigures(*(_least(description, name) for name in ("agreement", "cosine_min")))
@@ -178,7 +182,11 @@ class AccuracyEvaluator:
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
         snr = min((item.snr_db for item in agreement.outputs if not item.integers), default=math.inf)
-        return TunedChoice(snr, "; ".join(texts), tuple(missed), figures)
+        headroom = None
+        if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
+            apart = any(item.channels is not None for item in agreement.outputs)  # each channel by itself
+            headroom = None if apart else snr - goal.limits.min_snr - error
+        return TunedChoice(snr, "; ".join(texts), tuple(missed), figures, headroom)
 
     @property
     def constant_output_warning(self) -> str:
@@ -192,18 +200,6 @@ class AccuracyEvaluator:
             f"the float model gives the same results{nothing} for {self.different} different samples, so that no limit says "
             "anything: are its weights trained, and is this preprocessing its own?"
         )
-
-    def _missed(self, limits: Limits, description: Mapping[str, Any], results: Sequence[Arrays]) -> list[str]:
-        """Return the limits missed. Those in dB have to hold less a standard error over the samples."""
-        missed = limits.missed(description)
-        if missed or limits.min_snr is None:
-            return missed
-        error = self._error(results)
-        if not replace(limits, min_snr=limits.min_snr + error).missed(description):
-            return []
-        return [
-            f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"
-        ]
 
     def _error(self, results: Sequence[Arrays]) -> float:
         """Return the standard error over the samples, in dB, of the ratio of their summed noise and signal: that of the output
@@ -238,6 +234,14 @@ class AccuracyEvaluator:
 
         with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
             return list(pool.map(run, self.runs))
+
+
+def _missed(limits: Limits, description: Mapping[str, Any], error: float) -> list[str]:
+    """Return the limits missed. Those in dB have to hold less a standard error over the samples."""
+    missed = limits.missed(description)
+    if missed or limits.min_snr is None or not replace(limits, min_snr=limits.min_snr + error).missed(description):
+        return missed
+    return [f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"]
 
 
 def _least(description: Mapping[str, Any], name: str) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +21,7 @@ from onnx import ModelProto
 from trtopt.autotune.costs import EQUAL, LEAST, Costs
 from trtopt.autotune.goal import AccuracyEvaluator, TunedChoice
 from trtopt.calibration.repairing import NoiseByPlace
+from trtopt.calibration.safety import fewest
 from trtopt.core.documents import Damaged, converted
 from trtopt.core.errors import AccuracyLost
 from trtopt.core.files import sha256_json, whole
@@ -47,38 +49,42 @@ def search(
     ranked: Sequence[str],
     judge: Callable[[Sequence[str]], bool],
     *,
+    first: int,
+    step: int,
     put_back: Callable[[Sequence[str]], Sequence[str]],
+    may_fit: Callable[[str, Sequence[str]], bool],
     all_too: bool,
     budget: Budget,
     reporter: Reporter,
 ) -> tuple[str, ...] | None:
     """Find a few of the ranked names without which `judge` is content; None: there are none, or the time ended before.
 
-    A binary search finds how many of the first have to stay out; then each of these is tried inside again.
+    `fewest` says how many of the first have to stay out; then each of these is tried inside again.
 
     Args:
         judge: says whether a choice does, by the names that are out.
+        first, step: as `fewest` has them.
         put_back: gives those that are out in the order in which they are tried inside again.
+        may_fit: says whether a name is worth a try inside, beside those that are out.
         all_too: all of them may be out.
     """
-    low, high, step = 0, len(ranked), 2  # `low` out don't do; `high` do, if anything does
     with reporter.phase("looking for the layers that have to stay out", None) as phase:
-        while high - low > 1 and not budget.over():
-            middle = (low + high) // 2
-            if high == len(ranked):  # the first few decide mostly, so that steps grow from there
-                middle, step = min(middle, low + step), 2 * step
-            phase.detail(f"{middle} out")
-            low, high = (low, middle) if judge(ranked[:middle]) else (middle, high)
-    if high == len(ranked) and not (all_too and judge(ranked)):
+
+        def within(count: int) -> bool:
+            phase.detail(f"{count} out")
+            return judge(ranked[:count])
+
+        count = fewest(len(ranked), within, first=first, step=step, over=budget.over)
+    if count == len(ranked) and not (all_too and judge(ranked)):
         return None
-    left_out = tuple(ranked[:high])
+    left_out = tuple(ranked[:count])
     with reporter.phase("trying what stays out in INT8", None) as phase:
         for name in put_back(left_out)[:MOST_PUT_BACK]:
             if budget.over():
                 break
             phase.advance()
             without = tuple(item for item in left_out if item != name)
-            if judge(without):
+            if may_fit(name, left_out) and judge(without):
                 left_out = without
     return left_out
 
@@ -127,6 +133,10 @@ class Choices:
             self.tried[key] = replace(self.evaluate(names, partial(self.graph, out)), left_out=len(out), share=share)
         return self.tried[key]
 
+    def remaining_noise(self, left_out: Sequence[str]) -> float:
+        """Return the noise that the ledger sums up where these stay out."""
+        return self.total_noise - sum(self.layer_noise[name] for name in left_out)
+
     def chosen(self) -> tuple[str, ...]:
         """Return the layers to leave out of INT8.
 
@@ -137,10 +147,14 @@ class Choices:
         if self.judged(()).missed:
             costs = {name: max(self.costs(name), LEAST) for name in self.layers}
             ranking = sorted(self.layers, key=lambda name: (-self.layer_noise[name] / costs[name], name))
+            first, step = self._first(ranking)
             left_out = search(
                 ranking,
                 lambda names: not self.judged(names).missed,
+                first=first,
+                step=step,
                 put_back=lambda names: sorted(names, key=lambda name: (-costs[name], name)),
+                may_fit=self._may_fit,
                 all_too=bool(self.forced),
                 budget=self.budget,
                 reporter=self.reporter,
@@ -148,6 +162,22 @@ class Choices:
         if left_out is None:
             raise self._lost()
         return tuple(sorted(self._faster(left_out)))
+
+    def _first(self, ranking: Sequence[str]) -> tuple[int, int]:
+        """Return how many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""
+        headroom, noise = self.judged(()).headroom_db, self.remaining_noise(())
+        if headroom is None or not 0 < noise < math.inf:
+            return 2, 4  # the first few decide mostly, so that steps grow from there
+        most = noise * 10 ** (headroom / 10)
+        enough = (count for count in range(1, len(ranking)) if self.remaining_noise(ranking[:count]) < most)
+        return next(enough, len(ranking) // 2), 1
+
+    def _may_fit(self, name: str, left_out: Sequence[str]) -> bool:
+        """Return whether half of what the ledger says that a layer adds fits into what is left."""
+        headroom, noise = self.judged(left_out).headroom_db, self.remaining_noise(left_out)
+        if headroom is None or not 0 < noise < math.inf:
+            return True
+        return 10 * math.log10(1 + self.layer_noise[name] / noise / 2) <= headroom
 
     def _faster(self, left_out: tuple[str, ...]) -> tuple[str, ...]:
         """Add the layers that a GPU was measured to run faster in floating point, where that is within the limits, too."""

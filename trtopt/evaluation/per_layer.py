@@ -107,7 +107,8 @@ def compare_layers(
 
     Args:
         batches: input name → array, the first axis counting samples; of the reference. Samples of one shape in each.
-        engine: of the candidate: gives `tensors_of_engine`, from inputs of the reference; size: samples that it takes at a time.
+        engine: of the candidate: gives `tensors_of_engine`, from inputs of the reference.
+        size: samples that it takes at a time.
 
     Raises:
         UsageError: the graphs have no floating tensor by the same name.
@@ -186,9 +187,7 @@ def _agreements(
         for hop in range(HOPS):
             behind = {other for one in behind for other in readers[one]}
             felt = max(felt, min((float(in_db(*sums[other].powers[2 + hop])) for other in behind), default=-math.inf))
-        agreements.append(
-            LayerAgreement(name, node.name, node.op_type, float(whole), float(own), felt, item.nonfinite)
-        )
+        agreements.append(LayerAgreement(name, node.name, node.op_type, float(whole), float(own), felt, item.nonfinite))
     return tuple(agreements)
 
 

@@ -370,7 +370,7 @@ def _layers_of(
                 arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
                 return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
 
-            return compare_engine_layers(reference, graph, samples, run, min(batches, default=1))
+            return compare_layers(reference, graph, samples, run, min(batches, default=1))
 
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
