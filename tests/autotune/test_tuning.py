@@ -172,8 +172,7 @@ def test_few_choices_are_tried(crops: Any, tmp_path: Path) -> None:
     assert set(tuning.left_out) == {"c1", "c3"} and tuning.tried < 10
     with pytest.raises(AccuracyLost, match="without INT8"):
         _tuned(net, crops, tmp_path, min_snr=66)
-    kept = (tmp_path / "cache" / "tuning").glob("*.lines")
-    assert max(len(path.read_text().splitlines()) for path in kept) < 15
+    assert len(list((tmp_path / "cache" / "tuning").glob("*.choice"))) < 20
 
 
 def test_a_choice_is_the_same_for_any_threads_and_holds_with_its_standard_error(crops: Any) -> None:
@@ -221,8 +220,6 @@ def test_neither_batches_nor_their_order_change_it(crops: Any, tmp_path: Path) -
 
 def test_a_second_call_runs_nothing_again(crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, heard, ran = _tuned(_net(), crops, tmp_path, min_snr=28), Heard(), []
-    lines = next((tmp_path / "cache" / "tuning").glob("*.lines"))
-    lines.write_text(lines.read_text() + '["cut o')  # as a killed process leaves it
     monkeypatch.setattr(AccuracyEvaluator, "__call__", lambda *_: ran.append(1))
     again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard)
     assert not ran and again.cached

@@ -418,18 +418,12 @@ class _Best:
         )
 
     def _up_to_date(self) -> BuildResult | None:
-        """Return the engine at the output, if a selection now would have the same candidates and keep the same one."""
-        earlier, cache = stored_comparison(self.output), self.request.save_cache
-        if earlier is None or earlier.key != self.key or (cache and not Path(cache).is_file()):
+        """Return the engine at the output, if a selection now would have the same candidates and limits."""
+        comparison, cache = stored_comparison(self.output), self.request.save_cache
+        if comparison is None or comparison.key != self.key or (cache and not Path(cache).is_file()):
             return None
-        try:
-            comparison = earlier.judged(self.limits)
-        except AccuracyLost:
-            return None  # FP32 hasn't been tried
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            return None  # figures that nobody measured: compare again
         manifest = load_manifest(self.output)
-        if comparison.kept != earlier.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
+        if manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
         request = self._chosen(Precision(comparison.kept), manifest.model_preprocess)
         result = engine.construct(replace(request, store="none"))
@@ -437,12 +431,10 @@ class _Best:
             return None
         self.reporter.note(f"{self.output} is up to date: {comparison.why}")
         _warn_of_slower(comparison, self.reporter)
-        if comparison != earlier:  # other limits
-            _store(self.output, comparison)
         return self._result(result, comparison, seconds=result.seconds)
 
     def _key(self) -> str:
-        """Digest all that the candidates and their figures depend on."""
+        """Digest all that the candidates, their figures and the choice depend on."""
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess
         if calib is None:
@@ -455,6 +447,7 @@ class _Best:
             {
                 "model": self.model.fingerprint,
                 "spec": self.spec.describe(),
+                "limits": asdict(self.limits),
                 "calibration": [request.method, request.limit, request.batch],
                 "scales": scales,
                 "samples": self.samples.describe(),

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from trtopt.autotune.candidates import build_candidate, floating
 from trtopt.autotune.costs import Measured
@@ -26,8 +25,6 @@ from trtopt.evaluation.timing import layer_shares
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
 from trtopt.trt import select
-
-Content = TypeVar("Content")
 
 
 class Engines:

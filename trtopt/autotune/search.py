@@ -7,24 +7,19 @@ the costliest first. What a GPU runs faster in floating point stays out as well.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from onnx import ModelProto
 
 from trtopt.autotune.costs import EQUAL, LEAST, Costs
-from trtopt.autotune.goal import AccuracyEvaluator, TunedChoice
+from trtopt.autotune.goal import TunedChoice
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.safety import fewest
-from trtopt.core.documents import Damaged, converted
 from trtopt.core.errors import AccuracyLost
-from trtopt.core.files import sha256_json, whole
 from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, overriding
 from trtopt.graph.op_types import WEIGHTED
@@ -225,25 +220,3 @@ class Choices:
             if not best or choice.snr_db > best[-1].snr_db:
                 best.append(choice)
         return tuple(best)
-
-
-class EvaluationCache:
-    """Evaluations of graphs, kept in a file, one JSON line each: an interrupted search goes on from there."""
-
-    def __init__(self, evaluator: AccuracyEvaluator, path: Path | None) -> None:
-        self.evaluator, self.path = evaluator, path
-        self.known, self.asked = dict[str, TunedChoice](), set[str]()
-        for line in whole(path).decode().splitlines() if path is not None and path.is_file() else ():
-            with contextlib.suppress(ValueError, Damaged):  # cut off when the process was killed
-                self.known |= converted(json.loads(line), dict[str, TunedChoice])
-
-    def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
-        """Return how a choice does, by the digest of the scales and its name, where an earlier call ran its graph."""
-        name = sha256_json([scales, *choice])
-        self.asked.add(name)
-        if name not in self.known:
-            found = self.known[name] = self.evaluator(graph())
-            if self.path is not None:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({name: asdict(found)}) + "\n")
-        return self.known[name]

@@ -1,6 +1,6 @@
 """Engines of one model against each other: timed in turns, judged against FP32, one kept, and why.
 
-Everything that was measured is kept as plain JSON, so that other limits can be judged without measuring again.
+Everything that was measured is kept as plain JSON in the engine's manifest.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Comparison:
         speedup: how many times as fast the quantized engine is as the other; None where one of them couldn't be built.
         best: whether the fastest within `limits` was to be kept, rather than what was asked for.
         candidates: what was built, those that failed too.
-        key: what a selection depends on besides the limits; empty without one.
+        key: what a selection depends on; empty without one.
     """
 
     gpu: str
@@ -249,7 +249,9 @@ def measured(
             with reporter.phase(
                 f"comparing {names_of_judged} with {reference.upper() if isinstance(reference, str) else 'FP32'}"
             ):
-                accuracy = judge(run, judged_sessions, samples, kinds)
+                runners = {name: session_runner(session) for name, session in judged_sessions.items()}
+                agreements = verify_all(run, runners, samples, kinds=kinds)
+            accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
     candidates = [
         Candidate(
             str(item), result.precision_summary, round(result.seconds, 3), times[str(item)], accuracy.get(str(item))
@@ -267,12 +269,3 @@ def stored_comparison(output: Path) -> Comparison | None:
     except TrtoptError:
         return None  # no engine, or an unreadable manifest: build again
     return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
-
-
-def judge(
-    reference: Runner, sessions: Mapping[str, Session], batches: Batches, kinds: Mapping[str, Kind] | None = None
-) -> dict[str, Mapping[str, Any]]:
-    """Each engine's results against the reference's on real samples (`Agreement.figures()`); `kinds` of the outputs."""
-    runners = {name: session_runner(session) for name, session in sessions.items()}
-    agreements = verify_all(reference, runners, batches, kinds=kinds)
-    return {name: agreement.figures() for name, agreement in agreements.items()}

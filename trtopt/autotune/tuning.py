@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
 from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, TunedChoice, too_few
-from trtopt.autotune.search import Budget, Choices, EvaluationCache
+from trtopt.autotune.search import Budget, Choices
 from trtopt.builder.asked import spec_of, with_profiles
 from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
@@ -41,7 +41,7 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
 from trtopt.core.words import counted, first_of
-from trtopt.data import SAMPLES, Batches
+from trtopt.data import SAMPLES
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation.limits import without_share
@@ -217,13 +217,33 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)
-    file = None
-    if goal.metric is None:  # else the user's own code, of which no key tells whether it changed
-        file = kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
-    evaluations = EvaluationCache(evaluator, file)
+    judged_by = {
+        **key,
+        "points": [whole.reads, [item.node for item in whole.weights]],
+        "judged": samples.describe(),
+        "goal": goal.describe(),
+        "labels": goal.labels,
+        "kinds": kinds,
+        "spec": spec.describe(),
+        "generation": [subject.generation.family, subject.generation.version],
+    }
+    known: dict[str, TunedChoice] = {}
+
+    def evaluated(scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
+        """Return how a choice does, by the digest of the scales and its name, where an earlier call ran its graph."""
+
+        def run() -> TunedChoice:
+            return evaluator(graph())
+
+        name = sha256_json([scales, *choice])
+        if name not in known:
+            own_code = goal.metric is not None  # of which no key tells whether it changed
+            known[name] = run() if own_code else remembered([judged_by, name], "choice", TunedChoice, run)
+        return known[name]
+
     table = _first_scales(request, subject, scales)
     check_scales(subject.points(to_ir(original), subject.always_out(table)), table.amax)
-    int8_everywhere = evaluations(table.digest, (), partial(subject.lowered, (), table))
+    int8_everywhere = evaluated(table.digest, (), partial(subject.lowered, (), table))
     noise = NoiseByPlace({}, {})
     if int8_everywhere.missed:
         table, noise = _repaired(request, subject, key, table)
@@ -237,7 +257,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
             operators={node.name: node.op_type for node in proto.graph.node},
             noise=noise,
-            evaluate=partial(evaluations, table.digest),
+            evaluate=partial(evaluated, table.digest),
             costs=costs,
             overrides=spec.overrides,
             budget=limit,
@@ -252,7 +272,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             whole=choices.judged(()),
             chosen=choices.judged(left_out),
             front=choices.pareto_front(),
-            tried=len(evaluations.asked),
+            tried=len(known),
             cost=costs.unit,
             seconds=time.monotonic() - start,
             unfinished=limit.ended,
@@ -353,21 +373,6 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
     }
 
 
-def _judged_by(
-    subject: _TunedModel, whole: Points, samples: Batches, goal: Goal, kinds: Mapping[str, str]
-) -> dict[str, Any]:
-    """Collect what else decides how a choice does."""
-    return {
-        "points": [whole.reads, [item.node for item in whole.weights]],
-        "judged": samples.describe(),
-        "goal": goal.describe(),
-        "labels": goal.labels,
-        "kinds": kinds,
-        "spec": subject.spec.describe(),
-        "generation": [subject.generation.family, subject.generation.version],
-    }
-
-
 def kept_file(key: Any, what: str, reporter: Reporter) -> Path | None:
     """Return where a later call of this key finds what this one measured; None: that can't be kept."""
     try:
@@ -377,15 +382,17 @@ def kept_file(key: Any, what: str, reporter: Reporter) -> Path | None:
         return None
 
 
-def remembered(key: Any, what: str, kind: type[Content], measure: Callable[[], Content | None]) -> Content | None:
-    """Return what an earlier call of this key measured, else what `measure` gives, which is kept unless it is None."""
+def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -> Content:
+    """Return what an earlier call of this key measured, of this kind, else what `measure` gives, which is kept unless it is
+    None."""
     file = kept_file(key, what, SILENT)
     with contextlib.suppress(Damaged, OSError):
         if file is not None and file.is_file():
-            return converted(read_json(file), kind)
+            return cast("Content", converted(read_json(file), kind))
     found = measure()
     if file is not None and found is not None:
-        write_json(file, plain(found))
+        with contextlib.suppress(OutputError):
+            write_json(file, plain(found))
     return found
 
 

@@ -295,22 +295,16 @@ def _measure(
 
 
 def _throughput(call: Callable[[], object], size: int, streams: int, iterations: int) -> float:
-    """Return samples a second with `streams` threads calling; each calls once before the clock starts."""
-    starts: list[float] = []
-    gate = threading.Barrier(streams, action=lambda: starts.append(time.perf_counter()))
+    """Return samples a second with `streams` threads calling, which all have called before the clock starts."""
+    ready = threading.Barrier(streams)  # so that each thread has one of the calls
 
-    def work() -> None:
-        try:
+    def work(count: int) -> None:
+        ready.wait()
+        for _ in range(count):
             call()
-        except BaseException:
-            gate.abort()  # else the others wait for ever
-            raise
-        with contextlib.suppress(threading.BrokenBarrierError):
-            gate.wait()
-            for _ in range(iterations):
-                call()
 
     with ThreadPoolExecutor(streams, "trtopt-bench") as pool:
-        for future in [pool.submit(work) for _ in range(streams)]:
-            future.result()
-    return size * streams * iterations / (time.perf_counter() - starts[0])
+        list(pool.map(work, [1] * streams))
+        start = time.perf_counter()
+        list(pool.map(work, [iterations] * streams))
+    return size * streams * iterations / (time.perf_counter() - start)

@@ -121,7 +121,10 @@ def compare_layers(
     exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(cut, pairs, kinds), pairs)
     run = engine or partial(_run, _opened(new, pairs))
     preprocessing = None if engine else embedded_in(candidate)
-    sums = {name: _Sums() for name in pairs}
+    # Of each tensor the powers of signal and noise: with all that came before, of the node alone, and of what becomes of errors
+    # one node and two before it.
+    powers = {name: np.zeros((2 + HOPS, 2)) for name in pairs}
+    nonfinite = dict.fromkeys(pairs, 0)  # by the node's own fault
     for chunk in _chunks(old, batches, size):
         tensors = _run(exact, chunk) | chunk
         inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
@@ -133,14 +136,26 @@ def compare_layers(
             felt.append(_given(pieces, inputs, felt[-1]))
         for name, other in pairs.items():
             expected, found = (own[name], results[name]) if engine else (tensors[other], own[name])
-            item = sums[name]
-            item.powers += [
+            powers[name] += [
                 _powers(tensors[other], results[name]),
                 _powers(expected, found),
                 *(_powers(own[name], arrays[name]) for arrays in felt[1:]),
             ]
-            item.nonfinite += int((np.isfinite(expected) & ~np.isfinite(np.asarray(found, np.float64))).sum())
-    return _agreements(candidate, sums, _readers(cut, pairs))
+            nonfinite[name] += int((np.isfinite(expected) & ~np.isfinite(np.asarray(found, np.float64))).sum())
+    makers = {name: node for node in candidate.graph.node for name in node.output}
+    readers = _readers(cut, pairs)
+    agreements = []
+    for name in pairs:
+        node = makers[name]
+        while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in pairs:
+            node = makers[node.input[0]]  # the layer, not what only changes the type of its result
+        whole, own_db = map(float, in_db(*powers[name].T)[:2])
+        felt_db, behind = own_db, {name}
+        for hop in range(HOPS):
+            behind = {other for one in behind for other in readers[one]}
+            felt_db = max(felt_db, min((float(in_db(*powers[other][2 + hop])) for other in behind), default=-math.inf))
+        agreements.append(LayerAgreement(name, node.name, node.op_type, whole, own_db, felt_db, nonfinite[name]))
+    return tuple(agreements)
 
 
 def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ...]:
@@ -150,14 +165,6 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
         UsageError: there are none.
     """
     return tuple(name for name, other in _pairs(_fp32(reference), _fp32(graph)).items() if name == other)
-
-
-class _Sums:
-    """Sums of one tensor over samples: powers of signal and noise with all that came before, of the node alone, and of what
-    becomes of errors one node and two before it; and the values that aren't finite by the node's own fault."""
-
-    def __init__(self) -> None:
-        self.powers, self.nonfinite = np.zeros((2 + HOPS, 2)), 0
 
 
 def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
@@ -171,24 +178,6 @@ def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
     reference, values = (np.asarray(item, np.float64)[mask] for item in (signal, result))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.array([np.square(reference).sum(), np.square(values - reference).sum()])
-
-
-def _agreements(
-    graph: ModelProto, sums: Mapping[str, _Sums], readers: Mapping[str, Sequence[str]]
-) -> tuple[LayerAgreement, ...]:
-    makers = {name: node for node in graph.graph.node for name in node.output}
-    agreements = []
-    for name, item in sums.items():
-        node = makers[name]
-        while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in sums:
-            node = makers[node.input[0]]  # the layer, not what only changes the type of its result
-        whole, own = in_db(*item.powers.T)[:2]
-        felt, behind = float(own), {name}
-        for hop in range(HOPS):
-            behind = {other for one in behind for other in readers[one]}
-            felt = max(felt, min((float(in_db(*sums[other].powers[2 + hop])) for other in behind), default=-math.inf))
-        agreements.append(LayerAgreement(name, node.name, node.op_type, float(whole), float(own), felt, item.nonfinite))
-    return tuple(agreements)
 
 
 def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
