@@ -236,12 +236,9 @@ def test_fp16_is_built_with_the_same_options_but_those_of_int8(gpu: Gpu, build: 
     assert (other.workspace, other.optimization_level, other.fp16) == ("1GiB", 1, True)
     assert other.precision_override == ["conv1=fp32", "Relu=fp16"]
     assert (other.int8, other.data, other.limit) == (False, None, None)
-
-
-def test_bf16_is_what_int8_with_bf16_is_compared_with(gpu: Gpu, build: Build) -> None:
     gpu.ms["bf16"], gpu.noise["bf16"] = 0.9, 0.0
-    assert build(bf16=True).comparison["speedup"] == pytest.approx(1.8)
-    assert gpu.built == ["int8", "bf16"]
+    assert build(bf16=True).comparison["speedup"] == pytest.approx(1.8)  # compared with BF16 then
+    assert gpu.built[2:] == ["int8", "bf16"]
 
 
 def _no_gpu(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
@@ -293,17 +290,14 @@ def test_models_with_qdq_and_stripped_engines_are_not_compared(gpu: Gpu, build: 
     assert gpu.built == ["int8", "int8"]
 
 
-def test_without_comparison_only_int8_is_built(gpu: Gpu, build: Build) -> None:
+def test_without_comparison_only_what_was_asked_for_is_built(gpu: Gpu, build: Build) -> None:
     result = build(compare=False)
     assert gpu.built == ["int8"]
     assert result.not_measured == "`compare=False` was given"
     assert build().comparison["speedup"] == pytest.approx(1.6)  # asked for now: INT8 isn't built again
     assert gpu.built == ["int8", "fp16"]
-
-
-def test_builds_that_are_not_quantized_compare_nothing(gpu: Gpu, world: World) -> None:
-    result = trtopt.build(world.model, world.output / "m.engine", fp16=True, target="sm89")
-    assert (result.comparison, result.not_measured, gpu.built) == (None, "", ["fp16"])
+    result = build(int8=False, fp16=True, data=None)
+    assert (result.comparison, result.not_measured, gpu.built[2:]) == (None, "", ["fp16"])
 
 
 @pytest.mark.parametrize("error", [EngineError("it can't run"), DeviceError("out of memory")])
@@ -437,6 +431,7 @@ def test_best_is_up_to_date_until_what_it_depends_on_changes(gpu: Gpu, build: Bu
     first = build(best=True)
     again = build(best=True)
     assert again.cached and again.comparison == first.comparison
+    assert build().cached  # the engine that INT8 asks for
     assert gpu.built == ["int8", "fp16"]
     strict = build(best=True, min_snr=30)  # another winner
     assert not strict.cached
@@ -450,16 +445,6 @@ def test_best_is_up_to_date_until_what_it_depends_on_changes(gpu: Gpu, build: Bu
     assert not build(best=True, min_snr=30, limit=20).cached
     gpu.info = DeviceInfo(0, "Another GPU", 89, 1 << 30)
     assert not build(best=True, min_snr=30, limit=20).cached
-
-
-def test_an_engine_that_best_kept_is_the_one_that_int8_asks_for(gpu: Gpu, build: Build) -> None:
-    build(best=True)
-    assert build().cached
-    assert gpu.built == ["int8", "fp16"]
-    build(best=True, min_snr=30)
-    result = build()
-    assert not result.cached
-    assert _manifest(result).spec["precision"] == "int8"
 
 
 def test_a_table_needs_other_samples_to_be_judged_on(gpu: Gpu, build: Build, world: World) -> None:
@@ -569,6 +554,10 @@ def test_a_tuned_engine_is_kept_where_it_is_faster_and_within_the_limit_itself(g
     assert result.comparison["kept"] == "int8" and _manifest(result).spec["precision"] == "int8"
     has(result.comparison["why"], "INT8 kept: 1.60 times as fast as FP16")
     assert build(min_snr=20, output_kind=["y=other"]).cached
+    gpu.noise["int8"] = 0.5  # the engine loses more than its graph
+    result = build(min_snr=20, output_kind=["y=other"], force=True)
+    assert result.comparison["kept"] == "fp16"
+    has(result.comparison["why"], "INT8 is outside the accuracy limit")
 
 
 def test_what_is_slower_in_int8_stays_out_though_it_loses_little(gpu: Gpu, build: Build) -> None:
@@ -584,37 +573,23 @@ def test_what_is_slower_in_int8_stays_out_though_it_loses_little(gpu: Gpu, build
     assert again.cached and again.tuning.left_out == result.tuning.left_out
 
 
-def test_tune_compares_as_build_does(gpu: Gpu, world: World) -> None:
-    gpu.noise["int8"] = 0.01
-    given: dict[str, Any] = {"data": world.arrays, "target": "sm89", "min_snr": 20, "output_kind": ["y=other"]}
-    result = trtopt.tune(world.model, world.output / "m.engine", **given)
-    assert gpu.built == ["int8", "fp16"] and result.comparison is not None
-    assert result.comparison["kept"] == "int8" and not result.not_measured
-    gpu.ms["int8"] = 0.9
-    result = trtopt.tune(world.model, world.output / "m.engine", **given, force=True)
-    assert result.comparison is not None and result.comparison["kept"] == "fp16"
-
-
-def test_int8_everywhere_is_kept_where_what_was_chosen_for_speed_is_slower(gpu: Gpu, build: Build) -> None:
-    gpu.noise["int8"] = 0.01
-    gpu.layer_ms["int8", "conv2"] = 5.0
-    gpu.longer = lambda session, _: (
-        1 + any(item.precision == "fp16" and "conv2" in item.nodes for item in session.layers)
-    )
-    result = build(min_snr=20, output_kind=["y=other"])
-    assert not result.tuning.left_out and not result.kept
-    assert build(min_snr=20, output_kind=["y=other"]).cached
-
-
-def test_int8_everywhere_is_kept_where_what_was_chosen_can_not_be_built(gpu: Gpu, build: Build) -> None:
-    gpu.noise["int8"] = 0.01
-    gpu.layer_ms["int8", "conv2"] = 5.0
-    lost = PrecisionLost("conv2 has no kernel")
-    gpu.refuse = lambda request: lost if isinstance(request.calib, trtopt.Table) and request.calib.left_out else None
-    heard = Heard()
+@pytest.mark.parametrize("built", [True, False])
+def test_int8_everywhere_is_kept_where_what_was_chosen_for_speed_is_slower_or_not_built(
+    gpu: Gpu, build: Build, built: bool
+) -> None:
+    gpu.noise["int8"], gpu.layer_ms["int8", "conv2"], heard = 0.01, 5.0, Heard()
+    if built:
+        gpu.longer = lambda session, _: (
+            1 + any(item.precision == "fp16" and "conv2" in item.nodes for item in session.layers)
+        )
+    else:
+        lost = PrecisionLost("conv2 has no kernel")
+        gpu.refuse = lambda request: lost if getattr(request.calib, "left_out", None) else None
     result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
-    assert not result.tuning.left_out and result.comparison["kept"] == "int8"
-    has("\n".join(heard.warnings), "the choice with conv2 out of INT8", "can't be built: conv2 has no kernel")
+    assert not result.tuning.left_out and not result.kept and result.comparison["kept"] == "int8"
+    said = "the choice with conv2 out of INT8 isn't tried, as it can't be built: conv2 has no kernel"
+    assert (said in heard.warnings) != built
+    assert build(min_snr=20, output_kind=["y=other"]).cached
 
 
 def _with_a_gate(path: Path) -> None:
@@ -689,19 +664,14 @@ def test_times_that_can_not_be_had_are_estimated(gpu: Gpu, build: Build, monkeyp
     assert result.tuning.cost == "the share of the arithmetic"
 
 
-def test_where_it_is_not_faster_fp16_is_delivered_unless_asked_for(gpu: Gpu, build: Build) -> None:
+def test_where_it_is_not_faster_fp16_is_delivered_unless_asked_for(gpu: Gpu, build: Build, world: World) -> None:
     gpu.noise["int8"], gpu.ms["int8"] = 0.01, 0.9
-    result = build(min_snr=20, output_kind=["y=other"])
-    assert result.comparison["kept"] == "fp16" and _manifest(result).spec["precision"] == "fp16"
+    given: dict[str, Any] = {"data": world.arrays, "target": "sm89", "min_snr": 20, "output_kind": ["y=other"]}
+    result = trtopt.tune(world.model, world.output / "m.engine", **given)  # as build does
+    assert result.comparison is not None and result.comparison["kept"] == "fp16" and not result.not_measured
+    assert _manifest(result).spec["precision"] == "fp16"
     asked = build(min_snr=20, output_kind=["y=other"], compare=False)
     assert _manifest(asked).spec["precision"] == "int8" and asked.tuning is not None
-
-
-def test_an_engine_that_loses_more_than_its_graph_is_not_delivered(gpu: Gpu, build: Build) -> None:
-    gpu.noise["int8"] = 0.5
-    result = build(min_snr=20, output_kind=["y=other"])
-    assert result.comparison["kept"] == "fp16"
-    has(result.comparison["why"], "INT8 is outside the accuracy limit")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 import pytest
 from typer.testing import CliRunner
 
@@ -30,25 +31,14 @@ class FakeSession:
     """y = 2 x, for batches up to 8."""
 
     made: ClassVar[list[FakeSession]] = []
+    notes, manifest, preprocess = (), None, None
+    embedded: Any = None
+    inputs: tuple[TensorInfo, ...] = (TensorInfo("x", "float32", (-1, 3)),)
+    outputs = (TensorInfo("y", "float32", (-1, 3)),)
+    profiles: tuple[Any, ...] = ({"x": ShapeRange((1, 3), (4, 3), (8, 3))},)
 
-    def __init__(
-        self,
-        engine: Path,
-        *,
-        device: int,
-        backend: str,
-        contexts: int,
-        trust: bool,
-        trust_host_code: bool,
-    ) -> None:
-        self.contexts, self.backend, self.closed = contexts, "tensorrt8", False
-        self.notes: list[str] = []
-        self.manifest: Any = None
-        self.preprocess: Any = None
-        self.embedded: Any = None
-        self.inputs = (TensorInfo("x", "float32", (-1, 3)),)
-        self.outputs = (TensorInfo("y", "float32", (-1, 3)),)
-        self.profiles = ({"x": ShapeRange((1, 3), (4, 3), (8, 3))},)
+    def __init__(self, engine: Path, *, contexts: int, **_: Any) -> None:
+        self.contexts, self.closed = contexts, False
         self.threads: set[str] = set()
         self.given: list[Any] = []
         FakeSession.made.append(self)
@@ -74,12 +64,9 @@ class FakeSession:
 class PixelSession(FakeSession):
     """y = 2 x of pixels / 255, which the engine makes of them itself."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.embedded = Embedded("x", Preprocess(scale=1 / 255, dtype="float32"))
-        self.inputs = (TensorInfo("x", "uint8", (-1, 4, 5, 3)),)
-        sizes = ((1, 4, 5, 3), (4, 4, 5, 3), (8, 4, 5, 3))
-        self.profiles = ({"x": ShapeRange(*sizes)},)
+    embedded = Embedded("x", Preprocess(scale=1 / 255, dtype="float32"))
+    inputs = (TensorInfo("x", "uint8", (-1, 4, 5, 3)),)
+    profiles = ({"x": ShapeRange((1, 4, 5, 3), (4, 4, 5, 3), (8, 4, 5, 3))},)
 
     def run(self, inputs: Any) -> dict[str, Any]:
         assert inputs["x"].dtype == np.uint8
@@ -89,19 +76,15 @@ class PixelSession(FakeSession):
 class StepsSession(FakeSession):
     """y = 2 x, of steps × samples, for 8 steps of up to 8 samples."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.inputs = (TensorInfo("x", "float32", (-1, -1), 1),)
-        self.profiles = ({"x": ShapeRange((8, 1), (8, 4), (8, 8))},)
+    inputs = (TensorInfo("x", "float32", (-1, -1), 1),)
+    profiles = ({"x": ShapeRange((8, 1), (8, 4), (8, 8))},)
 
 
 class WholeSession(FakeSession):
     """y = 2 x, of one sample alone."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.inputs = (TensorInfo("x", "float32", (8, 4), None),)
-        self.profiles = ()
+    inputs = (TensorInfo("x", "float32", (8, 4), None),)
+    profiles = ()
 
 
 class FakeBaseline:
@@ -295,12 +278,8 @@ def test_torch_without_a_gpu_is_refused_before_anything_is_measured(
 
 
 def test_onnxruntime_says_what_it_got(tmp_path: Path) -> None:
-    from onnx import TensorProto, helper, save
-
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
-    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(tmp_path / "m.onnx"))
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[n,3] x) => (float[n,3] y) { y = Add(x, x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
     baseline = baselines.OnnxRuntime(tmp_path / "m.onnx")
     inputs = {"x": np.ones((2, 3), np.float32)}
     baseline.prepare(inputs)

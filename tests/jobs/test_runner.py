@@ -135,21 +135,13 @@ def test_one_failure_never_stops_the_rest(world: World, monkeypatch: pytest.Monk
     told = Told()
     result = trtopt.run_jobs(listed(world, text), workers=1, reporter=told)
     failed = {job.name: job.error or {} for job in result.jobs if job.state == "failed"}
-    kinds = [
-        "InvalidModel",
-        "UsageError",
-        "WorkerDied",
-        "CalibrationError",
-        "CalibrationError",
-        "UsageError",
-        "DataError",
-    ]
+    kinds = ["InvalidModel", "UsageError", "WorkerDied", "DataError", "CalibrationError", "UsageError", "DataError"]
     assert [error["type"] for error in failed.values()] == kinds
     assert [job.name for job in result.jobs if job.state == "done"] == ["good.good.auto", "good.insisted.auto"]
     has(failed["torn.good.auto"]["message"], "torn.onnx")
     has(failed["absent.good.auto"]["message"], "absent.onnx", "doesn't exist")
     has(failed["deadly.good.auto"]["message"], "killed or crashed", "fewer `workers=`")
-    has(failed["good.constant.auto"]["message"], "0.5 everywhere", "precision_override = ")
+    has(failed["good.constant.auto"]["message"], "one colour", "0.5 everywhere")
     has(failed["good.hot.auto"]["message"], "isn't finite", "sample 33 ")
     has(failed["good.copies.auto"]["message"], "are the same one", "allow_unusual_data = true")
     assert "--allow-unusual-data" not in failed["good.copies.auto"]["message"]  # which jobs run hasn't
@@ -284,18 +276,18 @@ def test_bad_requests_are_refused_before_any_work(world: World) -> None:
         trtopt.run_jobs(path, state=world.folder / "held")
 
 
-def test_the_list_in_the_documentation_runs(world: World) -> None:
+def documented(world: World, number: int, name: str) -> list[dict[str, Any]]:
+    """Return what became of the jobs of a list that the documentation prints, by the last command below it."""
     text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    example, _ = re.findall(r"```toml\n(.*?)```", text, re.S)
-    commands, _ = re.findall(r"```bash\n(.*?)```", text, re.S)
+    example, commands = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[number] for kind in ("toml", "bash"))
+    assert commands.count(f"trtopt jobs run {name}") == 2
     zoo = world.folder / "zoo"
     zoo.mkdir()
     proto = net()
     proto.graph.node[2].name = "head"  # which an override of the list names
     onnx.save(proto, zoo / "small.onnx")
     world.arrays.rename(world.folder / "crops.npz")
-    listed(world, example)
-    assert commands.count("trtopt jobs ") == 3
+    (world.folder / name).write_text(example, encoding="utf-8")
     done = subprocess.run(
         ["bash", "-ec", commands.replace("trtopt jobs", f"{shlex.quote(sys.executable)} -m trtopt jobs")],
         cwd=world.folder,
@@ -304,9 +296,14 @@ def test_the_list_in_the_documentation_runs(world: World) -> None:
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    jobs = json.loads(line)["jobs"]
+    jobs: list[dict[str, Any]] = json.loads(line)["jobs"]
+    return jobs
+
+
+def test_the_list_in_the_documentation_runs(world: World) -> None:
+    jobs = documented(world, 0, "jobs.toml")
     combinations = [(data, method) for data in ("photos", "crops") for method in ("auto", "entropy")]
     assert [job["name"] for job in jobs] == [
         *(f"small.{data}.{method}" for data, method in combinations),

@@ -18,7 +18,7 @@ from trtopt.autotune.goal import Goal, goal_of, too_few
 from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
-from trtopt.autotune.tuning import Tuning, tuned
+from trtopt.autotune.tuning import tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.asked import check_outputs, spec_of
 from trtopt.builder.construction import BuildResult
@@ -54,12 +54,10 @@ from trtopt.diagnosis import report as reports
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import Runner, by_samples
-from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.output_kinds import Kind, resolve
+from trtopt.evaluation.verify import Runner, by_samples, kinds_of
+from trtopt.graph.io import load_model, save_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
-from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
 
 GOAL = ("labels", "metric", "min", "budget", "min_agreement", "min_snr")
@@ -212,26 +210,20 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
             gpu = gpu_for(request)
         except TrtoptError as error:
             not_measured = str(error)
-    if gpu is None:
-        tuning = tuned(request, goal, lambda *_: None)
-        tell(request, tuning)
-        result = engine.construct(replace(without(plain, "images", "data"), calib=tuning.table))
-        return replace(result, tuning=tuning, not_measured=not_measured)
     with folder_beside(Path(request.output)) as folder:
-        engines = Engines(plain, gpu, folder)
-        tuning = engines.fastest(tuned(request, goal, engines.times))
-        tell(request, tuning)
+        engines = None if gpu is None else Engines(plain, gpu, folder)
+        tuning = tuned(request, goal, engines.times if engines else lambda *_: None)
+        tuning = engines.fastest(tuning) if engines else tuning
+        request.reporter.note(str(tuning))
+        if request.save_calib is not None:
+            tuning.table.save(request.save_calib)
+        if engines is None:
+            result = engine.construct(replace(without(plain, "images", "data"), calib=tuning.table))
+            return replace(result, tuning=tuning, not_measured=not_measured)
         # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
         limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
         result = _Best(replace(plain, calib=tuning.table), limits, engines.results).build()
     return replace(result, tuning=tuning)
-
-
-def tell(request: BuildRequest, tuning: Tuning) -> None:
-    """Say what was chosen, and keep it where that was asked for."""
-    request.reporter.note(str(tuning))
-    if request.save_calib is not None:
-        tuning.table.save(request.save_calib)
 
 
 # What was asked for, measured ------------------------------------------------------------------------------------------
@@ -261,7 +253,7 @@ def _asked_for(request: BuildRequest) -> BuildResult:
                 model = load_model(request.model)
                 if request.images is not None or request.data is not None:
                     samples = real_samples(model, request)
-                kinds = _kinds(request, model)
+                kinds = kinds_of(model, request)
                 engines = {quantized: result, base: other}
                 comparison = measured(gpu, engines, {}, samples, reporter, reference=base, kinds=kinds)
         except (BuildCancelled, KeyboardInterrupt):
@@ -290,11 +282,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
 def _warn_of_slower(comparison: Comparison, reporter: Reporter) -> None:
     if slower := comparison.slower():
         reporter.warn(slower)
-
-
-def _kinds(request: BuildRequest, model: Model) -> Mapping[str, Kind]:
-    names = None if request.classes is None else load_classes(request.classes)
-    return resolve(model.proto, model.outputs, request.output_kind, names)
 
 
 def _store(output: Path, comparison: Comparison) -> None:
@@ -334,7 +321,7 @@ class _Best:
             raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
         self.ort = ort_version("judging engines")  # what is missing is said before the work
         self.samples = real_samples(self.model, request)
-        self.kinds = _kinds(request, self.model)
+        self.kinds = kinds_of(self.model, request)
         self.key = self._key()
 
     def build(self) -> BuildResult:

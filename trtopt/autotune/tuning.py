@@ -45,9 +45,10 @@ from trtopt.data import SAMPLES
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation.limits import without_share
+from trtopt.evaluation.verify import kinds_of
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
-from trtopt.graph.output_kinds import index_outputs, resolve
+from trtopt.graph.output_kinds import index_outputs
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of
@@ -60,7 +61,6 @@ from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import refuse
 from trtopt.ort.folding import held_against, proven
 from trtopt.ort.sessions import version as ort_version
-from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
 
@@ -209,8 +209,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
     model, spec, original = subject.model, subject.spec, subject.original
     samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
-    names = None if request.classes is None else load_classes(request.classes)
-    kinds = resolve(model.proto, model.outputs, request.output_kind, names)
+    kinds = kinds_of(model, request)
     evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
     for doubt in filter(None, (evaluator.constant_output_warning, too_few(evaluator.different), no_share)):

@@ -43,7 +43,7 @@ from trtopt.evaluation.per_layer import (
     verdict,
 )
 from trtopt.evaluation.request import VerifyRequest
-from trtopt.graph.io import load_model
+from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, by_shape, index_outputs, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.passes.typed import FP16_MAX
@@ -259,8 +259,7 @@ def verify(request: VerifyRequest) -> Agreement:
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
     model = load_model(reference, lazy=True)
     inputs, outputs = model.inputs, model.outputs
-    names = None if request.classes is None else load_classes(request.classes)
-    kinds = resolve(model.proto, outputs, request.output_kind, names)
+    kinds = kinds_of(model, request)
     old = by_samples(OnnxRunner(reference, optimize=False, threads=request.threads, gpu=True), inputs, outputs)
     batches = _Recorder(_batches(request, inputs), LAYER_SAMPLES if request.per_layer else 0)
     with contextlib.ExitStack() as stack:
@@ -319,6 +318,12 @@ def verify(request: VerifyRequest) -> Agreement:
     if any(item.nonfinite for item in agreement.outputs) and not callable(graph):
         agreement = replace(agreement, damage=damage(load_model(graph).proto))
     return agreement
+
+
+def kinds_of(model: Model, request: Any) -> dict[str, Kind]:
+    """Return the kinds of a model's outputs, by a request that may say them or name classes."""
+    names = None if request.classes is None else load_classes(request.classes)
+    return resolve(model.proto, model.outputs, request.output_kind, names)
 
 
 def _graph_of(engine: Path, why: str) -> Path:

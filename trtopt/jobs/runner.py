@@ -260,8 +260,7 @@ class _Run:
                 f"workers have {made_by[0]} and {made_by[-1]}, this run {work.versions()}: install the same versions, and use "
                 "GPUs of one kind"
             )
-        tables = [(job.model, job.method, job.output) for job in jobs]
-        outcomes = place.submit(work.make_tables, opened, shards, tables, first.data.allow_unusual_data).result()
+        outcomes = place.submit(work.make_tables, opened, shards, jobs).result()
         shutil.rmtree(folder, ignore_errors=True)
         for job, outcome in zip(jobs, outcomes):
             if isinstance(outcome, TrtoptError):
