@@ -226,6 +226,10 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
     for info in session.inputs:
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
         if (axis := axes[info.name]) is not None and shape:
+            if isinstance(fixed := info.shape[axis], int) and 0 < fixed != size:
+                raise UsageError(
+                    f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {fixed}; build with `shapes=`"
+                )
             shape = (*shape[:axis], size, *shape[axis + 1 :])
         infos.append(replace(info, shape=shape))
     return infos

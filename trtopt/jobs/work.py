@@ -132,8 +132,8 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
         DataError: most of the samples are of one colour, or all are the same.
     """
     prepared, data, survey = replace(opened.prepared, proto=_graph(opened.folder)), opened.samples, Survey()
-    for sample in (sample for shard in shards for sample in shard.probes):
-        survey.add("", {name: array[0] for name, array in sample.items()})  # which keeps those of all shards together
+    for _ in survey.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
+        pass
     looks = [item for shard in shards for item in shard.looks]
     named = isinstance(data, ImageBatches)
     survey.samples = looks if named else [replace(item, name=f"sample {at}") for at, item in enumerate(looks)]
