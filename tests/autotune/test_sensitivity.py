@@ -202,13 +202,17 @@ def test_shares_of_arithmetic_that_is_not_known_are_not_given() -> None:
     assert len(found.sources) == 5 and {source.macs for source in found.sources} == {0.0}
 
 
-def test_an_output_that_is_no_float_is_left_out(crops: Any) -> None:
+def test_outputs_without_a_measure_are_left_out(crops: Any) -> None:
     proto = _net()
     proto.graph.node.append(node("ArgMax", "y", "best", "best", axis=1))
     proto.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, ["n", 1]))
-    both = trtopt.sensitivity(proto, data={"x": crops}, samples=4)
-    assert both.output == "y" and set(both.left_out) == {"best"} and set(both.measured) == {"y"}
-    del proto.graph.output[0]
+    proto.graph.initializer.append(numpy_helper.from_array(values(4), "anchors"))
+    proto.graph.output.append(helper.make_tensor_value_info("anchors", TensorProto.FLOAT, [4]))
+    found = trtopt.sensitivity(proto, data={"x": crops}, samples=4)
+    assert found.output == "y" and found.left_out.keys() == {"best", "anchors"}
+    assert found.left_out["anchors"] == "it is a constant of the model"
+    assert found.measured.keys() == found.predicted.keys() == {"y"}
+    del proto.graph.output[::2]
     with pytest.raises(ModelError, match="no output is floating"):
         trtopt.sensitivity(proto, data={"x": crops}, samples=4)
 
@@ -229,31 +233,17 @@ def test_what_cannot_be_is_refused(crops: Any, arguments: dict[str, Any], error:
         trtopt.sensitivity(_net(), **{"data": {"x": crops}, **arguments})
 
 
-def test_an_output_that_int8_does_not_reach_is_said_so(world: World, crops: Any) -> None:
+def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> None:
     net = _net()
     net.graph.node.append(node("Relu", "x", "same"))
     net.graph.output.append(helper.make_tensor_value_info("same", TensorProto.FLOAT, ["n", *crops.shape[1:]]))
     save(net, world.folder / "net.onnx")
     np.savez(world.folder / "crops.npz", x=crops)
-    said = world.run("sensitivity", world.folder / "net.onnx", "--data", world.folder / "crops.npz", "--samples", 4)
-    has(said.out, "same: INT8 changes nothing in it", "y: the whole in INT8")
-
-
-def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> None:
-    save(_net(), world.folder / "net.onnx")
-    np.savez(world.folder / "crops.npz", x=crops)
     arguments = ("sensitivity", world.folder / "net.onnx", "--data", world.folder / "crops.npz", "--samples", 4)
     said = world.run(*arguments, "--top", 3)
     assert said.status == 0, said
-    has(
-        said.out,
-        "weights of c1",
-        "of the noise",
-        "--top 0 prints all",
-        "Weights make",
-        "y: the whole in INT8",
-        "4 samples",
-    )
+    has(said.out, "weights of c1", "of the noise", "--top 0 prints all", "Weights make", "y: the whole in INT8")
+    has(said.out, "4 samples", "same: INT8 changes nothing in it")
     has(said.err, "measuring noise")
     content = json.loads(world.run(*arguments, "--json").out)
     assert content["sources"][0]["nodes"] == ["c1"] and content["sources"][0]["kind"] == "weight"
@@ -261,15 +251,6 @@ def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> 
     refused = world.run("sensitivity", world.folder / "net.onnx")
     assert refused.status == 2
     has(refused.err, "--images", "--data")
-
-
-def test_an_output_that_is_a_constant_has_no_noise(crops: Any) -> None:
-    net = _net()
-    net.graph.initializer.append(numpy_helper.from_array(values(4), "anchors"))
-    net.graph.output.append(helper.make_tensor_value_info("anchors", TensorProto.FLOAT, [4]))
-    found = trtopt.sensitivity(net, data={"x": crops}, method="minmax", samples=4)
-    assert found.left_out == {"anchors": "it is a constant of the model"}
-    assert found.measured.keys() == found.predicted.keys() == {"y"}
 
 
 @pytest.mark.parametrize("group", [1, 4])

@@ -96,7 +96,9 @@ def test_samples_are_taken_in_the_forms_that_calibration_takes(digits: Digits, t
     with pytest.raises(UsageError, match="batch 0 is str"):
         verify(model, model, wrong)
     assert verify(model, model, data=tmp_path / "x.npz", limit=20, batch=7).samples == 20
-    for more, why in (({}, "no data"), ({"batches": [], "data": images}, "choose one")):
+    twice: dict[str, Any] = {"batches": [], "data": images}
+    alone: dict[str, Any] = {"batches": images, "limit": 3}
+    for more, why in (({}, "no data"), (twice, "choose one"), (alone, "`limit=` has no effect without")):
         with pytest.raises(UsageError, match=why):
             verify(model, model, **more)
     function: Any = lambda feed: {"logits": feed["x"]}  # noqa: E731
@@ -215,6 +217,9 @@ def test_equal_outputs_and_outputs_without_classes() -> None:
     assert isinstance(result, Agreement)
     with pytest.raises(UsageError, match="no output is samples × classes"):
         compare({"boxes": boxes}, {"boxes": boxes}, [0, 1])
+    found = compare({"ids": np.array([[7, 8], [9, 9]])}, {"ids": np.array([[7, 8], [9, 1]])})
+    assert found.top1 is None
+    assert str(found).startswith("ids (tokens): 75.0% of the values are the same, largest difference 8")
 
 
 def test_few_db_behind_a_choice_are_said_to_say_little() -> None:
@@ -332,13 +337,6 @@ def test_a_function_of_ones_own_judges_the_candidate(digits: Digits, tmp_path: P
     assert both.missed[0].endswith("at least 0.2 is asked for; the reference itself gives 0.1")
 
 
-def test_names_of_classes_say_what_is_classes(digits: Digits) -> None:
-    found = verify(
-        digits.model(), digits.model(), digits.batches(), classes=[f"digit {n}" for n in range(10)], threads=1
-    )
-    assert found.outputs[0].kind is Kind.CLASSES
-
-
 @pytest.mark.parametrize(
     ("reference", "candidate", "labels", "kind", "message"),
     [
@@ -355,18 +353,6 @@ def test_what_can_not_be_compared_is_refused(
 ) -> None:
     with pytest.raises(kind, match=message):
         compare(reference, candidate, labels)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"data": {"x": np.ones((2, 3))}}, "batches are given, and"),
-        ({"limit": 3}, "`limit=` has no effect without"),
-    ],
-)
-def test_what_has_no_effect_is_refused(digits: Digits, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        trtopt.verify(digits.model(), lambda feed: feed, [{"x": np.ones((2, 3))}], **given)
 
 
 def test_wrong_data_and_models_are_named(digits: Digits, tmp_path: Path) -> None:
@@ -412,16 +398,12 @@ def test_the_reference_s_graph_says_what_its_outputs_hold(digits: Digits) -> Non
     assert turned.cosine_min is not None
     assert 0.8 < turned.cosine_min < (turned.cosine_mean or 0) < 1
     assert said.describe()["outputs"]["logits"]["top1_agreement"] is None
+    names = [f"digit {number}" for number in range(10)]
+    assert verify(digits.model(), coarse, digits.batches(), threads=1, classes=names).outputs[0].kind is Kind.CLASSES
     runner = OnnxRunner(coarse, optimize=False, threads=1)
     assert verify(digits.model(), runner, digits.batches(), threads=1).outputs == (output,)  # a function
     with pytest.raises(UsageError, match="there is no output 'logit'; there is logits; did you mean logits=other"):
         verify(digits.model(), coarse, digits.batches(), output_kind={"logit": "other"}, threads=1)
-
-
-def test_integers_that_are_handed_through_are_no_classes() -> None:
-    found = compare({"ids": np.array([[7, 8], [9, 9]])}, {"ids": np.array([[7, 8], [9, 1]])})
-    assert found.top1 is None
-    assert str(found).startswith("ids (tokens): 75.0% of the values are the same, largest difference 8")
 
 
 def test_what_is_judged_is_in_the_result(digits: Digits) -> None:

@@ -264,7 +264,8 @@ def _asked_for(request: BuildRequest) -> BuildResult:
             return replace(result, not_measured=str(error))
         reference = None if samples is None else f"the {base.upper()} engine"
         comparison = replace(comparison, reference=reference).asked_for(str(quantized))
-        _store(result.engine, comparison)
+        if (manifest := load_manifest(result.engine)) is not None:
+            replace(manifest, comparison=comparison.describe()).save(result.engine)
     if comparison.speedup is not None and comparison.speedup <= 1 + EQUAL:
         longer = f"takes {1 / comparison.speedup:.2f} times as long as"
         how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
@@ -282,11 +283,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
 def _warn_of_slower(comparison: Comparison, reporter: Reporter) -> None:
     if slower := comparison.slower():
         reporter.warn(slower)
-
-
-def _store(output: Path, comparison: Comparison) -> None:
-    if (manifest := load_manifest(output)) is not None:
-        replace(manifest, comparison=comparison.describe()).save(output)
 
 
 # The best ----------------------------------------------------------------------------------------------------------------

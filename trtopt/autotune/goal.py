@@ -13,7 +13,6 @@ from onnx import ModelProto
 
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.quality import checksum
-from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, UsageError
 from trtopt.core.words import counted
 from trtopt.data import Batches
@@ -46,9 +45,6 @@ class Goal:
     metric: Metric | None = None
     least: float = 0.0
     name: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        return {"limits": plain(self.limits), "metric": self.name, "least": self.least}
 
 
 def goal_of(request: BuildRequest) -> Goal | None:

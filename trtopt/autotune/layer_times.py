@@ -52,7 +52,8 @@ class Engines:
         reporter = self.request.reporter
         reporter.note(f"building in {self.quantized.upper()} and {self.base.upper()}, to time the layers of each")
         try:
-            ours, other = self.both(table)
+            ours = self._quantized(table)
+            other = self._floating(ours)
             with reporter.phase("timing the layers"), contextlib.ExitStack() as stack:
                 sessions = [
                     stack.enter_context(
@@ -88,8 +89,15 @@ class Engines:
 
     def _timed(self, choices: Mapping[str, Tuning]) -> str | None:
         """Return the choice whose engine is the fastest; None: none of them can be built."""
-        results = {name: self._tried(choice.table) for name, choice in choices.items()}
-        engines = {name: result for name, result in results.items() if result is not None}
+        engines: dict[str, BuildResult] = {}
+        for name, choice in choices.items():
+            table = choice.table
+            try:
+                engines[name] = self._quantized(table)
+            except (BuildFailed, PrecisionLost) as error:
+                out = f"{', '.join(table.left_out) or 'nothing'} out of INT8"
+                out += ", squeeze-and-excite in it" * bool(table.gates)
+                self.request.reporter.warn(f"the choice with {out} isn't tried, as it can't be built: {error}")
         if len(engines) < 2:
             return next(iter(engines), None)
         if self.base in self.results:
@@ -103,19 +111,6 @@ class Engines:
             if other.relative_time(best) < 1 / (1 + EQUAL):
                 best = other
         return best.precision
-
-    def _tried(self, table: Table) -> BuildResult | None:
-        try:
-            return self._quantized(table)
-        except (BuildFailed, PrecisionLost) as error:
-            out = f"{', '.join(table.left_out) or 'nothing'} out of INT8{', squeeze-and-excite in it' * bool(table.gates)}"
-            self.request.reporter.warn(f"the choice with {out} isn't tried, as it can't be built: {error}")
-            return None
-
-    def both(self, table: Table) -> tuple[BuildResult, BuildResult]:
-        """The engine with this table, and the floating one; neither is built twice."""
-        quantized = self._quantized(table)
-        return quantized, self._floating(quantized)
 
     def _quantized(self, table: Table) -> BuildResult:
         if table.digest not in self._built:

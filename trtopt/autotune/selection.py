@@ -111,9 +111,12 @@ class Comparison:
         times = [item.gpu_ms for candidate in comparison.candidates for item in candidate.times]
         return comparison if all(1e-6 < item < 1e9 for item in times) else None
 
+    def candidate(self, precision: str) -> Candidate:
+        return next(item for item in self.candidates if item.precision == precision)
+
     def asked_for(self, precision: str) -> Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""
-        mine = next(item for item in self.candidates if item.precision == precision)
+        mine = self.candidate(precision)
         other = next(item for item in self.candidates if item.precision != precision)
         parts = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
         return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(parts)}")
@@ -121,7 +124,7 @@ class Comparison:
     def slower(self) -> str:
         """Say at which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
         profiles; empty: at none."""
-        candidate = next(item for item in self.candidates if item.precision == self.kept)
+        candidate = self.candidate(self.kept)
         for other in self.candidates:
             outside = self.limits is not None and other.accuracy is not None and self.limits.missed(other.accuracy)
             if other is candidate or not other.times or outside or candidate.relative_time(other) > 1 + EQUAL:
@@ -136,7 +139,7 @@ class Comparison:
     def lost(self, precision: str) -> str:
         """Say how near its results are to the reference's, where they have next to nothing to do with them; empty:
         they have, or that isn't known."""
-        mine = next(item for item in self.candidates if item.precision == precision)
+        mine = self.candidate(precision)
         far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
         return _accuracy(mine, self.reference or "") if far else ""
 
