@@ -26,7 +26,7 @@ _TRACE = 0.001  # of a resource that says where a task goes, and isn't used up
 
 
 class Cluster:
-    """What `trtopt.jobs.workers.Workers` is on one machine; each call takes `threads` CPUs.
+    """The place of calls that `trtopt.jobs.workers.Workers` is on one machine; each call takes `threads` CPUs.
 
     Args:
         address: of the cluster; "auto": $RAY_ADDRESS, else a cluster on this machine, else a new one for this run; "local":

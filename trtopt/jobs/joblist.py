@@ -314,7 +314,7 @@ class _Reader:
 
 
 def _call(file: Path, content: Mapping[str, Any], jobs: Collection[Job | BuildJob]) -> Call:
-    """What all jobs read and write together."""
+    """Collect what all jobs read and write together."""
     tables = (*content.get("data", {}).values(), *content["job"])
     texts = [text for table in tables for name in ("preprocess", "classes") if isinstance(text := table.get(name), str)]
     reads: dict[str, list[Any]] = {"jobs": [file, *(file.parent / text for text in texts)]}

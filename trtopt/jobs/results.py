@@ -1,4 +1,4 @@
-"""What became of a job list."""
+"""The results of a job list."""
 
 from __future__ import annotations
 

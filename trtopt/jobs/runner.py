@@ -158,7 +158,7 @@ class _Stopped(Exception):
 
 
 class _Run:
-    """What becomes of the jobs of a list. Threads go through the steps of each; what they say and record is guarded.
+    """The jobs of a list at work. Threads go through the steps of each; what they say and record is guarded.
 
     Args:
         device: of the calibrations.

@@ -54,7 +54,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Shard:
-    """What was observed on some samples of a pass.
+    """The observation of some samples of a pass.
 
     Attributes:
         looks: records of all of them; probes: those that a look into the model may need.

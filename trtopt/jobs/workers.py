@@ -40,7 +40,6 @@ class Workers:
         for worker in self._workers:
             self._free.put(worker)
         self._threads = ThreadPoolExecutor(self.slots, "trtopt-jobs")
-        self._closed = False
 
     def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
         """Call a function of a module. The Future gives its result, its exception, or WorkerDied.
@@ -52,8 +51,8 @@ class Workers:
 
     def close(self) -> None:
         """End the processes at once, whatever they do."""
-        self._closed = True
         for worker in self._workers:
+            worker.closed = True
             worker.end()
         self._threads.shutdown(cancel_futures=True)
         remove_leftovers(tempfile.gettempdir())
@@ -62,37 +61,23 @@ class Workers:
         worker = self._free.get()
         try:
             try:
-                return self._tried(worker, function, args)
+                return worker(function, args)
             except WorkerDied:  # once more: the memory that another took may have ended it
-                return self._tried(worker, function, args)
+                return worker(function, args)
         finally:
             self._free.put(worker)
 
-    def _tried(self, worker: _Worker, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        executor = worker.started()
-        if self._closed:  # meanwhile
-            worker.end()
-            raise WorkerDied("the run is being stopped")
-        try:
-            return executor.submit(function, *args).result()
-        except BrokenProcessPool:
-            worker.end()
-            raise WorkerDied(
-                "its process was killed or crashed, and what it said is above; the system kills where memory runs out: try "
-                "fewer `workers=`"
-            ) from None
-
 
 class _Worker:
-    """A pool of one process, started when it is needed."""
+    """A pool of one process, started when it is needed, unless the run is being stopped (`closed`)."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
+        self._environment, self.closed = environment, False
         self._executor: ProcessPoolExecutor | None = None
-        self._process: int | None = None
+        self._process = 0
 
-    def started(self) -> ProcessPoolExecutor:
-        if self._executor is None:
+    def __call__(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        if (executor := self._executor) is None:
             context = multiprocessing.get_context("spawn")
             executor = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(self._environment, Path.cwd()))
             try:
@@ -103,11 +88,21 @@ class _Worker:
                     "if __name__ == '__main__':"
                 ) from None
             self._executor = executor
-        return self._executor
+        if self.closed:  # meanwhile
+            self.end()
+            raise WorkerDied("the run is being stopped")
+        try:
+            return executor.submit(function, *args).result()
+        except BrokenProcessPool:
+            self.end()
+            raise WorkerDied(
+                "its process was killed or crashed, and what it said is above; the system kills where memory runs out: try "
+                "fewer `workers=`"
+            ) from None
 
     def end(self) -> None:
         executor, self._executor = self._executor, None
-        if executor is not None and self._process is not None:
+        if executor is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process, signal.SIGKILL)
             executor.shutdown()
