@@ -143,6 +143,9 @@ def test_values_that_are_not_finite_are_always_outside() -> None:
     assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == [
         "of y, 1 value is NaN or infinite, where the reference's are finite"
     ]
+    new[5, 0] = np.inf
+    (said,) = (text for text in missed(Kind.CLASSES, SCORES, new, Limits(0)) if "finite" in text)
+    assert said == "of y, 2 values are NaN or infinite, where the reference's are finite"
 
 
 def test_kinds_without_a_share_are_told() -> None:
