@@ -162,6 +162,7 @@ def test_limits_that_can_not_be_right_are_refused(limits: dict[str, float]) -> N
 def test_a_share_may_be_a_percentage() -> None:
     assert Limits.of("99%", None) == Limits.of("0.99", None) == Limits.of(0.99, None) == Limits(0.99)
     assert Limits.of(" 97.5 % ", 30) == Limits(0.975, 30)
+    assert Limits.of(None, 30) == Limits(min_snr=30) and Limits.of(None, None) is None
     for wrong in ("101%", "99", "-1%", "much", "", "%", "nan"):
         with pytest.raises(UsageError, match=r"`min_agreement=` is .*; a share from 0 to 1 is needed"):
             Limits.of(wrong, None)
