@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeEngine
 
-from trtopt.autotune.selection import Candidate, Comparison, judge
+from trtopt.autotune.selection import Candidate, Comparison
 from trtopt.core.errors import AccuracyLost
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement
 from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import Agreement
+from trtopt.evaluation.verify import Agreement, session_runner, verify_all
 from trtopt.graph.output_kinds import Kind
 from trtopt.runtime.session import Session
 from trtopt.trt.messages import Messages
@@ -85,17 +85,13 @@ def test_limits_that_are_not_asked_for_do_not_decide() -> None:
 def test_several_profiles_count_alike() -> None:
     """0.5 × 1.6 < 1: faster on the whole, though slower at one of the shapes."""
     compared = _comparison(_candidate("int8", 0.1, 16.0), _candidate("fp16", 0.2, 10.0))
-    found = compared.judged(Limits(), trade=True)
-    assert found.kept == "int8"
-    assert found.speedup == pytest.approx((2 * 10 / 16) ** 0.5)
-    assert "at x 8x3, x 16x3" in found.why
+    assert compared.speedup == pytest.approx((2 * 10 / 16) ** 0.5)
     steady = compared.judged(Limits())
     assert steady.kept == "fp16"
-    assert (
-        "but takes longer than FP16 at x 16x3 (1.60 times its time), which `trade_profiles=True` allows" in steady.why
-    )
+    assert "at x 8x3, x 16x3" in steady.why
+    assert "but takes longer than FP16 at x 16x3 (1.60 times its time): `int8=True` with its table" in steady.why
     within = _comparison(_candidate("int8", 0.1, 10.05), _candidate("fp16", 0.2, 10.0)).judged(Limits())
-    assert within.kept == "int8" and "trade" not in within.why
+    assert within.kept == "int8" and "takes longer" not in within.why
     alone = _comparison(_candidate("int8", 0.1, 16.0), _candidate("fp16", 0.2, 10.0, snr=3.0)).judged(
         Limits(min_snr=10)
     )
@@ -213,12 +209,16 @@ def test_without_samples_that_fit_made_up_inputs_are_timed_and_said(sessions: di
 
 
 def test_results_are_judged_on_every_sample(sessions: dict[str, Session]) -> None:
-    batches: Any = _samples(70)
-    found = judge(lambda batch: {"y": batch["x"] * 2}, sessions, batches)
+    def judge(kinds: dict[str, Kind] | None = None) -> dict[str, dict[str, Any]]:
+        runners = {name: session_runner(session) for name, session in sessions.items()}
+        agreements = verify_all(lambda batch: {"y": batch["x"] * 2}, runners, _samples(70), kinds=kinds)
+        return {name: agreement.figures() for name, agreement in agreements.items()}
+
+    found = judge()
     assert found["int8"]["samples"] == found["fp16"]["samples"] == 70
     assert found["fp16"]["snr_db"] == "inf"
     assert 40 < found["int8"]["snr_db"] < 90
     assert found["int8"]["outputs"]["y"]["kind"] == "classes"  # by its shape alone
-    found = judge(lambda batch: {"y": batch["x"] * 2}, sessions, batches, {"y": Kind.EMBEDDING})
+    found = judge({"y": Kind.EMBEDDING})
     assert found["int8"]["top1_agreement"] is None
     assert found["int8"]["outputs"]["y"]["cosine_min"] < found["fp16"]["outputs"]["y"]["cosine_min"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from graphs import decibels, model, node, photos, points_of, quantized, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper, save
-from world import World, has
+from world import Heard, World, has
 
 import trtopt
 from trtopt.autotune.sensitivity import Sensitivity
@@ -21,14 +21,6 @@ from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import Points
 from trtopt.ort.runner import OnnxRunner
-
-
-class _Warnings(trtopt.Reporter):
-    def __init__(self, found: list[str]) -> None:
-        self.found = found
-
-    def warn(self, text: str) -> None:
-        self.found.append(text)
 
 
 def _net(batch: int | str = "n", seed: int = 0) -> ModelProto:
@@ -124,29 +116,6 @@ def test_neither_threads_nor_batches_change_it(crops: Any, found: Sensitivity, t
     )
 
 
-def test_weights_that_are_computed_are_judged_as_weights(crops: Any, found: Sensitivity) -> None:
-    """As weight normalization has them: a size for each output channel, and a direction."""
-    proto = _net()
-    places = {item.name: place for place, item in enumerate(proto.graph.initializer)}
-    weights = numpy_helper.to_array(proto.graph.initializer[places["w1"]])
-    size = np.sqrt(np.square(weights).sum((1, 2, 3), keepdims=True))
-    proto.graph.initializer[places["w1"]].CopyFrom(numpy_helper.from_array(weights * np.float32(7), "direction"))
-    proto.graph.initializer.append(numpy_helper.from_array(size, "size"))
-    computed = [
-        node("ReduceL2", "direction", "norm", axes=[1, 2, 3]), node("Div", "size norm", "factor"),
-        node("Mul", "direction factor", "w1"),
-    ]  # fmt: skip
-    nodes = [*computed, *proto.graph.node]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    normed = trtopt.sensitivity(proto, data={"x": crops}, method="minmax", samples=8)
-    assert [source.what for source in normed.sources] == [source.what for source in found.sources]
-    assert [source.noise["y"] for source in normed.sources] == pytest.approx(
-        [source.noise["y"] for source in found.sources], rel=0.02
-    )
-    assert normed.summary == found.summary
-
-
 def test_what_is_kept_out_makes_no_noise(crops: Any, found: Sensitivity) -> None:
     without = trtopt.sensitivity(_net(), data={"x": crops}, method="minmax", samples=8, precision_override=["c1=fp32"])
     assert "weights of c1" not in [source.what for source in without.sources]
@@ -163,25 +132,19 @@ def test_what_a_build_keeps_in_fp32_by_its_values_makes_no_noise() -> None:
     ]
     weights = {"w0": np.abs(values(64, 32)), "w1": values(32, 16), "low": np.float32(1)}
     proto = model(nodes, inputs={"x": ["n", 64]}, weights=weights)
-    notes: list[str] = []
-
-    class Notes(trtopt.Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
-    power = np.exp(3 * values(40, 64, seed=1))
-    result = trtopt.sensitivity(proto, data={"x": power.astype(np.float32)}, reporter=Notes())
+    power, heard = np.exp(3 * values(40, 64, seed=1)), Heard()
+    result = trtopt.sensitivity(proto, data={"x": power.astype(np.float32)}, reporter=heard)
     assert {node for source in result.sources for node in source.nodes} == {"head"}
-    assert any("left out, as a build keeps them in FP32: mel (gives" in text for text in notes)
+    assert any("left out, as a build keeps them in FP32: mel (gives" in text for text in heard.notes)
 
 
 def test_a_table_gives_the_scales(crops: Any, found: Sensitivity) -> None:
     table = trtopt.calibrate(_net(), data={"x": crops}, method="minmax").table
     given = trtopt.sensitivity(_net(), data={"x": crops}, calib=table, samples=8)
     assert given == found
-    warned: list[str] = []
-    trtopt.sensitivity(_net(seed=9), data={"x": crops}, calib=table, samples=2, reporter=_Warnings(warned))
-    assert ["made for another model" in text for text in warned] == [True]
+    heard = Heard()
+    trtopt.sensitivity(_net(seed=9), data={"x": crops}, calib=table, samples=2, reporter=heard)
+    assert ["made for another model" in text for text in heard.warnings] == [True]
     shapes: dict[str, Any] = {"inputs": {"z": ("n", 32)}, "outputs": {"y": ("n", 32)}}
     other = model([node("Gemm", "z w", "y", "g")], weights={"w": values(32, 32)}, **shapes)
     with pytest.raises(CalibrationError, match="no scale for"):
@@ -239,13 +202,17 @@ def test_shares_of_arithmetic_that_is_not_known_are_not_given() -> None:
     assert len(found.sources) == 5 and {source.macs for source in found.sources} == {0.0}
 
 
-def test_an_output_that_is_no_float_is_left_out(crops: Any) -> None:
+def test_outputs_without_a_measure_are_left_out(crops: Any) -> None:
     proto = _net()
     proto.graph.node.append(node("ArgMax", "y", "best", "best", axis=1))
     proto.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, ["n", 1]))
-    both = trtopt.sensitivity(proto, data={"x": crops}, samples=4)
-    assert both.output == "y" and set(both.left_out) == {"best"} and set(both.measured) == {"y"}
-    del proto.graph.output[0]
+    proto.graph.initializer.append(numpy_helper.from_array(values(4), "anchors"))
+    proto.graph.output.append(helper.make_tensor_value_info("anchors", TensorProto.FLOAT, [4]))
+    found = trtopt.sensitivity(proto, data={"x": crops}, samples=4)
+    assert found.output == "y" and found.left_out.keys() == {"best", "anchors"}
+    assert found.left_out["anchors"] == "it is a constant of the model"
+    assert found.measured.keys() == found.predicted.keys() == {"y"}
+    del proto.graph.output[::2]
     with pytest.raises(ModelError, match="no output is floating"):
         trtopt.sensitivity(proto, data={"x": crops}, samples=4)
 
@@ -266,31 +233,17 @@ def test_what_cannot_be_is_refused(crops: Any, arguments: dict[str, Any], error:
         trtopt.sensitivity(_net(), **{"data": {"x": crops}, **arguments})
 
 
-def test_an_output_that_int8_does_not_reach_is_said_so(world: World, crops: Any) -> None:
+def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> None:
     net = _net()
     net.graph.node.append(node("Relu", "x", "same"))
     net.graph.output.append(helper.make_tensor_value_info("same", TensorProto.FLOAT, ["n", *crops.shape[1:]]))
     save(net, world.folder / "net.onnx")
     np.savez(world.folder / "crops.npz", x=crops)
-    said = world.run("sensitivity", world.folder / "net.onnx", "--data", world.folder / "crops.npz", "--samples", 4)
-    has(said.out, "same: INT8 changes nothing in it", "y: the whole in INT8")
-
-
-def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> None:
-    save(_net(), world.folder / "net.onnx")
-    np.savez(world.folder / "crops.npz", x=crops)
     arguments = ("sensitivity", world.folder / "net.onnx", "--data", world.folder / "crops.npz", "--samples", 4)
     said = world.run(*arguments, "--top", 3)
     assert said.status == 0, said
-    has(
-        said.out,
-        "weights of c1",
-        "of the noise",
-        "--top 0 prints all",
-        "Weights make",
-        "y: the whole in INT8",
-        "4 samples",
-    )
+    has(said.out, "weights of c1", "of the noise", "--top 0 prints all", "Weights make", "y: the whole in INT8")
+    has(said.out, "4 samples", "same: INT8 changes nothing in it")
     has(said.err, "measuring noise")
     content = json.loads(world.run(*arguments, "--json").out)
     assert content["sources"][0]["nodes"] == ["c1"] and content["sources"][0]["kind"] == "weight"
@@ -298,15 +251,6 @@ def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> 
     refused = world.run("sensitivity", world.folder / "net.onnx")
     assert refused.status == 2
     has(refused.err, "--images", "--data")
-
-
-def test_an_output_that_is_a_constant_has_no_noise(crops: Any) -> None:
-    net = _net()
-    net.graph.initializer.append(numpy_helper.from_array(values(4), "anchors"))
-    net.graph.output.append(helper.make_tensor_value_info("anchors", TensorProto.FLOAT, [4]))
-    found = trtopt.sensitivity(net, data={"x": crops}, method="minmax", samples=4)
-    assert found.left_out == {"anchors": "it is a constant of the model"}
-    assert found.measured.keys() == found.predicted.keys() == {"y"}
 
 
 @pytest.mark.parametrize("group", [1, 4])

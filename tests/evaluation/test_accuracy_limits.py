@@ -143,6 +143,9 @@ def test_values_that_are_not_finite_are_always_outside() -> None:
     assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == [
         "of y, 1 value is NaN or infinite, where the reference's are finite"
     ]
+    new[5, 0] = np.inf
+    (said,) = (text for text in missed(Kind.CLASSES, SCORES, new, Limits(0)) if "finite" in text)
+    assert said == "of y, 2 values are NaN or infinite, where the reference's are finite"
 
 
 def test_kinds_without_a_share_are_told() -> None:
@@ -159,6 +162,7 @@ def test_limits_that_can_not_be_right_are_refused(limits: dict[str, float]) -> N
 def test_a_share_may_be_a_percentage() -> None:
     assert Limits.of("99%", None) == Limits.of("0.99", None) == Limits.of(0.99, None) == Limits(0.99)
     assert Limits.of(" 97.5 % ", 30) == Limits(0.975, 30)
+    assert Limits.of(None, 30) == Limits(min_snr=30) and Limits.of(None, None) is None
     for wrong in ("101%", "99", "-1%", "much", "", "%", "nan"):
         with pytest.raises(UsageError, match=r"`min_agreement=` is .*; a share from 0 to 1 is needed"):
             Limits.of(wrong, None)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 import pytest
 from typer.testing import CliRunner
 
@@ -30,25 +31,14 @@ class FakeSession:
     """y = 2 x, for batches up to 8."""
 
     made: ClassVar[list[FakeSession]] = []
+    notes, manifest, preprocess = (), None, None
+    embedded: Any = None
+    inputs: tuple[TensorInfo, ...] = (TensorInfo("x", "float32", (-1, 3)),)
+    outputs = (TensorInfo("y", "float32", (-1, 3)),)
+    profiles: tuple[Any, ...] = ({"x": ShapeRange((1, 3), (4, 3), (8, 3))},)
 
-    def __init__(
-        self,
-        engine: Path,
-        *,
-        device: int,
-        backend: str,
-        contexts: int,
-        trust: bool,
-        trust_host_code: bool,
-    ) -> None:
-        self.contexts, self.backend, self.closed = contexts, "tensorrt8", False
-        self.notes: list[str] = []
-        self.manifest: Any = None
-        self.preprocess: Any = None
-        self.embedded: Any = None
-        self.inputs = (TensorInfo("x", "float32", (-1, 3)),)
-        self.outputs = (TensorInfo("y", "float32", (-1, 3)),)
-        self.profiles = ({"x": ShapeRange((1, 3), (4, 3), (8, 3))},)
+    def __init__(self, engine: Path, *, contexts: int, **_: Any) -> None:
+        self.contexts, self.closed = contexts, False
         self.threads: set[str] = set()
         self.given: list[Any] = []
         FakeSession.made.append(self)
@@ -74,12 +64,9 @@ class FakeSession:
 class PixelSession(FakeSession):
     """y = 2 x of pixels / 255, which the engine makes of them itself."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.embedded = Embedded("x", Preprocess(scale=1 / 255, dtype="float32"))
-        self.inputs = (TensorInfo("x", "uint8", (-1, 4, 5, 3)),)
-        sizes = ((1, 4, 5, 3), (4, 4, 5, 3), (8, 4, 5, 3))
-        self.profiles = ({"x": ShapeRange(*sizes)},)
+    embedded = Embedded("x", Preprocess(scale=1 / 255, dtype="float32"))
+    inputs = (TensorInfo("x", "uint8", (-1, 4, 5, 3)),)
+    profiles = ({"x": ShapeRange((1, 4, 5, 3), (4, 4, 5, 3), (8, 4, 5, 3))},)
 
     def run(self, inputs: Any) -> dict[str, Any]:
         assert inputs["x"].dtype == np.uint8
@@ -89,19 +76,15 @@ class PixelSession(FakeSession):
 class StepsSession(FakeSession):
     """y = 2 x, of steps × samples, for 8 steps of up to 8 samples."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.inputs = (TensorInfo("x", "float32", (-1, -1), 1),)
-        self.profiles = ({"x": ShapeRange((8, 1), (8, 4), (8, 8))},)
+    inputs = (TensorInfo("x", "float32", (-1, -1), 1),)
+    profiles = ({"x": ShapeRange((8, 1), (8, 4), (8, 8))},)
 
 
 class WholeSession(FakeSession):
     """y = 2 x, of one sample alone."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.inputs = (TensorInfo("x", "float32", (8, 4), None),)
-        self.profiles = ()
+    inputs = (TensorInfo("x", "float32", (8, 4), None),)
+    profiles = ()
 
 
 class FakeBaseline:
@@ -153,6 +136,8 @@ def _with(monkeypatch: pytest.MonkeyPatch, *given: FakeBaseline) -> None:
 
 
 def test_a_row_for_each_batch(engine: Path) -> None:
+    bench(engine, streams=6, iterations=1)
+    assert FakeSession.made.pop().contexts == 6
     report = bench(engine, batch=(1, 8), streams=3, iterations=7)
     assert [(row.batch, row.streams, row.iterations) for row in report.rows] == [(1, 3, 7), (8, 3, 7)]
     row = report.rows[0]
@@ -161,8 +146,8 @@ def test_a_row_for_each_batch(engine: Path) -> None:
     assert row.run.minimum <= row.run.median <= row.run.p90 <= row.run.p99
     assert "synthetic" in report.inputs
     session = FakeSession.made[0]
-    assert session.closed
-    assert {f"trtopt-bench-{number}" for number in range(3)} <= session.threads
+    assert session.closed and session.contexts == 4
+    assert {f"trtopt-bench_{number}" for number in range(3)} <= session.threads
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["run"]["p99"] > 0
     assert "speed only" in str(report)
 
@@ -184,11 +169,9 @@ def test_a_batch_lies_where_the_engine_has_its_samples(engine: Path, monkeypatch
     assert {array.shape for array in FakeSession.made[-1].given} == {(8, 4)}
     with pytest.raises(UsageError, match=r"input 'x' \(8, 4\) has no batch; 1 is all it takes"):
         bench(engine, batch=(2,), iterations=1)
-
-
-def test_threads_get_contexts(engine: Path) -> None:
-    bench(engine, streams=6, iterations=1)
-    assert FakeSession.made[0].contexts == 6
+    monkeypatch.setattr(WholeSession, "inputs", (TensorInfo("x", "float32", (8, 4)),))
+    with pytest.raises(UsageError, match="input 'x' has a fixed batch of 8; build with `shapes=`"):
+        bench(engine, batch=(2,), iterations=1)
 
 
 def test_throughput_counts_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,13 +210,9 @@ def test_a_baseline_gets_the_same_inputs_and_is_compared(engine: Path, monkeypat
     assert [row.difference for row in report.rows] == [None, 0.0, 0.5]
     assert "0.5 of the largest away" in str(report)
     assert good.closed and far.closed
-
-
-def test_a_float_model_gets_what_the_engine_makes_of_its_pixels(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "Session", PixelSession)
-    _with(monkeypatch, FakeBaseline("floats"))
-    report = bench(engine, against=("torch",), batch=(2,), iterations=5)
-    assert [row.difference for row in report.rows] == [None, 0.0]
+    _with(monkeypatch, FakeBaseline("floats"))  # it gets what the engine makes of its pixels
+    assert [row.difference for row in bench(engine, against=("torch",), batch=(2,), iterations=5).rows] == [None, 0.0]
 
 
 def test_a_baseline_that_cannot_run_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,12 +281,8 @@ def test_torch_without_a_gpu_is_refused_before_anything_is_measured(
 
 
 def test_onnxruntime_says_what_it_got(tmp_path: Path) -> None:
-    from onnx import TensorProto, helper, save
-
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
-    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(tmp_path / "m.onnx"))
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[n,3] x) => (float[n,3] y) { y = Add(x, x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
     baseline = baselines.OnnxRuntime(tmp_path / "m.onnx")
     inputs = {"x": np.ones((2, 3), np.float32)}
     baseline.prepare(inputs)

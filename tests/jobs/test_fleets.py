@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
-from test_runner import ROOT, Told, listed
+from test_runner import Told, documented, listed
 from world import World, has, net, unnumbered
 
 import trtopt
@@ -171,35 +167,11 @@ def test_a_list_for_gpus_needs_one(world: World) -> None:
         trtopt.run_jobs(listed(world, 'device = "cuda"\n' + LIST), workers=1)
 
 
-def _typed(world: World, name: str, text: str, commands: str) -> list[dict[str, Any]]:
-    """Return what became of the jobs of a printed list, of a model in `zoo`, by what was printed last."""
-    zoo = world.folder / "zoo"
-    zoo.mkdir()
-    world.model.rename(zoo / "small.onnx")
-    (world.folder / name).write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        ["bash", "-ec", commands.replace("trtopt jobs", f"{shlex.quote(sys.executable)} -m trtopt jobs")],
-        cwd=world.folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    jobs: list[dict[str, Any]] = json.loads(line)["jobs"]
-    built = [job for job in jobs if job["kind"] == "build"]
-    assert all((world.folder / "engines" / f"{job['name']}.engine").is_file() for job in built)
-    return jobs
-
-
 def test_the_list_of_engines_in_the_documentation_runs(world: World) -> None:
-    text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    _, example = re.findall(r"```toml\n(.*?)```", text, re.S)
-    _, commands = re.findall(r"```bash\n(.*?)```", text, re.S)
-    assert commands.count("trtopt jobs run fleet.toml") == 2
-    jobs = _typed(world, "fleet.toml", example, commands)
-    assert [job["name"] for job in jobs if job["kind"] == "build"] == [
+    jobs = documented(world, 1, "fleet.toml")
+    built = [job for job in jobs if job["kind"] == "build"]
+    assert [job["name"] for job in built] == [
         f"small.{precision}.{target}" for precision in ("fp16", "int8") for target in ("sm89", "sm120")
     ] + ["small-tuned.int8.sm89"]
     assert all(job["cached"] for job in jobs)
+    assert all((world.folder / "engines" / f"{job['name']}.engine").is_file() for job in built)

@@ -276,18 +276,18 @@ def test_bad_requests_are_refused_before_any_work(world: World) -> None:
         trtopt.run_jobs(path, state=world.folder / "held")
 
 
-def test_the_list_in_the_documentation_runs(world: World) -> None:
+def documented(world: World, number: int, name: str) -> list[dict[str, Any]]:
+    """Return what became of the jobs of a list that the documentation prints, by the last command below it."""
     text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    example, _ = re.findall(r"```toml\n(.*?)```", text, re.S)
-    commands, _ = re.findall(r"```bash\n(.*?)```", text, re.S)
+    example, commands = (re.findall(rf"```{kind}\n(.*?)```", text, re.S)[number] for kind in ("toml", "bash"))
+    assert commands.count(f"trtopt jobs run {name}") == 2
     zoo = world.folder / "zoo"
     zoo.mkdir()
     proto = net()
     proto.graph.node[2].name = "head"  # which an override of the list names
     onnx.save(proto, zoo / "small.onnx")
     world.arrays.rename(world.folder / "crops.npz")
-    listed(world, example)
-    assert commands.count("trtopt jobs ") == 3
+    (world.folder / name).write_text(example, encoding="utf-8")
     done = subprocess.run(
         ["bash", "-ec", commands.replace("trtopt jobs", f"{shlex.quote(sys.executable)} -m trtopt jobs")],
         cwd=world.folder,
@@ -296,9 +296,14 @@ def test_the_list_in_the_documentation_runs(world: World) -> None:
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    jobs = json.loads(line)["jobs"]
+    jobs: list[dict[str, Any]] = json.loads(line)["jobs"]
+    return jobs
+
+
+def test_the_list_in_the_documentation_runs(world: World) -> None:
+    jobs = documented(world, 0, "jobs.toml")
     combinations = [(data, method) for data in ("photos", "crops") for method in ("auto", "entropy")]
     assert [job["name"] for job in jobs] == [
         *(f"small.{data}.{method}" for data, method in combinations),

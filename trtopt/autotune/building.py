@@ -13,12 +13,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, floating_within, gpu_for
+from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, gpu_for
 from trtopt.autotune.goal import Goal, goal_of, too_few
 from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
-from trtopt.autotune.tuning import Tuning, tuned
+from trtopt.autotune.tuning import tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.asked import check_outputs, spec_of
 from trtopt.builder.construction import BuildResult
@@ -54,12 +54,10 @@ from trtopt.diagnosis import report as reports
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.engine.store import named_store
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import Runner, by_samples
-from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.output_kinds import Kind, resolve
+from trtopt.evaluation.verify import Runner, by_samples, kinds_of
+from trtopt.graph.io import load_model, save_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
-from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
 
 GOAL = ("labels", "metric", "min", "budget", "min_agreement", "min_snr")
@@ -86,8 +84,6 @@ def build(request: BuildRequest) -> BuildResult:
         labels: the true classes, in order, or a file, for a metric that takes them.
         budget: seconds, or such as "10min", for the search that these begin, beside its repairs.
         save_calib: where to keep the table with what was repaired and chosen.
-        trade_profiles: where INT8 is kept if it is the fastest (best, or int8 with a limit), keep it even if in one of several
-            profiles it takes over 1 % longer than FP16.
         compare: where INT8 or FP8 is asked for and there is a GPU, build FP16 too and say how they compare.
         images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
             them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
@@ -139,7 +135,7 @@ def build(request: BuildRequest) -> BuildResult:
 
 
 def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
-    """Do it, and write the page on it where one is asked for."""
+    """Do the work, and write the page on it where one is asked for."""
     named_store(request.store)  # refused before the work
     if request.report is not None:
         reports.ready()
@@ -214,26 +210,20 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
             gpu = gpu_for(request)
         except TrtoptError as error:
             not_measured = str(error)
-    if gpu is None:
-        tuning = tuned(request, goal, lambda *_: None)
-        tell(request, tuning)
-        result = engine.construct(replace(without(plain, "images", "data"), calib=tuning.table))
-        return replace(result, tuning=tuning, not_measured=not_measured)
     with folder_beside(Path(request.output)) as folder:
-        engines = Engines(plain, gpu, folder)
-        tuning = engines.fastest(tuned(request, goal, engines.times))
-        tell(request, tuning)
+        engines = None if gpu is None else Engines(plain, gpu, folder)
+        tuning = tuned(request, goal, engines.times if engines else lambda *_: None)
+        tuning = engines.fastest(tuning) if engines else tuning
+        request.reporter.note(str(tuning))
+        if request.save_calib is not None:
+            tuning.table.save(request.save_calib)
+        if engines is None:
+            result = engine.construct(replace(without(plain, "images", "data"), calib=tuning.table))
+            return replace(result, tuning=tuning, not_measured=not_measured)
         # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
         limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
         result = _Best(replace(plain, calib=tuning.table), limits, engines.results).build()
     return replace(result, tuning=tuning)
-
-
-def tell(request: BuildRequest, tuning: Tuning) -> None:
-    """Say what was chosen, and keep it where that was asked for."""
-    request.reporter.note(str(tuning))
-    if request.save_calib is not None:
-        tuning.table.save(request.save_calib)
 
 
 # What was asked for, measured ------------------------------------------------------------------------------------------
@@ -263,7 +253,7 @@ def _asked_for(request: BuildRequest) -> BuildResult:
                 model = load_model(request.model)
                 if request.images is not None or request.data is not None:
                     samples = real_samples(model, request)
-                kinds = _kinds(request, model)
+                kinds = kinds_of(model, request)
                 engines = {quantized: result, base: other}
                 comparison = measured(gpu, engines, {}, samples, reporter, reference=base, kinds=kinds)
         except (BuildCancelled, KeyboardInterrupt):
@@ -274,7 +264,8 @@ def _asked_for(request: BuildRequest) -> BuildResult:
             return replace(result, not_measured=str(error))
         reference = None if samples is None else f"the {base.upper()} engine"
         comparison = replace(comparison, reference=reference).asked_for(str(quantized))
-        _store(result.engine, comparison)
+        if (manifest := load_manifest(result.engine)) is not None:
+            replace(manifest, comparison=comparison.describe()).save(result.engine)
     if comparison.speedup is not None and comparison.speedup <= 1 + EQUAL:
         longer = f"takes {1 / comparison.speedup:.2f} times as long as"
         how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
@@ -292,16 +283,6 @@ def _asked_for(request: BuildRequest) -> BuildResult:
 def _warn_of_slower(comparison: Comparison, reporter: Reporter) -> None:
     if slower := comparison.slower():
         reporter.warn(slower)
-
-
-def _kinds(request: BuildRequest, model: Model) -> Mapping[str, Kind]:
-    names = None if request.classes is None else load_classes(request.classes)
-    return resolve(model.proto, model.outputs, request.output_kind, names)
-
-
-def _store(output: Path, comparison: Comparison) -> None:
-    if (manifest := load_manifest(output)) is not None:
-        replace(manifest, comparison=comparison.describe()).save(output)
 
 
 # The best ----------------------------------------------------------------------------------------------------------------
@@ -336,7 +317,7 @@ class _Best:
             raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
         self.ort = ort_version("judging engines")  # what is missing is said before the work
         self.samples = real_samples(self.model, request)
-        self.kinds = _kinds(request, self.model)
+        self.kinds = kinds_of(self.model, request)
         self.key = self._key()
 
     def build(self) -> BuildResult:
@@ -372,9 +353,7 @@ class _Best:
                 self.gpu, engines, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
             )
             try:
-                return engines, replace(comparison, reference=description, key=self.key).judged(
-                    self.limits, trade=self.request.trade_profiles
-                )
+                return engines, replace(comparison, reference=description, key=self.key).judged(self.limits)
             except AccuracyLost:
                 if precision is Precision.FP32:
                     raise
@@ -383,7 +362,7 @@ class _Best:
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
         """Return the request for one candidate."""
         if precision is not self.quantized:
-            return floating_within(self.request, precision, preprocess)
+            return floating(self.request, precision, preprocess, within=True)
         if self.request.calib is not None:  # then images and data only judge
             return replace(self.request, images=None, data=None)
         return self.request
@@ -422,18 +401,12 @@ class _Best:
         )
 
     def _up_to_date(self) -> BuildResult | None:
-        """Return the engine at the output, if a selection now would have the same candidates and keep the same one."""
-        earlier, cache = stored_comparison(self.output), self.request.save_cache
-        if earlier is None or earlier.key != self.key or (cache and not Path(cache).is_file()):
+        """Return the engine at the output, if a selection now would have the same candidates and limits."""
+        comparison, cache = stored_comparison(self.output), self.request.save_cache
+        if comparison is None or comparison.key != self.key or (cache and not Path(cache).is_file()):
             return None
-        try:
-            comparison = earlier.judged(self.limits, trade=self.request.trade_profiles)
-        except AccuracyLost:
-            return None  # FP32 hasn't been tried
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            return None  # figures that nobody measured: compare again
         manifest = load_manifest(self.output)
-        if comparison.kept != earlier.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
+        if manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
         request = self._chosen(Precision(comparison.kept), manifest.model_preprocess)
         result = engine.construct(replace(request, store="none"))
@@ -441,12 +414,10 @@ class _Best:
             return None
         self.reporter.note(f"{self.output} is up to date: {comparison.why}")
         _warn_of_slower(comparison, self.reporter)
-        if comparison != earlier:  # other limits
-            _store(self.output, comparison)
         return self._result(result, comparison, seconds=result.seconds)
 
     def _key(self) -> str:
-        """Digest all that the candidates and their figures depend on."""
+        """Digest all that the candidates, their figures and the choice depend on."""
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess
         if calib is None:
@@ -459,6 +430,7 @@ class _Best:
             {
                 "model": self.model.fingerprint,
                 "spec": self.spec.describe(),
+                "limits": asdict(self.limits),
                 "calibration": [request.method, request.limit, request.batch],
                 "scales": scales,
                 "samples": self.samples.describe(),

@@ -52,11 +52,16 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
     return device.info
 
 
-def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
-    """The request for the same engine without quantization."""
+def floating(request: BuildRequest, precision: Precision, preprocess: Any, *, within: bool = False) -> BuildRequest:
+    """Return the request for the same engine without quantization.
+
+    Args:
+        within: with the samples, which say what of it has to stay in FP32 to be within the limits.
+    """
     precisions = (Precision.FP32, precision)
+    kept = ("images", "data", "limit", "batch") if within and precision is not Precision.FP32 else ()
     return replace(
-        without(request, *CALIBRATION),
+        without(request, *(name for name in CALIBRATION if name not in kept)),
         fp16=precision is Precision.FP16,
         bf16=precision is Precision.BF16,
         precision_override=[
@@ -67,16 +72,8 @@ def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> Bu
     )
 
 
-def floating_within(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
-    """`floating`, with the samples: they say what of it has to stay in FP32 to be within the limits."""
-    floating_request = floating(request, precision, preprocess)
-    if precision is Precision.FP32:
-        return floating_request
-    return replace(floating_request, **{name: getattr(request, name) for name in ("images", "data", "limit", "batch")})
-
-
 def build_candidate(request: BuildRequest, precision: Precision, folder: Path) -> BuildResult:
-    """One engine, with all that belongs to it, in a folder of its own."""
+    """Build one engine, with all that belongs to it, in a folder of its own."""
     own = folder / str(precision)
     own.mkdir(parents=True)
     return engine.construct(

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
-from trtopt.autotune.candidates import build_candidate, floating_within
+from trtopt.autotune.candidates import build_candidate, floating
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.selection import EQUAL, measured
-from trtopt.autotune.tuning import Tuning, Work, kept_file
+from trtopt.autotune.tuning import Tuning, Work, remembered
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
-from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import BuildCancelled, BuildFailed, PrecisionLost, TrtoptError
-from trtopt.core.files import write_json
-from trtopt.core.progress import SILENT
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
@@ -29,15 +25,6 @@ from trtopt.evaluation.timing import layer_shares
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
 from trtopt.trt import select
-
-Content = TypeVar("Content")
-
-
-@dataclass(frozen=True)
-class _Fastest:
-    """Which choice's engine was the fastest."""
-
-    name: str
 
 
 class Engines:
@@ -59,33 +46,30 @@ class Engines:
 
     def times(self, table: Table, work: Work) -> Measured | None:
         """Time the layers in an engine with this table and in a floating one, unless an earlier call did."""
-        file, reporter = kept_file([*self.key, table.digest], "times", SILENT), self.request.reporter
-        if file is not None and (earlier := _stored(file, Measured)) is not None:
-            return earlier
+        return remembered([*self.key, table.digest], "times", Measured, lambda: self._times_now(table, work))
+
+    def _times_now(self, table: Table, work: Work) -> Measured | None:
+        reporter = self.request.reporter
         reporter.note(f"building in {self.quantized.upper()} and {self.base.upper()}, to time the layers of each")
         try:
-            ours, other = self.both(table)
-            with reporter.phase("timing the layers"):
-                times = self._profiled(other.engine, ours.engine, work)
+            ours = self._quantized(table)
+            other = self._floating(ours)
+            with reporter.phase("timing the layers"), contextlib.ExitStack() as stack:
+                sessions = [
+                    stack.enter_context(
+                        Session(
+                            item.engine, device=self.gpu.ordinal, contexts=1, trust_host_code=True
+                        )  # built just now
+                    )
+                    for item in (other, ours)
+                ]
+                floating, quantized = layer_shares(sessions, self.samples, work)
         except BuildCancelled:
             raise
         except TrtoptError as error:
             reporter.warn(f"the layers' times aren't known, so the share of the arithmetic counts instead: {error}")
             return None
-        if file is not None:
-            write_json(file, plain(times))
-        return times
-
-    def _profiled(self, floating: Path, quantized: Path, work: Work) -> Measured:
-        with contextlib.ExitStack() as stack:
-            sessions = [
-                stack.enter_context(
-                    Session(path, device=self.gpu.ordinal, contexts=1, trust_host_code=True)
-                )  # built just now
-                for path in (floating, quantized)
-            ]
-            shares = layer_shares(sessions, self.samples, work)
-        return Measured(shares[1], shares[0], f"the time of its layers on {self.gpu}, of FP16's")
+        return Measured(quantized, floating, f"the time of its layers on {self.gpu}, of FP16's")
 
     def fastest(self, tuning: Tuning) -> Tuning:
         """Return the choice, or a faster one within the limits: with squeeze-and-excite in INT8, or all layers."""
@@ -95,53 +79,38 @@ class Engines:
             if item.left_out and not item.whole.missed:
                 table = replace(item.table, left_out={})
                 choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
-        best = choices[self._name_of_fastest(choices)]
+        first, name = next(iter(choices)), None
+        if len(choices) > 1:
+            name = remembered([*self.key, *choices], "fastest", str, lambda: self._timed(choices))
+        best = choices.get(name or first, choices[first])
         if (result := self._built.get(best.table.digest)) is not None:
             self.results[self.quantized] = result
         return replace(best, with_gates=None)
 
-    def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
-        """Measure it, unless an earlier call did; the first where there is no other, or none that can be built."""
-        first = next(iter(choices))
-        if len(choices) == 1:
-            return first
-        what = "traded" if self.request.trade_profiles else "fastest"
-        file = kept_file([*self.key, *choices], what, SILENT)
-        fastest = None if file is None else _stored(file, _Fastest)
-        if fastest is None and (fastest := self._timed(choices)) is not None and file is not None:
-            write_json(file, plain(fastest))
-        return first if fastest is None or fastest.name not in choices else fastest.name
-
-    def _timed(self, choices: Mapping[str, Tuning]) -> _Fastest | None:
-        """None: none of them can be built."""
-        results = {name: self._tried(choice.table) for name, choice in choices.items()}
-        engines = {name: result for name, result in results.items() if result is not None}
+    def _timed(self, choices: Mapping[str, Tuning]) -> str | None:
+        """Return the choice whose engine is the fastest; None: none of them can be built."""
+        engines: dict[str, BuildResult] = {}
+        for name, choice in choices.items():
+            table = choice.table
+            try:
+                engines[name] = self._quantized(table)
+            except (BuildFailed, PrecisionLost) as error:
+                out = f"{', '.join(table.left_out) or 'nothing'} out of INT8"
+                out += ", squeeze-and-excite in it" * bool(table.gates)
+                self.request.reporter.warn(f"the choice with {out} isn't tried, as it can't be built: {error}")
         if len(engines) < 2:
-            return next(map(_Fastest, engines), None)
+            return next(iter(engines), None)
         if self.base in self.results:
             engines[self.base] = self.results[self.base]
         candidates = measured(self.gpu, engines, {}, self.samples, self.request.reporter).candidates
-        floating = [item for item in candidates if item.precision == self.base and not self.request.trade_profiles]
+        floating = [item for item in candidates if item.precision == self.base]
         tried = [item for item in candidates if item.precision in choices]
         steady = [item for item in tried if not any(map(item.slower_than, floating))]
         best, *others = steady or tried
         for other in others:  # of equals the first: as the costs say, or as more samples judged
             if other.relative_time(best) < 1 / (1 + EQUAL):
                 best = other
-        return _Fastest(best.precision)
-
-    def _tried(self, table: Table) -> BuildResult | None:
-        try:
-            return self._quantized(table)
-        except (BuildFailed, PrecisionLost) as error:
-            out = f"{', '.join(table.left_out) or 'nothing'} out of INT8{', squeeze-and-excite in it' * bool(table.gates)}"
-            self.request.reporter.warn(f"the choice with {out} isn't tried, as it can't be built: {error}")
-            return None
-
-    def both(self, table: Table) -> tuple[BuildResult, BuildResult]:
-        """The engine with this table, and the floating one; neither is built twice."""
-        quantized = self._quantized(table)
-        return quantized, self._floating(quantized)
+        return best.precision
 
     def _quantized(self, table: Table) -> BuildResult:
         if table.digest not in self._built:
@@ -153,16 +122,7 @@ class Engines:
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.results:
             manifest = load_manifest(quantized.engine)
-            request = floating_within(
-                self.request, self.base, manifest.model_preprocess if manifest else self.request.preprocess
-            )
+            preprocess = manifest.model_preprocess if manifest else self.request.preprocess
+            request = floating(self.request, self.base, preprocess, within=True)
             self.results[self.base] = build_candidate(request, self.base, self.folder)
         return self.results[self.base]
-
-
-def _stored(path: Path, kind: type[Content]) -> Content | None:
-    """Read what an earlier call measured."""
-    try:
-        return converted(read_json(path), kind) if path.is_file() else None
-    except (Damaged, OSError):
-        return None

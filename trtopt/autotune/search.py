@@ -7,21 +7,19 @@ the costliest first. What a GPU runs faster in floating point stays out as well.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from onnx import ModelProto
 
 from trtopt.autotune.costs import EQUAL, LEAST, Costs
-from trtopt.autotune.goal import AccuracyEvaluator, Evaluation, TunedFigures
+from trtopt.autotune.goal import TunedChoice
 from trtopt.calibration.repairing import NoiseByPlace
+from trtopt.calibration.safety import fewest
 from trtopt.core.errors import AccuracyLost
-from trtopt.core.files import sha256_json, whole
 from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, overriding
 from trtopt.graph.op_types import WEIGHTED
@@ -56,28 +54,25 @@ def search(
 ) -> tuple[str, ...] | None:
     """Find a few of the ranked names without which `judge` is content; None: there are none, or the time ended before.
 
-    A binary search finds how many of the first have to stay out; then each of these is tried inside again.
+    `fewest` says how many of the first have to stay out; then each of these is tried inside again.
 
     Args:
         judge: says whether a choice does, by the names that are out.
-        first: how many of them to leave out first; step: by how many more or fewer to go on, doubled each time.
+        first, step: as `fewest` has them.
         put_back: gives those that are out in the order in which they are tried inside again.
         may_fit: says whether a name is worth a try inside, beside those that are out.
         all_too: all of them may be out.
     """
-    low, high, middle = 0, len(ranked), min(first, len(ranked) - 1)  # `low` out don't do; `high` do, if anything does
     with reporter.phase("looking for the layers that have to stay out", None) as phase:
-        while high - low > 1 and not budget.over():
-            if low or high < len(ranked):
-                middle = (low + high) // 2
-                middle = min(middle, low + step) if high == len(ranked) else middle
-                middle = max(middle, high - step) if low == 0 else middle
-                step *= 2
-            phase.detail(f"{middle} out")
-            low, high = (low, middle) if judge(ranked[:middle]) else (middle, high)
-    if high == len(ranked) and not (all_too and judge(ranked)):
+
+        def within(count: int) -> bool:
+            phase.detail(f"{count} out")
+            return judge(ranked[:count])
+
+        count = fewest(len(ranked), within, first=first, step=step, over=budget.over)
+    if count == len(ranked) and not (all_too and judge(ranked)):
         return None
-    left_out = tuple(ranked[:high])
+    left_out = tuple(ranked[:count])
     with reporter.phase("trying what stays out in INT8", None) as phase:
         for name in put_back(left_out)[:MOST_PUT_BACK]:
             if budget.over():
@@ -87,32 +82,6 @@ def search(
             if may_fit(name, left_out) and judge(without):
                 left_out = without
     return left_out
-
-
-@dataclass(frozen=True)
-class TunedChoice:
-    """One choice that was tried.
-
-    Attributes:
-        left_out: how many layers stay out of INT8.
-        share: of the multiply-accumulates, those in INT8.
-        snr_db: of the worst output, on the samples that were run.
-        figures: what else was measured; figure: the same in words.
-        missed: the limits that it misses; empty: none.
-        samples: that were run; a choice that is within the limits was run on all.
-    """
-
-    left_out: int
-    share: float
-    snr_db: float
-    figure: str
-    missed: tuple[str, ...]
-    figures: TunedFigures
-    samples: int
-
-    @classmethod
-    def of(cls, left_out: int, share: float, found: Evaluation) -> TunedChoice:
-        return cls(left_out, share, found.snr_db, found.figure, found.missed, found.figures, found.samples)
 
 
 @dataclass
@@ -127,14 +96,13 @@ class Choices:
     points: Callable[[Sequence[str]], Points]
     operators: dict[str, str]  # of the nodes
     noise: NoiseByPlace
-    evaluate: Callable[[Sequence[str], Callable[[], ModelProto]], Evaluation]
+    evaluate: Callable[[Sequence[str], Callable[[], ModelProto]], TunedChoice]
     costs: Costs
     overrides: Sequence[Override]
     budget: Budget
     reporter: Reporter
     gates: Sequence[str] = ()
     tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
-    headroom_db: dict[frozenset[str], float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.all_quantized = self.points(())
@@ -156,9 +124,8 @@ class Choices:
         if key not in self.tried:
             out = sorted(key)
             names = [*(f"gate {name}" for name in self.gates), *out]
-            found = self.evaluate(names, partial(self.graph, out))
-            self.tried[key] = TunedChoice.of(len(out), self.costs.share(self.points(out).quantized), found)
-            self.headroom_db[key] = found.headroom_db
+            share = self.costs.share(self.points(out).quantized)
+            self.tried[key] = replace(self.evaluate(names, partial(self.graph, out)), left_out=len(out), share=share)
         return self.tried[key]
 
     def remaining_noise(self, left_out: Sequence[str]) -> float:
@@ -193,7 +160,7 @@ class Choices:
 
     def _first(self, ranking: Sequence[str]) -> tuple[int, int]:
         """Return how many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""
-        headroom, noise = self.headroom_db[frozenset()], self.remaining_noise(())
+        headroom, noise = self.judged(()).headroom_db, self.remaining_noise(())
         if headroom is None or not 0 < noise < math.inf:
             return 2, 4  # the first few decide mostly, so that steps grow from there
         most = noise * 10 ** (headroom / 10)
@@ -202,7 +169,7 @@ class Choices:
 
     def _may_fit(self, name: str, left_out: Sequence[str]) -> bool:
         """Return whether half of what the ledger says that a layer adds fits into what is left."""
-        headroom, noise = self.headroom_db[frozenset(left_out)], self.remaining_noise(left_out)
+        headroom, noise = self.judged(left_out).headroom_db, self.remaining_noise(left_out)
         if headroom is None or not 0 < noise < math.inf:
             return True
         return 10 * math.log10(1 + self.layer_noise[name] / noise / 2) <= headroom
@@ -253,36 +220,3 @@ class Choices:
             if not best or choice.snr_db > best[-1].snr_db:
                 best.append(choice)
         return tuple(best)
-
-
-class EvaluationCache:
-    """Evaluations of graphs, kept in a file, one JSON line each: an interrupted search goes on from there."""
-
-    def __init__(self, evaluator: AccuracyEvaluator, path: Path | None) -> None:
-        self.evaluator, self.path = evaluator, path
-        self.known, self.asked = dict[str, Evaluation](), set[str]()
-        if path is not None and path.is_file():
-            self.known |= dict(filter(None, map(_parsed, whole(path).decode().splitlines())))
-
-    def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> Evaluation:
-        """Return how a choice does, by the digest of the scales and its name, where an earlier call ran its graph."""
-        name = sha256_json([scales, *choice])
-        self.asked.add(name)
-        if name not in self.known:
-            found = self.known[name] = self.evaluator(graph())
-            if self.path is not None:
-                with self.path.open("a", encoding="utf-8") as file:
-                    content = [str(found.snr_db), found.figure, list(found.missed), vars(found.figures)]
-                    file.write(json.dumps([name, *content, found.samples, found.headroom_db]) + "\n")
-        return self.known[name]
-
-
-def _parsed(text: str) -> tuple[str, Evaluation] | None:
-    """Read a line; None: it was cut off when the process was killed."""
-    try:
-        name, snr, figure, missed, figures, samples, headroom = json.loads(text)
-        headroom = None if headroom is None else float(headroom)
-        others = str(figure), tuple(map(str, missed)), TunedFigures(**figures), int(samples)
-        return str(name), Evaluation(float(snr), *others, headroom)
-    except (ValueError, TypeError):
-        return None

@@ -1,6 +1,6 @@
 """Engines of one model against each other: timed in turns, judged against FP32, one kept, and why.
 
-Everything that was measured is kept as plain JSON, so that other limits can be judged without measuring again.
+Everything that was measured is kept as plain JSON in the engine's manifest.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Comparison:
         speedup: how many times as fast the quantized engine is as the other; None where one of them couldn't be built.
         best: whether the fastest within `limits` was to be kept, rather than what was asked for.
         candidates: what was built, those that failed too.
-        key: what a selection depends on besides the limits; empty without one.
+        key: what a selection depends on; empty without one.
     """
 
     gpu: str
@@ -111,17 +111,20 @@ class Comparison:
         times = [item.gpu_ms for candidate in comparison.candidates for item in candidate.times]
         return comparison if all(1e-6 < item < 1e9 for item in times) else None
 
+    def candidate(self, precision: str) -> Candidate:
+        return next(item for item in self.candidates if item.precision == precision)
+
     def asked_for(self, precision: str) -> Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""
-        mine = next(item for item in self.candidates if item.precision == precision)
+        mine = self.candidate(precision)
         other = next(item for item in self.candidates if item.precision != precision)
         parts = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
         return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(parts)}")
 
     def slower(self) -> str:
-        """At which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
+        """Say at which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
         profiles; empty: at none."""
-        candidate = next(item for item in self.candidates if item.precision == self.kept)
+        candidate = self.candidate(self.kept)
         for other in self.candidates:
             outside = self.limits is not None and other.accuracy is not None and self.limits.missed(other.accuracy)
             if other is candidate or not other.times or outside or candidate.relative_time(other) > 1 + EQUAL:
@@ -136,15 +139,12 @@ class Comparison:
     def lost(self, precision: str) -> str:
         """Say how near its results are to the reference's, where they have next to nothing to do with them; empty:
         they have, or that isn't known."""
-        mine = next(item for item in self.candidates if item.precision == precision)
+        mine = self.candidate(precision)
         far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
         return _accuracy(mine, self.reference or "") if far else ""
 
-    def judged(self, limits: Limits, *, trade: bool = False) -> Comparison:
+    def judged(self, limits: Limits) -> Comparison:
         """Keep the fastest within the limits, quantized only if it is slower in no profile than one in floating point.
-
-        Args:
-            trade: it may be slower in a profile where it is the fastest over all of them.
 
         Raises:
             AccuracyLost: there is none.
@@ -160,9 +160,9 @@ class Comparison:
                 f"no precision stays within the accuracy limit ({failures}): lower `min_agreement=` or `min_snr=`, calibrate "
                 "on more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
-        floating = [item for item in fitting_candidates if not item.quantized and not trade]
+        floating = [item for item in fitting_candidates if not item.quantized]
         slower = {
-            item.precision: f", but takes longer than {other.name} at {_places(places)}, which `trade_profiles=True` allows"
+            item.precision: f", but takes longer than {other.name} at {_places(places)}: `int8=True` with its table keeps it"
             for item in fitting_candidates
             for other in floating
             if item.quantized and (places := item.slower_than(other))
@@ -252,7 +252,9 @@ def measured(
             with reporter.phase(
                 f"comparing {names_of_judged} with {reference.upper() if isinstance(reference, str) else 'FP32'}"
             ):
-                accuracy = judge(run, judged_sessions, samples, kinds)
+                runners = {name: session_runner(session) for name, session in judged_sessions.items()}
+                agreements = verify_all(run, runners, samples, kinds=kinds)
+            accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
     candidates = [
         Candidate(
             str(item), result.precision_summary, round(result.seconds, 3), times[str(item)], accuracy.get(str(item))
@@ -270,12 +272,3 @@ def stored_comparison(output: Path) -> Comparison | None:
     except TrtoptError:
         return None  # no engine, or an unreadable manifest: build again
     return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
-
-
-def judge(
-    reference: Runner, sessions: Mapping[str, Session], batches: Batches, kinds: Mapping[str, Kind] | None = None
-) -> dict[str, Mapping[str, Any]]:
-    """Each engine's results against the reference's on real samples (`Agreement.figures()`); `kinds` of the outputs."""
-    runners = {name: session_runner(session) for name, session in sessions.items()}
-    agreements = verify_all(reference, runners, batches, kinds=kinds)
-    return {name: agreement.figures() for name, agreement in agreements.items()}

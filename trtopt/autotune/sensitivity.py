@@ -1,4 +1,4 @@
-"""Where quantization noise comes from: for each tensor and each weight, what quantizing it alone does to the outputs.
+"""The sources of quantization noise: for each tensor and each weight, what quantizing it alone does to the outputs.
 
 The graph is cut behind every tensor that INT8 quantizes. One pass keeps what floating point gives; then each tensor is rounded
 by itself, where its quantized readers read it, and only what comes behind it runs again. Noise of different places hardly

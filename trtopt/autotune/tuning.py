@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
-from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, too_few
-from trtopt.autotune.search import Budget, Choices, EvaluationCache, TunedChoice
+from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, TunedChoice, too_few
+from trtopt.autotune.search import Budget, Choices
 from trtopt.builder.asked import spec_of, with_profiles
 from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
@@ -41,13 +41,14 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
 from trtopt.core.words import counted, first_of
-from trtopt.data import SAMPLES, Batches
+from trtopt.data import SAMPLES
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation.limits import without_share
+from trtopt.evaluation.verify import kinds_of
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
-from trtopt.graph.output_kinds import index_outputs, resolve
+from trtopt.graph.output_kinds import index_outputs
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of
@@ -60,10 +61,10 @@ from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import refuse
 from trtopt.ort.folding import held_against, proven
 from trtopt.ort.sessions import version as ort_version
-from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
 
+Content = TypeVar("Content")
 Work = Mapping[str, int]  # node → multiply-accumulates
 
 
@@ -119,8 +120,7 @@ class Tuning:
             out = "no layer has to stay out"
         out += ", squeeze-and-excite in INT8, too" if self.table.gates else ""
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
-        fewer = f" (on {self.before.samples} of them)" if self.before.samples < self.samples else ""
-        decibels = f"{self.before.snr_db:.1f}{fewer} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
+        decibels = f"{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB on {counted(self.samples, 'sample')}"
         ended = " (the budget ended the search)" if self.unfinished else ""
         tried = f"{counted(self.tried, 'choice')} in {self.seconds:.0f} s{ended}"
         return f"{out}, {repairs}: {decibels}{figure}; {tried}"
@@ -153,7 +153,7 @@ class _TunedModel:
 
     @cached_property
     def original(self) -> ModelProto:
-        """In FP32, at the opset of Q/DQ graphs."""
+        """Return it in FP32, at the opset of Q/DQ graphs."""
         return to_proto(to_ir_at(in_memory(fp32_typed(self.folded)[0]), OPSET[Precision.INT8]))
 
     @cached_property
@@ -209,21 +209,39 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
     model, spec, original = subject.model, subject.spec, subject.original
     samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
-    names = None if request.classes is None else load_classes(request.classes)
-    kinds = resolve(model.proto, model.outputs, request.output_kind, names)
+    kinds = kinds_of(model, request)
     evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
     for doubt in filter(None, (evaluator.constant_output_warning, too_few(evaluator.different), no_share)):
         reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)
-    file = None
-    if goal.metric is None:  # else the user's own code, of which no key tells whether it changed
-        file = kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
-    evaluations = EvaluationCache(evaluator, file)
+    judged_by = {
+        **key,
+        "points": [whole.reads, [item.node for item in whole.weights]],
+        "judged": samples.describe(),
+        "goal": [plain(goal.limits), goal.labels],
+        "kinds": kinds,
+        "spec": spec.describe(),
+        "generation": [subject.generation.family, subject.generation.version],
+    }
+    known: dict[str, TunedChoice] = {}
+
+    def evaluated(scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
+        """Return how a choice does, by the digest of the scales and its name, where an earlier call ran its graph."""
+
+        def run() -> TunedChoice:
+            return evaluator(graph())
+
+        name = sha256_json([scales, *choice])
+        if name not in known:
+            own_code = goal.metric is not None  # of which no key tells whether it changed
+            known[name] = run() if own_code else remembered([judged_by, name], "choice", TunedChoice, run)
+        return known[name]
+
     table = _first_scales(request, subject, scales)
     check_scales(subject.points(to_ir(original), subject.always_out(table)), table.amax)
-    int8_everywhere = evaluations(table.digest, (), partial(subject.lowered, (), table))
+    int8_everywhere = evaluated(table.digest, (), partial(subject.lowered, (), table))
     noise = NoiseByPlace({}, {})
     if int8_everywhere.missed:
         table, noise = _repaired(request, subject, key, table)
@@ -237,7 +255,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
             operators={node.name: node.op_type for node in proto.graph.node},
             noise=noise,
-            evaluate=partial(evaluations, table.digest),
+            evaluate=partial(evaluated, table.digest),
             costs=costs,
             overrides=spec.overrides,
             budget=limit,
@@ -248,11 +266,11 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         return Tuning(
             table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
             samples=evaluator.samples,
-            before=TunedChoice.of(0, costs.share(choices.all_quantized.quantized), int8_everywhere),
+            before=replace(int8_everywhere, share=costs.share(choices.all_quantized.quantized)),
             whole=choices.judged(()),
             chosen=choices.judged(left_out),
             front=choices.pareto_front(),
-            tried=len(evaluations.asked),
+            tried=len(known),
             cost=costs.unit,
             seconds=time.monotonic() - start,
             unfinished=limit.ended,
@@ -330,7 +348,7 @@ def _given_scales(request: BuildRequest) -> Table | None:
 
 
 def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> Table:
-    """Those that the search begins with: of every layer, whatever an earlier search left out."""
+    """Return those that the search begins with: of every layer, whatever an earlier search left out."""
     if scales is None:
         return _calibrated(request, subject).table
     gates = bool(subject.gates) and subject.has_gates(scales)
@@ -353,28 +371,27 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
     }
 
 
-def _judged_by(
-    subject: _TunedModel, whole: Points, samples: Batches, goal: Goal, kinds: Mapping[str, str]
-) -> dict[str, Any]:
-    """Collect what else decides how a choice does."""
-    return {
-        "points": [whole.reads, [item.node for item in whole.weights]],
-        "judged": samples.describe(),
-        "goal": goal.describe(),
-        "labels": goal.labels,
-        "kinds": kinds,
-        "spec": subject.spec.describe(),
-        "generation": [subject.generation.family, subject.generation.version],
-    }
-
-
 def kept_file(key: Any, what: str, reporter: Reporter) -> Path | None:
-    """Where a later call of this key finds what this one measured; None: that can't be kept."""
+    """Return where a later call of this key finds what this one measured; None: that can't be kept."""
     try:
         return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
     except OutputError as error:
         reporter.warn(f"this can't be kept for later calls: {error}")
         return None
+
+
+def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -> Content:
+    """Return what an earlier call of this key measured, of this kind, else what `measure` gives, which is kept unless it is
+    None."""
+    file = kept_file(key, what, SILENT)
+    with contextlib.suppress(Damaged, OSError):
+        if file is not None and file.is_file():
+            return cast("Content", converted(read_json(file), kind))
+    found = measure()
+    if file is not None and found is not None:
+        with contextlib.suppress(OutputError):
+            write_json(file, plain(found))
+    return found
 
 
 def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:

@@ -89,10 +89,6 @@ class BuildRequest:
     metric: Any = shared.metric(help="Limit for --int8: a function of the outputs, and --min.")
     min: float | None = shared.least()
     budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
-    trade_profiles: bool = option(
-        False,
-        help="Let the fastest over all profiles be slower than FP16 in one of them (--best, and --int8 with a limit).",
-    )
     shapes: Sequence[str] | str | GivenProfile | Sequence[GivenProfile] = shared.shapes(group="Shapes")
     target: Sequence[str] | str = shared.target(group="Build")
     backend: str = shared.backend()

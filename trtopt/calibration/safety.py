@@ -9,7 +9,7 @@ fewest of the first that bring the typed graph within the limit stay in FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,11 +213,7 @@ class _Search:
 
         if not within(blocks):
             return dict(measured)  # what is lost is lost at the network's own inputs and outputs
-        low, high = 0, len(blocks)  # `low` don't do, `high` do
-        while high - low > 1:
-            middle = (low + high) // 2 if high < len(blocks) else min(2 * low + 1, (low + high) // 2)
-            low, high = (low, middle) if within(blocks[:middle]) else (middle, high)
-        return kept(blocks[:high])
+        return kept(blocks[: fewest(len(blocks), lambda count: within(blocks[:count]))])
 
     def _ranked(self, measured: Mapping[str, str], phase: Phase) -> Iterator[_Block]:
         """The graph in blocks of consecutive nodes, with what each alone in the reduced type does to the outputs."""
@@ -275,6 +271,32 @@ class _Search:
                     f"largest is {least.largest:.2g})"
                 )
         return text
+
+
+def fewest(
+    count: int,
+    within: Callable[[int], bool],
+    *,
+    first: int = 1,
+    step: int = 2,
+    over: Callable[[], bool] = lambda: False,
+) -> int:
+    """Return how many of the first of a ranking it takes, by a binary search; `count` where no fewer do.
+
+    Args:
+        within: says whether so many do.
+        first: how many to try first; step: by how many more or fewer to go on, doubled each time.
+        over: says whether the time has ended; then as many as are known to do.
+    """
+    low, high, middle = 0, count, min(first, count - 1)  # `low` don't do; `high` do, if anything does
+    while high - low > 1 and not over():
+        if low or high < count:
+            middle = (low + high) // 2
+            middle = min(middle, low + step) if high == count else middle
+            middle = max(middle, high - step) if low == 0 else middle
+            step *= 2
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return high
 
 
 def _worst(noise: Mapping[str, float]) -> float:

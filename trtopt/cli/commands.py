@@ -227,13 +227,12 @@ def _built(result: Any, values: Options) -> Iterator[str]:
                 str(item.left_out),
                 f"{item.snr_db:.1f}",
                 item.figure,
-                str(item.samples),
                 _within(item, values["min_snr"]),
             )
             for item in tuning.front
         ]
-        headers = ("arithmetic in INT8", "layers out", "dB", "", "samples", "within the limits")
-        print_table(f"What was tried, on up to {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
+        headers = ("arithmetic in INT8", "layers out", "dB", "", "within the limits")
+        print_table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
     counts, *reasons = REASONS.split(result.precision_summary)
     yield f"{result.engine}: {counts}"
     yield from (f"  {line}" for line in (arithmetic(result.coverage), *reasons) if line)

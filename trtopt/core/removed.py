@@ -16,6 +16,8 @@ WENT = {
     "json_twin": "report --json-twin went: trtopt report --json has the verdict, trtopt inspect --json the layers, "
     "M.engine.results.json what was measured",
     "for_generation": "--for-generation went: every TensorRT reads the default, opset 17; 10, 11 and RTX also --opset 20",
+    "trade_profiles": "--trade-profiles went: build --int8 --calib TABLE keeps INT8 whatever its times, or build an engine for "
+    "each of the shapes",
     "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
     **dict.fromkeys(
         ("min_shapes", "opt_shapes", "max_shapes"),

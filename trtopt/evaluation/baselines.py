@@ -32,7 +32,7 @@ class Baseline:
     note: str
 
     def prepare(self, inputs: Arrays) -> None:
-        """Everything that is done once for a shape: compiling, capturing."""
+        """Do what is done once for a shape: compiling, capturing."""
         self.run(inputs)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
@@ -178,7 +178,7 @@ class Torch(Baseline):
 
 
 def open_baselines(request: BenchRequest, session: Session, model: Callable[[], Path]) -> Iterator[Baseline]:
-    """One after the other, those that `against` names; each is the caller's to close, and the errors are those of `bench`.
+    """Open those that `against` names one after the other; each is the caller's to close, and the errors are those of `bench`.
 
     Args:
         session: the engine that they are measured against.

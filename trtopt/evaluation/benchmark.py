@@ -13,9 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import Plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import TensorInfo, choice
+from trtopt.core.values import Profile, TensorInfo, choice
 from trtopt.cuda.clocks import Clocks, clocks, others
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
@@ -95,14 +96,13 @@ class BenchReport(Plain):
         ours = {row.batch: row.run.median for row in self.rows if row.runner == _OURS and row.run}
         rows = []
         for row in self.rows:
-            run_times = (
-                [f"{value:.4g}" for value in (row.run.median, row.run.p90, row.run.p99)] if row.run else ["-"] * 3
-            )
-            ratio = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
-            inference_times = [f"{item.median:.4g}" if item else "-" for item in (row.gpu, row.host)]
-            rate = "-" if row.throughput is None else f"{row.throughput:.0f}"
-            rate += f" by {row.streams}" if row.streams > 1 and row.throughput is not None else ""
-            rows.append((row.runner, str(row.batch), *inference_times, *run_times, rate, ratio))
+            run = row.run
+            cells = [item and item.median for item in (row.gpu, row.host)]
+            cells += [run and run.median, run and run.p90, run and run.p99]
+            rate = "-" if row.throughput is None else f"{row.throughput:.0f}{f' by {row.streams}' * (row.streams > 1)}"
+            ratio = f"{run.median / ours[row.batch]:.2f}" if run and row.batch in ours else "-"
+            texts = ["-" if cell is None else f"{cell:.4g}" for cell in cells]
+            rows.append((row.runner, str(row.batch), *texts, rate, ratio))
         return columns, rows
 
     def remarks(self) -> list[str]:
@@ -130,7 +130,11 @@ def measure(request: BenchRequest) -> BenchReport:
     Raises: as `trtopt.bench`.
     """
     reporter = request.reporter
-    _check(request)
+    for name in request.against:
+        choice(name, BASELINES, "`against=`")
+    for values, what in ((request.against, "`against=`"), (request.batch, "`batch=`")):
+        if len(set(values)) != len(values):
+            raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
     path = existing_file(request.engine, "the engine")
     choice(request.backend, BACKENDS, "`backend=`")
     if request.backend == "onnxruntime" or not (gpus := probe()):
@@ -165,9 +169,6 @@ def measure(request: BenchRequest) -> BenchReport:
                 rows += _measure(session, baselines, size, arrays, request)
                 load_clocks.append(clocks(request.device, lambda arrays=arrays: session.run(arrays)))  # type: ignore[misc]
         notes += [f"batch {size}: {clock}" for size, clock in zip(inputs, load_clocks) if clock.throttled]
-        newcomers = [item for item in others(request.device) if item not in strangers]
-        if len(newcomers) > 1:  # one is this process, by a number that it may not know
-            notes.append(f"other processes came to the GPU meanwhile: {', '.join(newcomers)} (one is this one)")
         for text in notes:
             reporter.warn(text)
         summary = session.manifest.precision_summary if session.manifest else ""
@@ -175,45 +176,21 @@ def measure(request: BenchRequest) -> BenchReport:
         return BenchReport(path, summary, gpu, origin, tuple(rows), tuple(load_clocks), session.memory(), tuple(notes))
 
 
-def _check(request: BenchRequest) -> None:
-    against, batch = request.against, request.batch
-    for name in against:
-        choice(name, BASELINES, "`against=`")
-    for values, what in ((against, "`against=`"), (batch, "`batch=`")):
-        if len(set(values)) != len(values):
-            raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
-
-
 # Inputs ----------------------------------------------------------------------------------------------------------------
 
 
 def _tuned(session: Session) -> tuple[int, ...]:
-    """The batch sizes that the profiles are tuned for."""
-    if not session.inputs:
+    """Return the batch sizes that the profiles are tuned for."""
+    info = next((item for item in session.inputs if item.shape), None)
+    if info is None or (axis := info.batch_axis) is None:
         return (1,)
-    first, axis = next(((info, info.batch_axis) for info in session.inputs if info.shape), (session.inputs[0], None))
-    if axis is None:
-        return (1,)
-    sizes = {profile[first.name].opt[axis] for profile in session.profiles if profile[first.name].opt}
-    size = first.shape[axis]
+    sizes = {opt[axis] for profile in session.profiles if (opt := profile[info.name].opt)}
+    size = info.shape[axis]
     return tuple(sorted(sizes)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
-class Sampled(Protocol):
-    """A request that names batch sizes and samples."""
-
-    @property
-    def batch(self) -> Sequence[int]: ...
-    @property
-    def data(self) -> Any: ...
-    @property
-    def images(self) -> Any: ...
-    @property
-    def preprocess(self) -> Any: ...
-
-
-def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
-    """Batch size → arrays, and where they came from."""
+def inputs_for(session: Session, request: Any) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
+    """Return batch size → arrays, and where they came from, for a request that names batch sizes and samples."""
     sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
     whole_input = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
     if whole_input is not None and sizes != (1,):
@@ -237,25 +214,22 @@ def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, 
 
 
 def _shaped(session: Session, size: int) -> list[TensorInfo]:
-    """The inputs with every dimension known: `size` samples, the rest as the profile for that is tuned."""
-    ranges = [[profile[info.name] for info in session.inputs] for profile in session.profiles]
-    axes = [info.batch_axis for info in session.inputs]
-    fits = [
-        all(
-            axis is None or not each.min or each.min[axis] <= size <= each.max[axis] for axis, each in zip(axes, shapes)
-        )
-        for shapes in ranges
-    ]
-    profile = session.profiles[fits.index(True) if any(fits) else 0] if fits else {}
+    """Return the inputs with every dimension known: `size` samples, the rest as the profile for that is tuned."""
+    axes = {info.name: info.batch_axis for info in session.inputs}
+
+    def holds(profile: Profile) -> bool:
+        given = [(axis, profile[name]) for name, axis in axes.items() if axis is not None and profile[name].min]
+        return all(each.min[axis] <= size <= each.max[axis] for axis, each in given)
+
+    profile = next(filter(holds, session.profiles), next(iter(session.profiles), {}))
     infos = []
-    for info, axis in zip(session.inputs, axes):
-        first = size if axis is None or not info.shape else info.shape[axis]
-        if isinstance(first, int) and first > 0 and first != size:
-            raise UsageError(
-                f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {first}; build with `shapes=`"
-            )
+    for info in session.inputs:
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
-        if axis is not None and shape:
+        if (axis := axes[info.name]) is not None and shape:
+            if isinstance(fixed := info.shape[axis], int) and 0 < fixed != size:
+                raise UsageError(
+                    f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {fixed}; build with `shapes=`"
+                )
             shape = (*shape[:axis], size, *shape[axis + 1 :])
         infos.append(replace(info, shape=shape))
     return infos
@@ -325,28 +299,16 @@ def _measure(
 
 
 def _throughput(call: Callable[[], object], size: int, streams: int, iterations: int) -> float:
-    """Samples a second with `streams` threads calling; each calls once before the clock starts."""
-    errors: list[BaseException] = []
-    starts: list[float] = []
-    gate = threading.Barrier(streams, action=lambda: starts.append(time.perf_counter()))
+    """Return samples a second with `streams` threads calling, which all have called before the clock starts."""
+    ready = threading.Barrier(streams)  # so that each thread has one of the calls
 
-    def work() -> None:
-        try:
+    def work(count: int) -> None:
+        ready.wait()
+        for _ in range(count):
             call()
-            gate.wait()
-            for _ in range(iterations):
-                call()
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            gate.abort()
 
-    threads = [threading.Thread(target=work, name=f"trtopt-bench-{number}", daemon=True) for number in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return size * streams * iterations / (time.perf_counter() - starts[0])
+    with ThreadPoolExecutor(streams, "trtopt-bench") as pool:
+        list(pool.map(work, [1] * streams))
+        start = time.perf_counter()
+        list(pool.map(work, [iterations] * streams))
+    return size * streams * iterations / (time.perf_counter() - start)

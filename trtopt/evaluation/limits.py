@@ -70,7 +70,7 @@ class Limits:
     @classmethod
     @typed
     def of(cls, min_agreement: str | float | None, min_snr: float | None) -> Limits | None:
-        """Those that are given, with the other one's default; None: none is.
+        """Return those that are given, with the other one's default; None: none is.
 
         Args:
             min_agreement: also as text, such as "99%".

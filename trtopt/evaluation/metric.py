@@ -29,12 +29,12 @@ Outputs = Mapping[str, Any]
 
 
 def called(metric: Any) -> str:
-    """The name of what a request gives as `metric`; "" of None."""
+    """Return the name of what a request gives as `metric`; "" of None."""
     return metric if isinstance(metric, str) else getattr(metric, "__qualname__", str(metric or ""))
 
 
 def metric_of(given: Any, labels: Sequence[int] | None) -> Metric:
-    """A function, or the one that "module:function" names, or "path/to/FILE.py:function".
+    """Return a function, or the one that "module:function" names, or "path/to/FILE.py:function".
 
     Raises:
         UsageError: it can't be imported, isn't a function, or takes labels and there are none.
@@ -46,7 +46,7 @@ def metric_of(given: Any, labels: Sequence[int] | None) -> Metric:
 
 
 def _imported(text: str) -> Metric:
-    """The current folder's modules count, too."""
+    """Import a function; the current folder's modules count, too."""
     module, _, name = text.rpartition(":")
     with importing:
         path = list(sys.path)
@@ -58,16 +58,14 @@ def _imported(text: str) -> Metric:
                 function = getattr(function, part)
         except TrtoptError:
             raise
-        except SystemExit as error:
-            raise UsageError(
-                f"`metric='{text}'` can't be imported: {module} ends the program while it is imported: put what a script does "
-                "under if __name__ == '__main__':"
-            ) from error
-        except Exception as error:  # a module of the user's own may raise anything
-            raise UsageError(
-                f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module "
-                "that is installed or lies in the current folder, or path/to/FILE.py:function"
-            ) from error
+        except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
+            why = (
+                f"{type(error).__name__}: {error}; write module:function, of a module that is installed or lies in the "
+            )
+            why += "current folder, or path/to/FILE.py:function"
+            if isinstance(error, SystemExit):
+                why = f"{module} ends the program while it is imported: put what a script does under if __name__ == '__main__':"
+            raise UsageError(f"`metric='{text}'` can't be imported: {why}") from error
         finally:
             sys.path[:] = path
     if not callable(function):
@@ -76,7 +74,7 @@ def _imported(text: str) -> Metric:
 
 
 def labels_of(labels: Any) -> tuple[int, ...]:
-    """Classes of samples: numbers, or a file of them.
+    """Return classes of samples: numbers, or a file of them.
 
     Raises:
         UsageError: they aren't numbers, or there is no such file.
@@ -96,7 +94,7 @@ def labels_of(labels: Any) -> tuple[int, ...]:
 
 
 def _arguments(metric: Metric) -> set[str]:
-    """The names of those that it needs, and `REFERENCE` wherever it takes that."""
+    """Return the names of those that it needs, and `REFERENCE` wherever it takes that."""
     try:
         parameters = inspect.signature(metric).parameters.values()
     except (TypeError, ValueError):  # in C, without a signature
@@ -130,7 +128,7 @@ def scored(metric: Metric, name: str, outputs: Outputs, reference: Outputs, labe
 
 
 def of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
-    """The outputs of all samples: arrays, or lists with one for each sample where these differ in shape."""
+    """Return the outputs of all samples: arrays, or lists with one for each sample where these differ in shape."""
     outputs: dict[str, Any] = {}
     for name in arrays[0]:
         parts = [np.atleast_1d(item[name]) for item in arrays]

@@ -246,23 +246,23 @@ def _figure(name: str, value: Any) -> str:
 
 
 def share(value: Any, least: float = 1.0) -> str:
-    """In per cent; less than `least` never as that: 3 pixels of a million that differ aren't 100 %."""
+    """Return a share in per cent; less than `least` never as that: 3 pixels of a million that differ aren't 100 %."""
     digits = digits_below(100 * float(value), 100 * least, 1)
     return f"{float(value):.{digits}%}" if digits < 5 else f"<{100 * least:g}%"
 
 
 def cosine(value: Any) -> str:
-    """With as many digits as it takes to tell it from 1."""
+    """Return a cosine with as many digits as it takes to tell it from 1."""
     return f"{float(value):.4f}" if float(value) < 0.99995 else f"{float(value):.7f}"
 
 
 def decibels(value: Any, least: float = -math.inf) -> str:
-    """In words; of the figure or its name in JSON. Less than `least` never as that."""
+    """Return dB in words; of the figure or its name in JSON. Less than `least` never as that."""
     return f"{float(value):.{digits_below(float(value), least, 1)}f} dB"
 
 
 def digits_below(value: float, least: float, digits: int) -> int:
-    """So many, or up to four more, as it takes to tell a value that is below another from that one."""
+    """Return so many digits, or up to four more, as it takes to tell a value that is below another from that one."""
     if not value < least:
         return digits
     return next((number for number in range(digits, digits + 4) if round(value, number) < least), digits + 4)
@@ -405,7 +405,7 @@ _Measured = tuple[Mapping[str, Any], Mapping[str, Floats]]
 
 @dataclass(frozen=True)
 class Measure:
-    """All that compares outputs of a kind; `Kind` has what is known of it without arrays.
+    """The functions that compare outputs of a kind; `Kind` has what is known of it without arrays.
 
     Attributes:
         part: what is kept of some samples: of the reference and the candidate (in FP64, or both in their own type where they
@@ -437,7 +437,7 @@ def _shares(counts: Sequence[NDArray[np.int64]]) -> _Measured:
 
 
 def _largest(values: NDArray[Any], axis: int) -> NDArray[np.int64]:
-    """Which one is; where one of them is NaN none is: -1, which the reference never has."""
+    """Return which one is; where one of them is NaN none is: -1, which the reference never has."""
     return np.where(np.isnan(values).any(axis), -1, values.argmax(axis))
 
 
@@ -549,7 +549,7 @@ def _boxes(parts: Sequence[_Box]) -> _Measured:
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:
-    """Which axis of boxes holds coordinates and scores."""
+    """Return which axis of boxes holds coordinates and scores."""
     if len(shape) == 2 or len(shape) > 3:
         return len(shape) - 1
     if 4 in shape[1:]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class LayerAgreement(Described):
 
 
 def verdict(layers: Sequence[LayerAgreement]) -> str:
-    """Where it breaks, in a sentence."""
+    """Say where it breaks, in a sentence."""
     culprit = next((item for item in layers if item.nonfinite), None)
     if culprit is not None:
         return f"{culprit.what} is the first to give values that aren't finite ({culprit.nonfinite} of them), by itself"
@@ -96,32 +97,65 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
 
 
 def compare_layers(
-    reference: ModelProto, candidate: ModelProto, batches: Sequence[Arrays]
+    reference: ModelProto,
+    candidate: ModelProto,
+    batches: Sequence[Arrays],
+    engine: Callable[[Arrays], Arrays] | None = None,
+    size: int = 1,
 ) -> tuple[LayerAgreement, ...]:
-    """In the candidate's order.
+    """Compare the tensors of both graphs, in the candidate's order.
 
     Args:
         batches: input name → array, the first axis counting samples; of the reference. Samples of one shape in each.
+        engine: of the candidate: gives `tensors_of_engine`, from inputs of the reference.
+        size: samples that it takes at a time.
 
     Raises:
         UsageError: the graphs have no floating tensor by the same name.
         DataError, ModelError: ONNX Runtime can't run them.
     """
     old, new = map(_fp32, (reference, candidate))
-    kinds, pairs = _kinds(old), _pairs(old, new)
-    exact = _opened(old, dict.fromkeys(pairs.values()))
-    whole, pieces = _opened(new, pairs), _opened(_cut(new, pairs, kinds), pairs)
-    preprocessing = embedded_in(candidate)
-    sums = {name: _Sums() for name in pairs}
-    for chunk in _chunks(old, batches, 1):
+    kinds, pairs, cut = _kinds(old), _pairs(old, new), new
+    if engine is not None:
+        pairs, cut = {name: name for name, other in pairs.items() if name == other}, old
+    exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(cut, pairs, kinds), pairs)
+    run = engine or partial(_run, _opened(new, pairs))
+    preprocessing = None if engine else embedded_in(candidate)
+    # Of each tensor the powers of signal and noise: with all that came before, of the node alone, and of what becomes of errors
+    # one node and two before it.
+    powers = {name: np.zeros((2 + HOPS, 2)) for name in pairs}
+    nonfinite = dict.fromkeys(pairs, 0)  # by the node's own fault
+    for chunk in _chunks(old, batches, size):
         tensors = _run(exact, chunk) | chunk
-        stand_ins = {f"{name}{_STAND_IN}": tensors[other] for name, other in pairs.items()}
         inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
-        results, own = _run(whole, inputs), _run(pieces, {**inputs, **stand_ins})
+        results = run(inputs)
+        before = results if engine else {name: tensors[other] for name, other in pairs.items()}
+        own = _given(pieces, inputs, before)
+        felt = [own]
+        for _ in range(HOPS):  # what the nodes make of tensors that have errors, and of what comes of that
+            felt.append(_given(pieces, inputs, felt[-1]))
         for name, other in pairs.items():
-            sums[name].add(tensors[other], results[name], tensors[other], own[name])
-        _feel(sums, pieces, inputs, own, own)
-    return _agreements(candidate, sums, _readers(new, pairs))
+            expected, found = (own[name], results[name]) if engine else (tensors[other], own[name])
+            powers[name] += [
+                _powers(tensors[other], results[name]),
+                _powers(expected, found),
+                *(_powers(own[name], arrays[name]) for arrays in felt[1:]),
+            ]
+            nonfinite[name] += int((np.isfinite(expected) & ~np.isfinite(np.asarray(found, np.float64))).sum())
+    makers = {name: node for node in candidate.graph.node for name in node.output}
+    readers = _readers(cut, pairs)
+    agreements = []
+    for name in pairs:
+        node = makers[name]
+        while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in pairs:
+            node = makers[node.input[0]]  # the layer, not what only changes the type of its result
+        whole, own_db = map(float, in_db(*powers[name].T)[:2])
+        felt_db, behind = own_db, {name}
+        for hop in range(HOPS):
+            behind = {other for one in behind for other in readers[one]}
+            felt_db = max(felt_db, min((float(in_db(*powers[other][2 + hop])) for other in behind), default=-math.inf))
+        agreements.append(LayerAgreement(name, node.name, node.op_type, whole, own_db, felt_db, nonfinite[name]))
+    return tuple(agreements)
 
 
 def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ...]:
@@ -133,48 +167,9 @@ def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ..
     return tuple(name for name, other in _pairs(_fp32(reference), _fp32(graph)).items() if name == other)
 
 
-def compare_engine_layers(
-    reference: ModelProto, graph: ModelProto, batches: Sequence[Arrays], run: Callable[[Arrays], Arrays], size: int = 1
-) -> tuple[LayerAgreement, ...]:
-    """Compare layers of an engine with `tensors_of_engine` as outputs.
-
-    Args:
-        run: gives them, from inputs of the reference.
-        size: samples that it takes at a time.
-    """
-    old = _fp32(reference)
-    kinds, pairs = _kinds(old), {name: name for name in tensors_of_engine(reference, graph)}
-    exact, pieces = _opened(old, pairs), _opened(_cut(old, pairs, kinds), pairs)
-    sums = {name: _Sums() for name in pairs}
-    for chunk in _chunks(old, batches, size):
-        tensors, results = _run(exact, chunk), run(chunk)
-        own = _run(pieces, {**chunk, **{f"{name}{_STAND_IN}": np.asarray(results[name], np.float32) for name in pairs}})
-        for name in pairs:
-            sums[name].add(tensors[name], results[name], own[name], results[name])
-        _feel(sums, pieces, chunk, own, own)
-    return _agreements(graph, sums, _readers(old, pairs))
-
-
-class _Sums:
-    """Sums of one tensor over samples: signal and noise with all that came before, of the node alone, and of what becomes of
-    errors one node and two before it."""
-
-    def __init__(self) -> None:
-        self.whole, self.own, self.nonfinite = np.zeros(2), np.zeros(2), 0
-        self.felt = np.zeros((HOPS, 2))
-
-    def add(self, signal: Array, result: Array, own_signal: Array, own: Array) -> None:
-        self.whole += _powers(signal, result)
-        self.own += _powers(own_signal, own)
-        self.nonfinite += int((np.isfinite(own_signal) & ~np.isfinite(np.asarray(own, np.float64))).sum())
-
-
-def _feel(sums: Mapping[str, _Sums], pieces: Any, feed: Arrays, exact: Arrays, tensors: Arrays) -> None:
-    """Run the nodes on `tensors`, which have errors, and on what they make of these; `exact` is what they make without."""
-    for hop in range(HOPS):
-        tensors = _run(pieces, {**feed, **{f"{name}{_STAND_IN}": tensors[name] for name in sums}})
-        for name, item in sums.items():
-            item.felt[hop] += _powers(exact[name], tensors[name])
+def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
+    """Return what each node of a graph in pieces makes of these tensors."""
+    return _run(pieces, {**inputs, **{f"{name}{_STAND_IN}": array for name, array in tensors.items()}})
 
 
 def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
@@ -183,26 +178,6 @@ def _powers(signal: Array, result: Array) -> NDArray[np.float64]:
     reference, values = (np.asarray(item, np.float64)[mask] for item in (signal, result))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.array([np.square(reference).sum(), np.square(values - reference).sum()])
-
-
-def _agreements(
-    graph: ModelProto, sums: Mapping[str, _Sums], readers: Mapping[str, Sequence[str]]
-) -> tuple[LayerAgreement, ...]:
-    makers = {name: node for node in graph.graph.node for name in node.output}
-    agreements = []
-    for name, item in sums.items():
-        node = makers[name]
-        while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in sums:
-            node = makers[node.input[0]]  # the layer, not what only changes the type of its result
-        own = float(in_db(*item.own))
-        felt, behind = own, {name}
-        for hop in range(HOPS):
-            behind = {other for one in behind for other in readers[one]}
-            felt = max(felt, min((float(in_db(*sums[other].felt[hop])) for other in behind), default=-math.inf))
-        agreements.append(
-            LayerAgreement(name, node.name, node.op_type, float(in_db(*item.whole)), own, felt, item.nonfinite)
-        )
-    return tuple(agreements)
 
 
 def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
@@ -247,10 +222,8 @@ def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
 def _chunks(reference: ModelProto, batches: Sequence[Arrays], size: int) -> Iterator[dict[str, Array]]:
     """The samples, so many at a time as the reference says, or `size`."""
     infos = [info for name, info in network_inputs(reference).items() if name in batches[0]]
-    fixed_sizes = (
-        int(info.shape[0]) for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0
-    )
-    size = 1 if alone(infos) else next(fixed_sizes, size)
+    fixed = (info.shape[0] for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0)
+    size = 1 if alone(infos) else int(next(fixed, size))
     for batch in batches:
         for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
             yield laid_out(chunk, infos)
@@ -264,7 +237,7 @@ def _kinds(proto: ModelProto) -> dict[str, int]:
 
 
 def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, int]) -> ModelProto:
-    """Where nodes read a tensor of both graphs, they read an input that stands for it."""
+    """Return a graph whose nodes read inputs that stand for the tensors of both graphs."""
     inputs = set()
     model = ModelProto()
     model.CopyFrom(candidate)

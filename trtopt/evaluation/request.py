@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class VerifyRequest:
     """The arguments of `trtopt.verify`, which describes them."""
 
-    reference: str | os.PathLike[str] | ModelProto | Runner = field(
-        metadata=about(
-            help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path, takes=("ModelProto", "function")
-        )
+    reference: str | os.PathLike[str] | ModelProto = field(
+        metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path, takes=("ModelProto",))
     )
     candidate: str | os.PathLike[str] | ModelProto | Runner = field(
         metadata=about(

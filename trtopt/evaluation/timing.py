@@ -68,7 +68,7 @@ def time_in_turns(
 def at_opt(
     inputs: Sequence[TensorInfo], profile: Profile, samples: Iterable[Arrays]
 ) -> tuple[dict[str, NDArray[Any]], str]:
-    """One batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
+    """Return one batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
     shapes: dict[str, tuple[int, ...]] = {}
     for info in inputs:
         sizes = profile[info.name].opt if info.name in profile else info.shape

@@ -38,14 +38,13 @@ from trtopt.evaluation.outputs import OutputAgreement, OutputSums, rows_of, sent
 from trtopt.evaluation.per_layer import (
     SAMPLES as LAYER_SAMPLES,
     LayerAgreement,
-    compare_engine_layers,
     compare_layers,
     tensors_of_engine,
     verdict,
 )
 from trtopt.evaluation.request import VerifyRequest
-from trtopt.graph.io import load_model
-from trtopt.graph.output_kinds import Kind, by_shape, index_outputs, parse, resolve, stated
+from trtopt.graph.io import Model, load_model
+from trtopt.graph.output_kinds import Kind, by_shape, index_outputs, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.linting.rules import damage, refuse_damaged
@@ -139,7 +138,7 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """All values are finite, and nothing that was asked for is missed."""
+        """Return whether all values are finite, and nothing that was asked for is missed."""
         return not self.missed
 
     def describe(self) -> dict[str, Any]:
@@ -212,16 +211,15 @@ def verify(request: VerifyRequest) -> Agreement:
             engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
             which); or a function from inputs to outputs, such as `Session.run`.
         batches: input name → array as the model takes it; each batch is run once through both, and where samples aren't on
-            first axes, each sample. `trtopt.data.Batches` have samples first. Of a model also what `data` of `calibrate` may
-            be: a path, an array, a DataLoader. Inputs are the reference's; a candidate with its preprocessing embedded gets
+            first axes, each sample. `trtopt.data.Batches` have samples first. Also what `data` of `calibrate` may be: a path,
+            an array, a DataLoader. Inputs are the reference's; a candidate with its preprocessing embedded gets
             the pixels that they were made of. Where they have `names` (`trtopt.data.Batches`), the worst samples are named
             by these.
-        images, data, preprocess, limit, batch: in place of batches, where the reference is a model: as for `calibrate`.
+        images, data, preprocess, limit, batch: in place of batches: as for `calibrate`.
         labels: the true class of each sample, in order, or a file of them.
         threads: ONNX Runtime's threads within an operator; None: one per core.
-        output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
-            where it is a function, from type and shape.
-        classes: names of the classes, or a file: of a reference that is a model, outputs with as many scores are classes.
+        output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph.
+        classes: names of the classes, or a file: outputs with as many scores are classes.
         metric, min: a function (`trtopt.evaluation.metric`), or module:function, is called with the outputs of both; with
             `min` the candidate's have to give that much.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
@@ -242,55 +240,30 @@ def verify(request: VerifyRequest) -> Agreement:
     limits = Limits.of(request.min_agreement, request.min_snr)
     if request.batches is not None and (request.images is not None or request.data is not None):
         raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
-    if engine_file(request.reference) is not None and engine_file(request.candidate) is None:
-        request = replace(request, reference=request.candidate, candidate=request.reference)
     reference: Any = request.reference
     graph: Any = request.candidate
+    if engine_file(reference) is not None and engine_file(graph) is None:
+        reference, graph = graph, reference
     labels = None if request.labels is None else labels_of(request.labels)
     metric = None if request.metric is None else metric_of(request.metric, labels)
     engine = engine_file(graph)
     on_gpu = engine is not None and bool(probe())
     if engine is not None and (not on_gpu or request.per_layer):
-        load_manifest(engine)  # of one that can't be read, that is the error, not that it names no graph
-        graph = kept_graph(engine)
-        if graph is None:
-            why = "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})"
-            kept_file = engine.with_suffix(".kept.onnx")  # the model itself is often called as the engine is
-            raise UsageError(
-                f"{engine} is a TensorRT engine, and its graph is needed {why}; build keeps it with `save_onnx=`: trtopt build "
-                f"… --save-onnx {kept_file} -o {engine}, then the same again"
-            )
+        graph = _graph_of(engine, "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})")
     if (other := engine_file(reference)) is not None:
         model_file = kept_graph(other) or "MODEL.onnx"
         raise UsageError(
             f"both are TensorRT engines, and results are held against a model's: trtopt verify {model_file} {engine} …"
         )
-    inputs: Sequence[TensorInfo] = ()
-    outputs: Sequence[TensorInfo] = ()
-    old: Any = reference
-    if callable(reference):
-        kinds = parse(request.output_kind)
-    else:
-        model = load_model(reference, lazy=True)
-        inputs, outputs = model.inputs, model.outputs
-        kinds = resolve(model.proto, outputs, request.output_kind)
-        old = by_samples(OnnxRunner(reference, optimize=False, threads=request.threads, gpu=True), inputs, outputs)
-        request = replace(request, batches=_batches(request, inputs))
-    if request.batches is None:
-        raise UsageError("what `images=` and `data=` are for isn't known of a function: give batches")
-    if request.classes is not None:
-        if callable(reference):
-            raise UsageError(
-                "`classes=` are names of a model's classes: say of a function `output_kind=['NAME=classes']`"
-            )
-        kinds = resolve(model.proto, outputs, request.output_kind, load_classes(request.classes))
-    if request.per_layer and (callable(reference) or callable(graph)):
+    if request.per_layer and callable(graph):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
-    if request.threads is not None and callable(reference) and (callable(graph) or on_gpu):
-        raise UsageError("`threads=` are ONNX Runtime's, and neither of the two runs in it: drop it")
-    batches = _Recorder(request.batches, LAYER_SAMPLES if request.per_layer else 0)
+    model = load_model(reference, lazy=True)
+    inputs, outputs = model.inputs, model.outputs
+    kinds = kinds_of(model, request)
+    old = by_samples(OnnxRunner(reference, optimize=False, threads=request.threads, gpu=True), inputs, outputs)
+    batches = _Recorder(_batches(request, inputs), LAYER_SAMPLES if request.per_layer else 0)
     with contextlib.ExitStack() as stack:
-        place, new = "", graph
+        place = ""
         if engine is not None and on_gpu:
             session = stack.enter_context(Session(engine, contexts=1))
             new, place = session_runner(session), f"{engine} on {probe().devices[0]}"
@@ -300,7 +273,12 @@ def verify(request: VerifyRequest) -> Agreement:
             new = by_samples(graph, inputs, outputs)
         else:
             runner = OnnxRunner(graph, optimize=False, threads=request.threads)
-            new = by_samples(_without_embedding(runner, graph), inputs, outputs)
+            preprocessing = embedded_in(load_model(graph, lazy=True).proto)
+            new = by_samples(
+                runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch)),
+                inputs,
+                outputs,
+            )
             if engine is not None:
                 place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
                 new = _within(engine, new, inputs)
@@ -314,17 +292,17 @@ def verify(request: VerifyRequest) -> Agreement:
         try:
             agreement = verify_all(old, {"candidate": new}, batches, true, kinds=kinds)["candidate"]
         except DataError:
-            if not callable(reference):
-                refuse_damaged(load_model(reference).proto, "the reference")
+            refuse_damaged(load_model(reference).proto, "the reference")
             raise
     if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
         request.reporter.warn(warning)
-    scores = None
+    agreement = replace(agreement, limits=limits, ran=place, beyond_fp16=batches.beyond_fp16)
+    if engine is not None:
+        agreement = replace(agreement, engine=str(engine), engine_sha256=sha256_file(engine))
     if metric is not None:
         expected, name = of_all(kept[0]), called(request.metric)
         before, after = (scored(metric, name, of_all(each), expected, labels) for each in kept)
-        scores = Scores(name, before, after, request.min)
-    layers: tuple[LayerAgreement, ...] = ()
+        agreement = replace(agreement, metric=Scores(name, before, after, request.min))
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
         samples = list(rebatched(batches.first, LAYER_SAMPLES))
@@ -332,20 +310,31 @@ def verify(request: VerifyRequest) -> Agreement:
             layers = _layers_of(engine, *protos, samples, request.reporter)
         else:
             layers = compare_layers(*protos, samples)
+        agreement = replace(agreement, layers=layers)
     few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
-    follow = index_outputs(model.proto) if few and not callable(reference) else {}
-    spoiled = any(item.nonfinite for item in agreement.outputs) and not callable(graph)
-    return replace(
-        agreement,
-        limits=limits,
-        metric=scores,
-        engine="" if engine is None else str(engine),
-        engine_sha256="" if engine is None else sha256_file(engine),
-        ran=place,
-        layers=layers,
-        beyond_fp16=batches.beyond_fp16,
-        choices={name: follow[name] for name in few if name in follow},
-        damage=damage(load_model(graph).proto) if spoiled else "",
+    if few:
+        follow = index_outputs(model.proto)
+        agreement = replace(agreement, choices={name: follow[name] for name in few if name in follow})
+    if any(item.nonfinite for item in agreement.outputs) and not callable(graph):
+        agreement = replace(agreement, damage=damage(load_model(graph).proto))
+    return agreement
+
+
+def kinds_of(model: Model, request: Any) -> dict[str, Kind]:
+    """Return the kinds of a model's outputs, by a request that may say them or name classes."""
+    names = None if request.classes is None else load_classes(request.classes)
+    return resolve(model.proto, model.outputs, request.output_kind, names)
+
+
+def _graph_of(engine: Path, why: str) -> Path:
+    """Return the graph that `build` kept of an engine; UsageError where it kept none, with `why` it is needed."""
+    load_manifest(engine)  # of one that can't be read, that is the error, not that it names no graph
+    if (graph := kept_graph(engine)) is not None:
+        return graph
+    kept_file = engine.with_suffix(".kept.onnx")  # the model itself is often called as the engine is
+    raise UsageError(
+        f"{engine} is a TensorRT engine, and its graph is needed {why}; build keeps it with `save_onnx=`: trtopt build "
+        f"… --save-onnx {kept_file} -o {engine}, then the same again"
     )
 
 
@@ -386,7 +375,7 @@ def _layers_of(
                 arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
                 return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
 
-            return compare_engine_layers(reference, graph, samples, run, min(batches, default=1))
+            return compare_layers(reference, graph, samples, run, min(batches, default=1))
 
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
@@ -418,12 +407,6 @@ def by_samples(run: Runner, inputs: Sequence[TensorInfo], outputs: Sequence[Tens
         counted = [info for info in outputs if info.batch_axis is not None]
         return (lambda batch: samples_first(run(batch), counted)) if alone(counted) else run
     return lambda batch: joined(samples_first(run(laid_out(sample, inputs)), outputs) for sample, _ in chunks(batch, 1))
-
-
-def _without_embedding(runner: Runner, graph: Any) -> Runner:
-    """A graph that `build` kept, of the model's own inputs."""
-    preprocessing = embedded_in(load_model(graph, lazy=True).proto)
-    return runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch))
 
 
 class _Recorder:

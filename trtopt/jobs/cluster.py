@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _TRACE = 0.001  # of a resource that says where a task goes, and isn't used up
 
 
 class Cluster:
-    """A `Place`; each call takes `threads` CPUs.
+    """The place of calls that `trtopt.jobs.workers.Workers` is on one machine; each call takes `threads` CPUs.
 
     Args:
         address: of the cluster; "auto": $RAY_ADDRESS, else a cluster on this machine, else a new one for this run; "local":
@@ -106,33 +106,25 @@ class Cluster:
             options |= {"num_cpus": cores(), "include_dashboard": False}
         asked = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
         host, _, port = asked.rpartition(":")
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if host and port.isdecimal() and "://" not in asked:
                 socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
-            with _own_handler():
-                self._ray.init(log_to_driver=False, logging_level="error", **options)
+            self._ray.init(log_to_driver=False, logging_level="error", **options)
         except Exception as error:  # Ray's own have no common base
             raise BackendError(
                 f"`ray='{address}'`: the cluster can't be reached or started ({str(error)[:300]}); give the address of "
                 "ray start --head, auto or local"
             ) from error
+        finally:  # Ray takes SIGTERM, and ends with the status 15
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
 
     def close(self) -> None:
         for reference in list(getattr(self, "_pending", ())):
             self._ray.cancel(reference, force=True)
         if self._own:
             self._ray.shutdown()
-
-
-@contextlib.contextmanager
-def _own_handler() -> Iterator[None]:
-    """Keep SIGTERM the process's own: Ray takes it, and ends with the status 15."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
 
 
 def _called(folder: Path, here: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

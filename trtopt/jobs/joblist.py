@@ -69,11 +69,15 @@ PRECISIONS = {
 }
 _FLAGS = ("fp16", "bf16", "int8", "fp8")
 _BY_DATA = ("images", "preprocess", "limit")
-SAVED = ("save_onnx", "save_calib", "save_cache")
 DEVICES = ("cpu", "cuda")
 _DATA = ("images", "data", "preprocess", "limit", "allow_unusual_data")
 _JOB = ("kind", "name", "model", "data", "method", "precision_override")
-_BUILD = ("kind", "name", "model", "precision", "data", "resource")  # beside the options of a build
+_BUILD = ("kind", "name", "model", "precision", "data", "resource", "target")  # beside the options of a build
+# Options of a build, and where a list says these.
+_ELSEWHERE = {name: f' is said by precision = "{name}"' for name in _FLAGS} | {
+    "device": ": a run uses each GPU; those that it may use are named in CUDA_VISIBLE_DEVICES",
+    "output": ": engines are named by their jobs, in the folder that the list's engines says",
+}
 
 
 @dataclass(frozen=True)
@@ -261,12 +265,6 @@ class _Reader:
         source = self._known(_text(entry["data"], f"{where}: data"), where) if "data" in entry else None
         if source is not None and (twice := [name for name in _BY_DATA if name in defaults]):
             raise UsageError(f"{where}: {twice[0]} belongs into [data.{source.name}]")
-        if (count := len(models) * len(precisions) * len(targets) * len(resources)) > 1:
-            for name in SAVED:
-                if name in defaults:
-                    raise UsageError(
-                        f"{where}: {name} is one file, and here are {count} engines: give each its [[job]]"
-                    )
         builds, unused = [], dict.fromkeys(defaults, "")
         for model, precision, target, resource in product(models, precisions, targets, resources):
             with _saying(where):
@@ -316,7 +314,7 @@ class _Reader:
 
 
 def _call(file: Path, content: Mapping[str, Any], jobs: Collection[Job | BuildJob]) -> Call:
-    """What all jobs read and write together."""
+    """Collect what all jobs read and write together."""
     tables = (*content.get("data", {}).values(), *content["job"])
     texts = [text for table in tables for name in ("preprocess", "classes") if isinstance(text := table.get(name), str)]
     reads: dict[str, list[Any]] = {"jobs": [file, *(file.parent / text for text in texts)]}
@@ -336,16 +334,16 @@ def _call(file: Path, content: Mapping[str, Any], jobs: Collection[Job | BuildJo
 
 def _refuse_idle(content: Mapping[str, Any], jobs: Collection[Job | BuildJob], where: str) -> None:
     """Raise UsageError for what the list says and no job of it uses."""
-    used = {f"[data.{job.data.name}]" for job in jobs if job.data is not None}
-    tables = any(isinstance(job, Job) for job in jobs)
-    needs = {
-        f"[data.{name}]": "a job that names it" for name in content.get("data", {}) if f"[data.{name}]" not in used
-    }
-    needs |= {name: "a job that calibrates" for name in ("output", "device") if name in content and not tables}
-    if "engines" in content and not any(isinstance(job, BuildJob) for job in jobs):
-        needs["engines"] = 'a job of kind = "build"'
-    for name, need in needs.items():
-        raise UsageError(f"{where}: {name} has no effect without {need}: add one, or drop it")
+    used = {job.data.name for job in jobs if job.data is not None}
+    tables, engines = (any(isinstance(job, kind) for job in jobs) for kind in (Job, BuildJob))
+    for name, said, has, need in (
+        *((f"[data.{name}]", True, name in used, "a job that names it") for name in content.get("data", {})),
+        ("output", "output" in content, tables, "a job that calibrates"),
+        ("device", "device" in content, tables, "a job that calibrates"),
+        ("engines", "engines" in content, engines, 'a job of kind = "build"'),
+    ):
+        if said and not has:
+            raise UsageError(f"{where}: {name} has no effect without {need}: add one, or drop it")
 
 
 def in_list(text: str) -> str:
@@ -354,28 +352,16 @@ def in_list(text: str) -> str:
 
 
 def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]:
-    """What an entry says of its builds, by the names of `BuildRequest`, each of the kind that this takes."""
+    """Return what an entry says of its builds, by the names of `BuildRequest`, each of the kind that this takes."""
     there, values = options(BuildRequest), dict[str, Any]()
-    own = ("model", "output", "data", "target", "device", "reporter", *_FLAGS)
-    for name in _FLAGS:
-        if name in entry:
-            raise UsageError(f'{where}: {name} is said by precision = "{name}"')
-    if "device" in entry:
-        raise UsageError(
-            f"{where}: device: a run uses each GPU; those that it may use are named in CUDA_VISIBLE_DEVICES"
-        )
-    if "output" in entry:
-        raise UsageError(
-            f"{where}: output: engines are named by their jobs, in the folder that the list's engines says"
-        )
-    names = [*_BUILD, *(name for name in there if name not in own), "target"]
+    names = list(dict.fromkeys([*_BUILD, *(name for name in there if name not in ("model", "reporter", *_ELSEWHERE))]))
     for name, value in entry.items():
+        if name in _ELSEWHERE:
+            raise UsageError(f"{where}: {name}{_ELSEWHERE[name]}")
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
             raise UsageError(f"{where}: unknown key {name}; {hint}")
-        if name in _BUILD or name == "target":
-            continue
         at = f"{where}: {name}"
         if name == "preprocess":
             values[name] = _preprocess(_kind(value, (str, dict), "a text or a table", at), root, at)
@@ -385,7 +371,7 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
                 classes = _path(classes, root, at)
             with _saying(at):
                 values[name] = load_classes(classes)
-        else:  # whose types `fitting` looks at
+        elif name not in _BUILD:  # `fitting` looks at the others' types
             values[name] = _path(value, root, at) if there[name][1].typed is Path else value
     if "method" in values:
         choice(values["method"], METHODS, f"{where}: method")

@@ -1,4 +1,4 @@
-"""What became of a job list."""
+"""The results of a job list."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class JobResult:
 
     @classmethod
     def of(cls, job: Job | BuildJob, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
-        """As recorded of a job of the list."""
+        """Return what is recorded of a job of the list."""
         own = {"name": job.name, "model": str(job.model), "data": job.data.name if job.data else ""}
         if isinstance(job, BuildJob):
             own |= {"kind": "build", "engine": str(job.output), "precision": job.precision, "resource": job.resource}
@@ -71,12 +71,12 @@ class JobResult:
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
-        """As `to_json` gave it; Damaged: it didn't."""
+        """Read what `to_json` gave; Damaged: it didn't."""
         output = record.get("engine" if record.get("kind") == "build" else "table", "")
         return replace(converted({**record, "output": output}, cls), cached=cached)
 
     def to_json(self) -> dict[str, Any]:
-        """Of a calibration what it is about, of a build likewise; `output` is "table" or "engine"."""
+        """Return what a calibration or a build is about; `output` is "table" or "engine"."""
         left_out = _OF_CALIBRATIONS if self.kind == "build" else _OF_BUILDS
         plain = asdict(self) | {"notes": list(self.notes), "targets": list(self.targets)}
         names = {"output": "engine" if self.kind == "build" else "table"}
@@ -91,12 +91,13 @@ class JobResult:
 
     @property
     def outcome(self) -> str:
-        """In a few words: the thresholds, or the error."""
+        """Say in a few words the thresholds, or the error."""
         if self.state in ("pending", "running"):
             return ""
         if self.error is not None:
-            lines = "; ".join(" ".join(line.split()) for line in self.error["message"].splitlines())
-            return f"{self.error['type']}: {lines.replace(':; ', ': ')}"
+            kind, message = (self.error.get(name, "") for name in ("type", "message"))  # of a state file of anything
+            lines = "; ".join(" ".join(line.split()) for line in message.splitlines())
+            return f"{kind}: {lines.replace(':; ', ': ')}"
         if self.kind == "build":
             return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
@@ -128,7 +129,7 @@ class JobsResult:
 
     @property
     def summary(self) -> str:
-        """How many jobs are in which state."""
+        """Say how many jobs are in which state."""
         counts = self._counts
         return f"{counted(len(self.jobs), 'job')}: " + ", ".join(
             f"{counts[state]} {state}" for state in STATES if counts[state]

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from trtopt.core.errors import CalibrationError, DeviceError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import check_writable, made_folder, sha256_file
@@ -32,7 +32,10 @@ from trtopt.jobs.joblist import BuildJob, Job, in_list, load_jobs
 from trtopt.jobs.request import JobsRequest, JobsStateRequest
 from trtopt.jobs.results import JobResult, JobsResult
 from trtopt.jobs.state import State, is_at_work, read_state, state_beside
-from trtopt.jobs.workers import Place, Workers, gpu_places
+from trtopt.jobs.workers import Workers, gpu_places
+
+if TYPE_CHECKING:
+    from trtopt.jobs.cluster import Cluster
 
 _EACH = 2 << 30  # bytes of memory for a worker, where their number isn't given
 # Samples in a shard: starting one costs about as much as ten samples.
@@ -86,7 +89,7 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     with ExitStack() as stack:
         state = stack.enter_context(State.locked(path))
         phase = stack.enter_context(reporter.phase("jobs", len(listed)))
-        run = _Run(state, reporter, phase, device, spread=request.threads is None and request.ray is None)
+        run = _Run(state, reporter, phase, device)
         run.begin(listed)
         if request.ray is not None:
             from trtopt.jobs.cluster import Cluster
@@ -147,6 +150,7 @@ def show_jobs(request: JobsStateRequest) -> JobsResult:
 
 
 _J = TypeVar("_J", Job, BuildJob)
+Place = Union[Workers, "Cluster"]
 
 
 class _Stopped(Exception):
@@ -154,33 +158,32 @@ class _Stopped(Exception):
 
 
 class _Run:
-    """What becomes of the jobs of a list. Threads go through the steps of each; what they say and record is guarded.
+    """The jobs of a list at work. Threads go through the steps of each; what they say and record is guarded.
 
     Args:
         device: of the calibrations.
-        spread: where there is less to do than workers, each runs more samples at a time.
 
     Attributes:
         results: of the jobs that are through, by name.
     """
 
-    def __init__(self, state: State, reporter: Reporter, phase: Phase, device: str, spread: bool) -> None:
+    def __init__(self, state: State, reporter: Reporter, phase: Phase, device: str) -> None:
         self.results: dict[str, JobResult] = {}
         self._state, self._reporter, self._phase = state, reporter, phase
-        self._device, self._spread, self._spare = device, spread, 1
-        self._guard, self._stopped = threading.Lock(), False
+        self._device, self._guard, self._stopped = device, threading.Lock(), False
         self._running: dict[str, float] = {}
-        self._keys: dict[str, str] = {}
+        self._keys: dict[str, dict[str, str]] = {}  # of a record; a build's own is in its engine's manifest
 
     def begin(self, listed: Sequence[Job | BuildJob]) -> None:
         """Find the tables that an earlier run finished; the rest is pending."""
         contents = Contents(work.versions() if any(isinstance(job, Job) for job in listed) else {})
         for job in listed:
             if isinstance(job, BuildJob):
+                self._keys[job.name] = {"kind": "build"}
                 self._state.record(job.name, {"kind": "build", "state": "pending"})
                 continue
             key, record = contents.key(job), self._state.jobs.get(job.name, {})
-            self._keys[job.name] = key
+            self._keys[job.name] = {"key": key}
             done = record.get("state") == "done" and record.get("key") == key
             if done and job.output.is_file() and sha256_file(job.output) == record.get("sha256"):
                 self.results[job.name] = JobResult.of(job, record, cached=True)
@@ -199,8 +202,6 @@ class _Run:
         for job in listed:
             if isinstance(job, Job) and job.name not in self.results:
                 passes.setdefault((job.model, job.precision_override, job.data.name), []).append(job)
-        if self._spread:
-            self._spare = max(1, place.slots // max(1, len(passes)))
         # One more than slots: the next pass is opened while the shards of the last ones are observed.
         self._each(place, place.slots + 1, list(passes.values()), partial(self._calibrate, place))
 
@@ -240,9 +241,10 @@ class _Run:
         size = min(LARGEST, max(SMALLEST, -(-count // place.slots)))
         size = -(-size // opened.fixed_batch) * opened.fixed_batch  # so that fixed batches are filled as by one process
         shards, starts = list[work.Shard](), range(0, count, size)
-        threads = place.threads * max(1, self._spare // len(starts))
         pending = [
-            place.submit(work.observe_shard, opened, start, min(start + size, count), threads, self._device, gpu=gpu)
+            place.submit(
+                work.observe_shard, opened, start, min(start + size, count), place.threads, self._device, gpu=gpu
+            )
             for start in starts
         ]
         try:
@@ -258,8 +260,7 @@ class _Run:
                 f"workers have {made_by[0]} and {made_by[-1]}, this run {work.versions()}: install the same versions, and use "
                 "GPUs of one kind"
             )
-        tables = [(job.model, job.method, job.output) for job in jobs]
-        outcomes = place.submit(work.make_tables, opened, shards, tables, first.data.allow_unusual_data).result()
+        outcomes = place.submit(work.make_tables, opened, shards, jobs).result()
         shutil.rmtree(folder, ignore_errors=True)
         for job, outcome in zip(jobs, outcomes):
             if isinstance(outcome, TrtoptError):
@@ -283,13 +284,9 @@ class _Run:
     def _start(self, jobs: Sequence[Job | BuildJob]) -> None:
         for job in jobs:
             self._running[job.name] = time.monotonic()
-            self._write(job, {"state": "running", **self._origin(job)})
+            self._write(job, {"state": "running", **self._keys[job.name]})
             with self._guard:
                 self._reporter.note(f"{job.name}: running")
-
-    def _origin(self, job: Job | BuildJob) -> dict[str, str]:
-        """Return a record's key; a build's is in its engine's manifest."""
-        return {"kind": "build"} if isinstance(job, BuildJob) else {"key": self._keys[job.name]}
 
     def _fail(self, jobs: Iterable[Job | BuildJob], error: Exception) -> None:
         for job in jobs:
@@ -305,7 +302,7 @@ class _Run:
 
     def _record(self, job: Job | BuildJob, state: str, content: dict[str, Any]) -> None:
         seconds = time.monotonic() - self._running.pop(job.name, time.monotonic())
-        record = {"state": state, **self._origin(job), "seconds": round(seconds, 3), **content}
+        record = {"state": state, **self._keys[job.name], "seconds": round(seconds, 3), **content}
         record["notes"] = [in_list(note) for note in record.get("notes", ())]
         result = JobResult.of(job, record, cached=record.get("cached", False))
         self._write(job, record | result.to_json())

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import OutputError, UsageError
@@ -22,18 +22,6 @@ from trtopt.core.temporary import folder_in
 from trtopt.jobs.results import JobResult
 
 _FORMAT = "trtopt.jobs/1"
-
-
-class _Failure(TypedDict):
-    type: str
-    message: str
-
-
-# Of a record, what `JobResult` doesn't say.
-class _Besides(TypedDict, total=False):
-    key: str
-    sha256: str
-    error: _Failure | None
 
 
 def state_beside(jobs: str | os.PathLike[str]) -> Path:
@@ -125,7 +113,6 @@ def _lock(path: Path) -> Path:
 def _is_whole(name: str, record: Mapping[str, Any]) -> bool:
     try:
         JobResult.recorded({**record, "name": name})
-        converted(record, _Besides)
     except Damaged:
         return False
     return True

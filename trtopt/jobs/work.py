@@ -18,16 +18,16 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
 from trtopt.calibration.observe import Observation, combined, observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare
-from trtopt.calibration.quality import PROBES, Sample, Survey, check_preprocessing, facts, refuse
+from trtopt.calibration.quality import Sample, Survey, check_preprocessing, facts, refuse
 from trtopt.core.errors import CalibrationError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import made_folder, sha256_file
 from trtopt.core.progress import Reporter
-from trtopt.core.values import Override, TensorInfo
+from trtopt.core.values import Override
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
 from trtopt.cuda.device import probe, require_gpu
 from trtopt.data import ArrayBatches, ImageBatches, open_data
-from trtopt.data.rebatch import alone
+from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.joblist import Job, in_list
 from trtopt.ort.sessions import version as ort_version
@@ -42,33 +42,28 @@ class Pass:
 
     Attributes:
         folder: has the folded model.
-        inputs: of the model.
+        fixed_batch: samples that the model takes at once; 1 where it takes any number.
     """
 
     prepared: Prepared
     folder: Path
-    inputs: tuple[TensorInfo, ...]
+    fixed_batch: int
     samples: ImageBatches | ArrayBatches
     described: Mapping[str, Any]
-
-    @property
-    def fixed_batch(self) -> int:
-        """Samples that the model takes at once; 1 where it takes any number."""
-        if alone(self.inputs):
-            return 1
-        return max((info.shape[0] for info in self.inputs if info.shape and isinstance(info.shape[0], int)), default=1)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What was observed on some samples of a pass.
+    """The observation of some samples of a pass.
 
     Attributes:
+        looks: records of all of them; probes: those that a look into the model may need.
         versions: of what the bits of a histogram may depend on.
     """
 
     observation: Observation
     looks: list[Sample]
+    probes: list[Arrays]
     seconds: float
     versions: Mapping[str, str]
 
@@ -95,7 +90,9 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
     )
     assert isinstance(samples, (ImageBatches, ArrayBatches))
     check_enough(samples)
-    return Pass(replace(prepared, proto=onnx.ModelProto()), folder, loaded.inputs, samples, samples.describe())
+    sizes = () if alone(loaded.inputs) else (info.shape[0] for info in loaded.inputs if info.shape)
+    fixed = max((size for size in sizes if isinstance(size, int)), default=1)
+    return Pass(replace(prepared, proto=onnx.ModelProto()), folder, fixed, samples, samples.describe())
 
 
 @lru_cache(maxsize=1)
@@ -124,36 +121,34 @@ def observe_shard(opened: Pass, start: int, stop: int, threads: int, device: str
             f"{observation.samples} of the {stop - start} samples of a shard were there: the data changed"
         )
     made_by = versions() | ({} if device == "cpu" else require_gpu_provider())
-    return Shard(observation, survey.samples, monotonic() - began, made_by)
+    return Shard(observation, survey.samples, [*survey.ranged], monotonic() - began, made_by)
 
 
-def make_tables(
-    opened: Pass, shards: Sequence[Shard], tables: Sequence[tuple[Path, str, Path]], unusual: bool
-) -> list[dict[str, Any] | TrtoptError]:
-    """Merge the shards of a pass, and write a table for each (model, method, output): a result or an error each.
-
-    Args:
-        unusual: data that `calibrate` would refuse, such as copies of one sample, is allowed.
+def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> list[dict[str, Any] | TrtoptError]:
+    """Merge the shards of a pass, and write a table for each job: a result or an error each.
 
     Raises:
         CalibrationError: a tensor is constant over all shards.
         DataError: most of the samples are of one colour, or all are the same.
     """
     prepared, data, survey = replace(opened.prepared, proto=_graph(opened.folder)), opened.samples, Survey()
+    for _ in survey.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
+        pass
     looks = [item for shard in shards for item in shard.looks]
-    survey.samples = [replace(item, name=_name(data, number)) for number, item in enumerate(looks)]
+    named = isinstance(data, ImageBatches)
+    survey.samples = looks if named else [replace(item, name=f"sample {at}") for at, item in enumerate(looks)]
     quality = facts(survey)
-    refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
+    insist = "insist with allow_unusual_data = true in the list's [data.NAME]"
+    refuse(quality, jobs[0].data.allow_unusual_data, insist)
     whole = combined(prepared.proto, [shard.observation for shard in shards])
-    probes = _probes(data, survey.samples)
-    quality["preprocessing"] = check_preprocessing(prepared.proto, probes.images)
-    ranges = half_ranges(prepared.proto, probes.ranged, whole.histograms)
+    quality["preprocessing"] = check_preprocessing(prepared.proto, survey.images)
+    ranges = half_ranges(prepared.proto, survey.ranged, whole.histograms)
 
-    def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
+    def written(job: Job) -> dict[str, Any] | TrtoptError:
         try:
-            table = replace(prepared, name=path.name).table(
+            table = prepared.table(
                 whole,
-                method,
+                job.method,
                 quality,
                 data=opened.described,
                 preprocess=None if data.preprocess is None else data.preprocess.describe(),
@@ -161,35 +156,19 @@ def make_tables(
                 seconds=round(sum(shard.seconds for shard in shards), 3),
                 ranges=ranges,
             )
-            made_folder(output.parent, advice="")
-            table.save(output)
+            made_folder(job.output.parent, advice="")
+            table.save(job.output)
         except TrtoptError as error:
             return error
         return {
             "digest": table.digest,
-            "sha256": sha256_file(output),
+            "sha256": sha256_file(job.output),
             "samples": table.samples,
             "tensors": dict(Counter(entry.method for entry in table.tensors.values())),
             "notes": list(data_notes(table)),
         }
 
-    return [written(*item) for item in tables]
-
-
-def _name(data: ImageBatches | ArrayBatches, number: int) -> str:
-    """Return a sample's name as `calibrate` has it."""
-    return str(data.paths[number]) if isinstance(data, ImageBatches) else f"sample {number}"
-
-
-def _probes(data: ImageBatches | ArrayBatches, samples: Sequence[Sample]) -> Survey:
-    """Read the samples once more that a pass over all of them would have kept for a look into the model."""
-    numbers = {item.digest: number for number, item in enumerate(samples)}
-    survey = Survey()
-    furthest = min(samples, key=lambda item: (-item.absmax, item.digest))
-    for digest in dict.fromkeys([*sorted(numbers)[:PROBES], furthest.digest]):
-        for _ in survey.watch(data.part(numbers[digest], numbers[digest] + 1)):
-            pass
-    return survey
+    return [written(job) for job in jobs]
 
 
 # Engines -----------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trtopt.core.errors import WorkerDied
 from trtopt.core.temporary import remove_leftovers
@@ -22,36 +22,15 @@ _LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXP
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-class Place(Protocol):
-    """Where calls run: `Workers` here, `trtopt.jobs.cluster.Cluster` on Ray.
-
-    Attributes:
-        slots: calls that run at a time.
-        threads: that each may have.
-        has_gpus: some calls can have a GPU.
-    """
-
-    slots: int
-    threads: int
-    has_gpus: bool
-
-    def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
-        """Call a function of a module. The Future gives its result, its exception, or WorkerDied.
-
-        Args:
-            gpu: it needs a GPU of its own.
-            resource: of the Ray node that is to run it.
-        """
-
-    def close(self) -> None:
-        """End what runs, at once."""
-
-
 class Workers:
     """A process for each of `places`, which say what its environment has besides, such as the GPU that is its own.
 
     Args:
         threads: of the libraries in each.
+
+    Attributes:
+        slots: calls that run at a time; threads: that each may have.
+        has_gpus: some calls can have a GPU.
     """
 
     def __init__(self, places: Sequence[Mapping[str, str]], threads: int = 1) -> None:
@@ -61,15 +40,19 @@ class Workers:
         for worker in self._workers:
             self._free.put(worker)
         self._threads = ThreadPoolExecutor(self.slots, "trtopt-jobs")
-        self._closed = False
 
     def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
+        """Call a function of a module. The Future gives its result, its exception, or WorkerDied.
+
+        Args:
+            gpu, resource: of the Ray node that is to run it (`trtopt.jobs.cluster`); unused here.
+        """
         return self._threads.submit(self._call, function, args)
 
     def close(self) -> None:
         """End the processes at once, whatever they do."""
-        self._closed = True
         for worker in self._workers:
+            worker.closed = True
             worker.end()
         self._threads.shutdown(cancel_futures=True)
         remove_leftovers(tempfile.gettempdir())
@@ -78,37 +61,23 @@ class Workers:
         worker = self._free.get()
         try:
             try:
-                return self._tried(worker, function, args)
+                return worker(function, args)
             except WorkerDied:  # once more: the memory that another took may have ended it
-                return self._tried(worker, function, args)
+                return worker(function, args)
         finally:
             self._free.put(worker)
 
-    def _tried(self, worker: _Worker, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        executor = worker.started()
-        if self._closed:  # meanwhile
-            worker.end()
-            raise WorkerDied("the run is being stopped")
-        try:
-            return executor.submit(function, *args).result()
-        except BrokenProcessPool:
-            worker.end()
-            raise WorkerDied(
-                "its process was killed or crashed, and what it said is above; the system kills where memory runs out: try "
-                "fewer `workers=`"
-            ) from None
-
 
 class _Worker:
-    """A pool of one process, started when it is needed."""
+    """A pool of one process, started when it is needed, unless the run is being stopped (`closed`)."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
+        self._environment, self.closed = environment, False
         self._executor: ProcessPoolExecutor | None = None
-        self._process: int | None = None
+        self._process = 0
 
-    def started(self) -> ProcessPoolExecutor:
-        if self._executor is None:
+    def __call__(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        if (executor := self._executor) is None:
             context = multiprocessing.get_context("spawn")
             executor = ProcessPoolExecutor(1, context, initializer=_begin, initargs=(self._environment, Path.cwd()))
             try:
@@ -119,11 +88,21 @@ class _Worker:
                     "if __name__ == '__main__':"
                 ) from None
             self._executor = executor
-        return self._executor
+        if self.closed:  # meanwhile
+            self.end()
+            raise WorkerDied("the run is being stopped")
+        try:
+            return executor.submit(function, *args).result()
+        except BrokenProcessPool:
+            self.end()
+            raise WorkerDied(
+                "its process was killed or crashed, and what it said is above; the system kills where memory runs out: try "
+                "fewer `workers=`"
+            ) from None
 
     def end(self) -> None:
         executor, self._executor = self._executor, None
-        if executor is not None and self._process is not None:
+        if executor is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process, signal.SIGKILL)
             executor.shutdown()
