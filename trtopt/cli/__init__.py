@@ -17,7 +17,7 @@ from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError, without
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
-from trtopt.core.terminal import escaped, visible
+from trtopt.core.terminal import visible
 
 # What other commands call differently.
 _ELSEWHERE = {
@@ -66,20 +66,19 @@ def main() -> NoReturn:
     keep_apart()
     os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
     try:
-        with escaped():
-            try:
-                status = app(prog_name="trtopt", standalone_mode=False)
-                sys.stdout.flush()
-            except BrokenPipeError:  # its reader has seen enough, as click takes it within a command
-                status = 1
-            except Exception as error:
-                status = _failure(error)
-            except KeyboardInterrupt:
-                status = 130
-            status = stopping.status() or status
-            if status == 130 or stopping.status():
-                print("stopped", file=sys.stderr)
-            _tell_of_native_lines(bool(status))
+        try:
+            status = app(prog_name="trtopt", standalone_mode=False)
+            sys.stdout.flush()
+        except BrokenPipeError:  # its reader has seen enough, as click takes it within a command
+            status = 1
+        except Exception as error:
+            status = _failure(error)
+        except KeyboardInterrupt:
+            status = 130
+        status = stopping.status() or status
+        if status == 130 or stopping.status():
+            print("stopped", file=sys.stderr)
+        _tell_of_native_lines(bool(status))
         sys.exit(status if isinstance(status, int) else 0)
     finally:
         if _lost_output():  # said before; what is still in the buffers isn't to be tried once more at the exit

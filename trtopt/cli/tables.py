@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from textwrap import fill
 
 from trtopt.cli.application import told
-from trtopt.core.terminal import styled, visible
+from trtopt.core.terminal import visible
 
 SHORT, ROOM = 12, 20  # characters of what isn't broken in tables; what another column needs, its gap too
 
@@ -22,7 +21,7 @@ def print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, 
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=styled(sys.stdout), highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = width  # a log has no width of its own: don't cut names short
     names = [visible(name) for name in columns]

@@ -19,7 +19,7 @@ from typing import TextIO
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import opened_regular
 from trtopt.core.library_output import wanted
-from trtopt.core.terminal import styled, visible
+from trtopt.core.terminal import visible
 from trtopt.core.version import __version__
 from trtopt.core.words import spoken
 
@@ -229,14 +229,14 @@ class TerminalReporter(PlainReporter):
         return SPIN
 
     def _line(self, text: str) -> None:
-        styled(self.stream).write(_CLEAR)
+        self.stream.write(_CLEAR)
         super()._line(text)
 
     def _beat(self, phase: Phase) -> None:
         if self._at_work[-1:] == [phase]:  # the innermost
             mark = "|/-\\"[int(phase.seconds / SPIN) % 4]
             text = self._shown(f"{mark} {phase}… {phase.seconds:.0f} s")[: shutil.get_terminal_size().columns - 1]
-            styled(self.stream).write(f"{_CLEAR}{text}")
+            self.stream.write(f"{_CLEAR}{text}")
             self.stream.flush()
 
 
