@@ -32,27 +32,6 @@ def test_warnings_and_records_are_muted_and_all_is_put_back(caplog: pytest.LogCa
     assert caplog.messages == ["the host's own", "outside", "outside"]
 
 
-def test_other_threads_are_heard_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
-    inside, spoken = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with quiet():
-            _speak("muted")
-            inside.set()
-            assert spoken.wait(10)
-
-    thread = threading.Thread(target=work)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        thread.start()
-        assert inside.wait(10)
-        _speak("heard")
-        spoken.set()
-        thread.join()
-    assert [str(item.message) for item in warned] == ["heard"]
-    assert caplog.messages == ["heard", "heard"]
-
-
 def test_users_who_want_it_see_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTOPT_DEBUG", "1")
     with quiet(), pytest.warns(UserWarning, match="said"):

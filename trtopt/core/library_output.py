@@ -1,7 +1,7 @@
 """Mute what foreign libraries log and warn about their internals while they are at work, and what they'd report home.
 
 The filters, loggers and environment are the whole process's: each is changed under one lock by the first thread that asks for
-it and put back by the last, and what is said meanwhile is dropped in the thread that it comes from. Prints are left alone.
+it and put back by the last. Prints are left alone.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import os
 import sys
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
 _LIBRARIES = ("onnxscript", "onnx_ir", "torch", "torchvision")
@@ -88,60 +86,24 @@ def unreported() -> AbstractContextManager[None]:
     return contextlib.nullcontext() if "onnxruntime" in sys.modules else _telemetry
 
 
-_quiet_threads: Counter[int] = Counter()
-_unwarned_threads: Counter[int] = Counter()
-
-
 @contextlib.contextmanager
-def _counted(threads: Counter[int]) -> Iterator[None]:
-    thread = threading.get_ident()
-    threads[thread] += 1  # no other thread changes this count
-    try:
-        yield
-    finally:
-        threads[thread] -= 1
-        if not threads[thread]:
-            del threads[thread]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Drop the libraries' records and warnings in this thread; other threads are heard, and with TRTOPT_DEBUG this one, too."""
-    with _muting, unreported(), _counted(_quiet_threads):
-        yield
-
-
-@contextlib.contextmanager
-def unwarned() -> Iterator[None]:
-    """Python's warnings come to nothing in this thread, also where they are errors."""
-    with _filtering, _counted(_unwarned_threads):
-        yield
-
-
-def _dropped() -> bool:
-    """Tell if what this thread says is dropped."""
-    return threading.get_ident() in _quiet_threads and not wanted()
-
-
-class _FromQuietThreads:
-    """A pattern for a filter of `warnings`, which matches any text in the threads whose warnings are dropped."""
-
-    @staticmethod
-    def match(_: str) -> bool:
-        return _dropped() or threading.get_ident() in _unwarned_threads
-
-
-@contextlib.contextmanager
-def _filtered() -> Iterator[None]:
+def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        filters: Any = warnings.filters
-        filters.insert(
-            0, ("ignore", _FromQuietThreads(), Warning, None, 0)
-        )  # the second is asked like a compiled pattern
+        warnings.simplefilter("ignore")
         yield
 
 
-_filtering = Shared(_filtered)
+_unwarned = Shared(_without_warnings)
+
+
+def unwarned() -> AbstractContextManager[None]:
+    """Python's warnings come to nothing meanwhile, also where they are errors."""
+    return _unwarned
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Drop the libraries' records, and warnings, meanwhile; with TRTOPT_DEBUG all are heard."""
+    return unreported() if wanted() else _quiet
 
 
 @contextlib.contextmanager
@@ -149,10 +111,10 @@ def _muted() -> Iterator[None]:
     before = logging.Logger.callHandlers
 
     def call(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if not (_dropped() and logger.name.partition(".")[0] in _LIBRARIES):
+        if logger.name.partition(".")[0] not in _LIBRARIES:
             before(logger, record)
 
-    with _filtering:
+    with unreported(), _unwarned:
         setattr(logging.Logger, "callHandlers", call)  # noqa: B010  (as an assignment it doesn't type-check)
         try:
             yield
@@ -161,4 +123,4 @@ def _muted() -> Iterator[None]:
                 setattr(logging.Logger, "callHandlers", before)  # noqa: B010
 
 
-_muting = Shared(_muted)
+_quiet = Shared(_muted)
