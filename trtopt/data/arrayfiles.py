@@ -12,7 +12,7 @@ import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,38 +25,6 @@ _PIECE = 1 << 20  # bytes
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what NumPy writes; others shrink zeros almost without end
 
 
-class PackedArray:
-    """A compressed array of an archive: its shape and dtype; it is unpacked, whole and once, when values are asked for.
-
-    Raises:
-        DataError: where the archive doesn't hold what it says; it is named.
-    """
-
-    def __init__(self, path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> None:
-        self.path, self._item = path, item
-        with archive.open(item) as file:
-            self.shape, self.dtype, _ = _header(path, file, item.file_size, exact=True)
-        self.ndim, self.nbytes = len(self.shape), math.prod(self.shape) * self.dtype.itemsize
-        if self.nbytes > _WHOLE:
-            raise ValueError(
-                f"an array has {self.nbytes} bytes; up to {_WHOLE} are read where it is compressed: use np.savez"
-            )
-        self._content: NDArray[Any] | None = None
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: Any) -> NDArray[Any]:
-        if self._content is None:
-            layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
-            with readable(self.path), zipfile.ZipFile(self.path) as archive, archive.open(self._item) as file:
-                self._content = layout.read_array(file, allow_pickle=False)
-                if file.read(1):  # what is read to its end has the right checksum
-                    raise ValueError("more than an array is there")
-        part: NDArray[Any] = self._content[rows]
-        return part
-
-
 def stored_array(path: Path) -> NDArray[Any]:
     """Map the array of an .npy file.
 
@@ -67,7 +35,7 @@ def stored_array(path: Path) -> NDArray[Any]:
         return _mapped(path, file, os.fstat(file.fileno()).st_size)
 
 
-def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any] | PackedArray]:
+def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file by name.
 
     Args:
@@ -77,46 +45,50 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any
         DataError: it can't be read.
     """
     with readable(path), opened_regular(path) as file, zipfile.ZipFile(path) as archive:
-        arrays: dict[str, NDArray[Any] | PackedArray] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for item in archive.infolist():
             name = item.filename.removesuffix(".npy")
             if name in arrays:
                 raise ValueError(f"{name} is in it twice")
             if item.compress_type not in _COMPRESSIONS:
                 raise ValueError(f"{name} is compressed by method {item.compress_type}; NumPy writes 0 and 8")
-            if item.compress_type == zipfile.ZIP_STORED:
-                with archive.open(item) as member:  # which checks its place
+            with archive.open(item) as member:  # which checks its place
+                if item.compress_type == zipfile.ZIP_STORED:
                     while not checked and member.read(_PIECE):  # at its end the checksum is compared
                         pass
-                file.seek(item.header_offset)
-                local = file.read(30)  # the archive's own header of the member: fixed part, then name and extra field
-                file.seek(int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"), os.SEEK_CUR)
-                arrays[name] = _mapped(path, file, min(item.file_size, item.compress_size), exact=True)
-            else:
-                arrays[name] = PackedArray(path, archive, item)
+                    file.seek(item.header_offset)
+                    local = file.read(30)  # the archive's own header: fixed part, then name and extra field
+                    file.seek(
+                        int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little"), os.SEEK_CUR
+                    )
+                    arrays[name] = _mapped(path, file, min(item.file_size, item.compress_size))
+                elif item.file_size > _WHOLE:
+                    raise ValueError(
+                        f"{name} has {item.file_size} bytes; up to {_WHOLE} are read compressed: use np.savez"
+                    )
+                else:
+                    shape, dtype, order = _header(path, member, item.file_size)
+                    arrays[name] = np.ndarray(shape, dtype, member.read(), order=order)
         return arrays
 
 
-def _mapped(path: Path, file: IO[bytes], held: int, *, exact: bool = False) -> NDArray[Any]:
-    shape, dtype, fortran = _header(path, file, held, exact=exact)
-    if 0 in shape:
-        return np.empty(shape, dtype)  # nothing can't be mapped
-    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+def _mapped(path: Path, file: IO[bytes], held: int) -> NDArray[Any]:
+    shape, dtype, order = _header(path, file, held)
+    # nothing can't be mapped
+    return np.memmap(path, dtype, "r", file.tell(), shape, order) if 0 not in shape else np.empty(shape, dtype)
 
 
-def _header(path: Path, file: IO[bytes], held: int, *, exact: bool) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
-    """Read an array's header: its shape, dtype and whether it is in Fortran order.
+def _header(path: Path, file: IO[bytes], held: int) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
+    """Read an array's header: its shape, dtype and order.
 
     Args:
-        held: bytes that there are, header and all; the array must fill them where it is `exact`.
+        held: bytes that there are, header and all.
     """
     begin = file.tell()
-    layout: Any = np.lib.format
-    version = layout.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"version {version} of the .npy format isn't known")
+    layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
     # 3.0 is 2.0 with UTF-8 in the names of fields; arrays with fields are no input of a model.
-    shape, fortran, dtype = (layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0)(file)
+    read = layout.read_array_header_1_0 if layout.read_magic(file) == (1, 0) else layout.read_array_header_2_0
+    shape, fortran, dtype = read(file)
     if dtype.hasobject:
         what = path if path.suffix == ".npy" else f"{path}: {Path(file.name).stem}"
         raise DataError(
@@ -125,12 +97,10 @@ def _header(path: Path, file: IO[bytes], held: int, *, exact: bool) -> tuple[tup
         )
     if dtype.subdtype is not None:
         raise ValueError(f"its dtype is {dtype}")
-    if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 32:
-        raise ValueError(f"its shape is {str(shape)[:60]}")
     needed = file.tell() - begin + math.prod(shape) * dtype.itemsize
-    if needed > held or (exact and needed < held):
+    if needed > held or min(shape, default=0) < 0:
         raise ValueError(f"it says that it takes {needed} bytes, and {held} are there")
-    return shape, dtype, fortran
+    return shape, dtype, "F" if fortran else "C"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from trtopt.core.files import existing_file, sha256_json
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
-from trtopt.data.arrayfiles import PackedArray, stored_array, stored_arrays
+from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
 from trtopt.data.preprocess import Preprocess
@@ -54,26 +54,16 @@ class ArrayBatches:
         fixed = [info for info in self._inputs if info.batch_axis == 0 and info.shape and 0 not in info.open_axes]
         if len({info.shape[0] for info in fixed}) > 1:
             raise UsageError(_apart(fixed))
-        names = [info.name for info in self._inputs]
         self._parts = _parts(source, self._inputs, limit)
-        for where, part in self._parts:
-            if (
-                isinstance(part, Path)
-                and part.suffix == ".npz"
-                and (spare := set(stored_arrays(part, checked=True)) - {*names})
-            ):
-                reporter.note(f"{where} has {', '.join(sorted(spare))}, which is no input: not read")
         self._part_names = [_short(where, source) for where, _ in self._parts]
-        total = sum(samples_in(_matched(part, self._inputs, where, checked=True)) for where, part in self._parts)
-        if not total:
+        samples: list[tuple[str, int, int]] = []
+        for number, (where, part) in enumerate(self._parts):
+            arrays = _matched(part, self._inputs, where, reporter)
+            if len(samples) + samples_in(arrays) > _MOST:
+                raise DataError(f"`data=` holds more than {_MOST} samples; some hundred are enough")
+            samples += [(digest, number, index) for index, digest in enumerate(_digests(arrays, self._inputs, where))]
+        if not samples:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
-        if total > _MOST:
-            raise DataError(f"`data=` holds {total} samples; up to {_MOST} are read, and some hundred are enough")
-        samples = [
-            (digest, number, index)
-            for number, (where, part) in enumerate(self._parts)
-            for index, digest in enumerate(_digests(part, self._inputs, where))
-        ]
         self._choose(sorted(sorted(samples)[:limit], key=lambda item: item[1:]))
 
     def _choose(self, selection: Sequence[tuple[str, int, int]]) -> None:
@@ -110,7 +100,7 @@ class ArrayBatches:
         for (where, part), taken in zip(self._parts, rows_of):
             if not taken:
                 continue
-            arrays = _matched(part, self._inputs, where, checked=True)
+            arrays = _matched(part, self._inputs, where)
             for start in range(0, len(taken), self._batch):
                 rows = taken[start : start + self._batch]
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
@@ -142,9 +132,8 @@ def _short(where: str, source: Any) -> str:
     return str(Path(where).relative_to(source)) if Path(source).is_dir() else Path(where).name
 
 
-def _digests(part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str) -> list[str]:
-    """One digest per sample, over all inputs; checks every value on the way."""
-    matched = _matched(part, inputs, where)
+def _digests(matched: Mapping[str, NDArray[Any]], inputs: Sequence[TensorInfo], where: str) -> list[str]:
+    """Digest each sample, over all inputs; every value is checked on the way."""
     digests: list[str] = []
     rows = max(1, _BLOCK * samples_in(matched) // max(1, sum(values.nbytes for values in matched.values())))
     for start in range(0, samples_in(matched), rows):
@@ -251,32 +240,33 @@ def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
 
 
 def _matched(
-    part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str, *, checked: bool = False
-) -> dict[str, NDArray[Any] | PackedArray]:
+    part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str, reporter: Reporter | None = None
+) -> dict[str, NDArray[Any]]:
     """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them.
 
     Args:
-        checked: an archive's checksums were compared before.
+        reporter: of the first time, when checksums are compared, too; it is told what isn't read.
     """
     file = isinstance(part, Path)
     if isinstance(part, Path):
         single = part.suffix == ".npy"
-        part = {_only(inputs, part.name).name: part} if single else stored_arrays(part, checked=checked)
+        part = {_only(inputs, part.name).name: part} if single else stored_arrays(part, checked=reporter is None)
     names = [info.name for info in inputs]
     if absent := [name for name in names if name not in part]:
         extra = ", ".join(map(str, part)) or "none"
         raise UsageError(
             f"{where} lacks {', '.join(absent)}; it has {extra}, the model's inputs are {', '.join(names)}"
         )
-    if not file and (unknown := [name for name in part if name not in names]):
-        raise UsageError(
-            f"{where} has {', '.join(map(str, unknown))}, which is no input; the model's inputs are {', '.join(names)}"
-        )
+    if unknown := ", ".join(sorted(str(name) for name in part if name not in names)):
+        if not file:
+            raise UsageError(f"{where} has {unknown}, which is no input; the model's inputs are {', '.join(names)}")
+        if reporter is not None:
+            reporter.note(f"{where} has {unknown}, which is no input: not read")
     arrays = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}", file) for info in inputs}
     most = max(map(len, arrays.values()), default=0)
     for info in inputs:
         if not info.shape and len(array := arrays[info.name]) == 1:  # one number is the same for all samples
-            arrays[info.name] = np.broadcast_to(array[:], most)
+            arrays[info.name] = np.broadcast_to(array, most)
     try:
         samples_in(arrays, f"{where}: ")
     except DataError as error:
@@ -325,10 +315,9 @@ def _turned(shape: Sequence[int], info: TensorInfo, counted: bool) -> str:
     return ""
 
 
-def _fitting(values: Any, info: TensorInfo, what: str, stored: bool = False) -> NDArray[Any] | PackedArray:
+def _fitting(values: Any, info: TensorInfo, what: str, stored: bool = False) -> NDArray[Any]:
     try:
-        array = stored_array(values) if isinstance(values, Path) else plain(values)
-        array = array if isinstance(array, PackedArray) else np.asanyarray(array)
+        array = stored_array(values) if isinstance(values, Path) else np.asanyarray(plain(values))
     except ValueError as error:  # nested lists of different lengths
         raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None
     if not info.shape and info.batch_axis is not None:
@@ -336,7 +325,7 @@ def _fitting(values: Any, info: TensorInfo, what: str, stored: bool = False) -> 
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )
     if (stored or isinstance(values, Path)) and info.batch_axis is not None and 0 < array.ndim == len(info.shape) - 1:
-        array = np.expand_dims(array[...], info.batch_axis)  # a file that holds one sample, as data sets give it
+        array = np.expand_dims(array, info.batch_axis)  # a file that holds one sample, as data sets give it
     shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
     # Of samples, each an array as the model takes it.
     counted = info.batch_axis is None and array.ndim == len(info.shape) + 1
@@ -346,7 +335,7 @@ def _fitting(values: Any, info: TensorInfo, what: str, stored: bool = False) -> 
         if axis != info.batch_axis and isinstance(size, int) and size >= 0 and array.shape[axis] != size:
             raise UsageError(f"{shapes}: dimension {axis} must be {size}{_turned(array.shape, info, counted)}")
     if info.batch_axis != 0 and not counted:
-        array = moved(array[...], info.batch_axis)
+        array = moved(array, info.batch_axis)
     if 0 in array.shape[1:]:
         raise UsageError(f"{what} has shape {x(array.shape)}: there is no value in its samples")
     check_kind(array.dtype, info.dtype, what)
@@ -358,7 +347,7 @@ def usable(values: Any, info: TensorInfo, where: str) -> NDArray[Any]:
     array = _fitting(values, info, f"{where}: {info.name}")
     if not len(array):
         raise DataError(f"{where}: {info.name} holds no samples (the first axis counts them)")
-    return _checked(array[:], info, where, 0)
+    return _checked(array, info, where, 0)
 
 
 def _checked(values: NDArray[Any], info: TensorInfo, where: str, first: int) -> NDArray[Any]:
