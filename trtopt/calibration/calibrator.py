@@ -212,7 +212,6 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             limit=request.limit,
             batch=request.batch,
             threads=request.threads or (cores() if gpu else None),  # a GPU waits for decoding
-            lazy=True,
             reporter=reporter,
         )
         check_enough(batches, loaded.inputs)
@@ -291,7 +290,7 @@ def _repaired(
         for strength in STRENGTHS:
             factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
             other = smoothed(proto, factors)
-            batches = open_data(given.inputs, **source, limit=request.limit, batch=request.batch, lazy=True)
+            batches = open_data(given.inputs, **source, limit=request.limit, batch=request.batch)
             points = find_points(to_ir(other), overrides=overrides)
             own = replace(
                 prepared,
@@ -346,7 +345,7 @@ def _measured(
             store = cache_folder("calibration") / f"{key}.calib.json"
         except OutputError as error:
             reporter.warn(f"this pass can't be kept for later calls: {error}")
-    table = _cached(store, batches, request.method, reporter) if store else None
+    table = _cached(store, request.method, reporter) if store else None
     cached = table is not None
     if table is None:
         started, survey = time.monotonic(), Survey()
@@ -359,7 +358,6 @@ def _measured(
             device=request.device,
             reporter=reporter,
         )
-        check_enough(batches)  # again: now it is known which images can be used
         quality = facts(survey)
         refuse(quality, insist)
         ranges: dict[str, float] = {}
@@ -432,15 +430,11 @@ def data_notes(table: Table) -> tuple[str, ...]:
     return (*notes, *warnings(table))
 
 
-def _cached(store: Path, batches: Batches, method: str, reporter: Reporter) -> Table | None:
+def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
     try:
         if not store.is_file():
             return None
         table = Table.load(store)
-        if isinstance(batches, ImageBatches) and table.data != batches.describe():
-            batches.check()  # some couldn't be used then, and others may have stood in for them
-            if table.data != batches.describe():
-                return None
         # Chosen again even for the same method: its rules may have changed since.
         table = table.with_method(method)
         if table.quality is None:

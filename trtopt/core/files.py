@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.temporary import ADVICE, folder_in, is_scratch
@@ -167,15 +167,10 @@ def whole(path: str | os.PathLike[str], limit: int | None = WHOLE) -> bytes:
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of a file's content, read in blocks; OSError for what isn't a regular file."""
-    with opened_regular(path) as file:
-        return sha256_stream(file)
-
-
-def sha256_stream(file: BinaryIO) -> str:
-    """Hexadecimal SHA-256 of what is left to read in an open file."""
     digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
+    with opened_regular(path) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()
 
 

@@ -28,7 +28,6 @@ def open_data(
     limit: int | None = None,
     batch: int = 8,
     threads: int | None = None,
-    lazy: bool = False,
     reporter: Reporter = SILENT,
 ) -> Batches:
     """Batches for a model with these inputs, from images or from arrays.
@@ -44,7 +43,6 @@ def open_data(
         limit: use at most so many samples, chosen by content; of an iterator, which isn't read further, the first ones.
         batch: samples at a time.
         threads: for decoding images; None: up to four.
-        lazy: find out during the first pass which images can be used, so as to decode each once (see `ImageBatches`).
 
     Raises:
         UsageError: neither or both are given, they don't fit the model, or an input is no tensor of numbers.
@@ -59,10 +57,6 @@ def open_data(
             f"the input {odd.name} is of type {odd.dtype}, which samples can't be given for and TensorRT hasn't; convert it "
             "outside the network, or export the model with a tensor of numbers there"
         )
-    if limit is not None and limit < 1:
-        raise UsageError(f"`limit=` is {limit}; at least 1 is needed")
-    if batch < 1:
-        raise UsageError(f"`batch=` is {batch}; at least 1 is needed")
     if data is not None:
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
@@ -82,6 +76,4 @@ def open_data(
             f"`images=` needs `preprocess=`, how pixels become inputs: {', '.join(PRESETS)} or a TOML file ({PAGE}); or give "
             "`scale=`, `mean=` and `std=`"
         )
-    return ImageBatches(
-        images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads, lazy=lazy
-    )
+    return ImageBatches(images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads)

@@ -37,7 +37,7 @@ class Batches(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each sample, in order: a file, or "FILE[INDEX]". Of lazy ones from the second pass on."""
+        """A name for each sample, in order: a file, or "FILE[INDEX]"."""
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON: kind, count, and a digest of the content that doesn't depend on order or file names."""

@@ -9,101 +9,52 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError, require
-from trtopt.core.files import existing_file, opened_regular
-from trtopt.core.library_output import Shared
+from trtopt.core.files import existing_file, whole
+from trtopt.core.library_output import Shared, unwarned
 from trtopt.data.preprocess import check_image
 
-T = TypeVar("T")
-_BYTES = 1 << 28  # of a file
 _PIXELS = 1 << 27  # of an image: up to 10 bytes each while it is decoded and resized
-_KINDS = {"JPEG": 1, "PNG": 1, "BMP": 1, "TIFF": 1, "WEBP": 1, "PPM": 1, "JPEG2000": 4, "AVIF": 4, "GIF": 4}
-"""Pillow's names of the kinds that are read, and how many times a pixel counts, by what the decoder takes."""
-_SCANS = 200  # of a progressive JPEG: each costs as much time as all pixels, and some ten are usual
+_KINDS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "GIF")  # as Pillow calls those that are read
 _UNKNOWN = "isn't an image that can be decoded"
 
 
-class _Room:
-    """Room for so much at a time in all threads; who needs more than is free waits."""
-
-    def __init__(self, size: int) -> None:
-        self._free, self._changed = size, threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= size)
-            self._free -= size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += size
-                self._changed.notify_all()
-
-
-def _make_rooms() -> None:
-    global _files, _images
-    _files, _images = _Room(_BYTES), _Room(_PIXELS)
-
-
-_files: _Room
-_images: _Room
-_make_rooms()
-if hasattr(os, "register_at_fork"):  # the threads that would give back what they took don't live in a child
-    os.register_at_fork(after_in_child=_make_rooms)
-
-
-def decode(source: bytes | str | os.PathLike[str]) -> NDArray[np.uint8] | str:
-    """An image as `read_image` gives it, or why it can't be decoded."""
-    return read_image(source, lambda image: image)
-
-
-def read_image(source: bytes | str | os.PathLike[str], use: Callable[[NDArray[np.uint8]], T]) -> T | str:
-    """Return what `use` makes of an image: uint8 height × width × 3 RGB, turned upright by its EXIF tag; or why not.
+def decode(source: bytes | str | os.PathLike[str], *, look: bool = False) -> NDArray[np.uint8] | str:
+    """Return an image: uint8 height × width × 3 RGB, turned upright by its EXIF tag; or why it can't be decoded.
 
     Grey images get three equal channels, transparency is dropped, 16 bits become 8, of several images the first is taken.
-    Files of up to 256 MiB and 2^27 pixels are read (JPEG 2000, AVIF, GIF: 2^25), and in all threads together no more are in
-    memory at a time until `use` has ended.
+    Files of up to 256 MiB and 2^27 pixels are read.
 
     Args:
         source: a file's content, or its path.
+        look: only see if it can be decoded; a JPEG's picture may be smaller, which takes a third of the time.
     """
-    if isinstance(source, bytes):
-        return _decoded(source, use)
     try:
-        with encoded(source) as file, _files.taken(size := os.fstat(file.fileno()).st_size):
-            return _decoded(file.read(size), use)
-    except (DataError, OSError) as error:
+        return _decoded(source if isinstance(source, bytes) else encoded(source), look)
+    except DataError as error:
         return str(error)
 
 
-def encoded(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """An image's file, opened; DataError for what can't be one: no file, or one that is too large."""
+def encoded(path: str | os.PathLike[str]) -> bytes:
+    """Read an image's file; DataError for what can't be one: no file, or one that is too large."""
     try:
-        file = opened_regular(path)
+        return whole(path)
     except (OSError, ValueError) as error:
         raise DataError(f"can't be read: {getattr(error, 'strerror', None) or error}") from error
-    if (size := os.fstat(file.fileno()).st_size) > _BYTES:
-        file.close()
-        raise DataError(f"has {size} bytes; up to {_BYTES} are read")
-    return file
 
 
-def _decoded(content: bytes, use: Callable[[NDArray[np.uint8]], T]) -> T | str:
+def _decoded(content: bytes, look: bool) -> NDArray[np.uint8] | str:
     if not content:
         return "the file is empty"
     pillow = require("PIL.Image", "ort", "reading images")
     pillow.init()
-    with _silent:
+    with unwarned():  # of large photos and of damaged EXIF data
         try:
             image = pillow.open(io.BytesIO(content), formats=[kind for kind in _KINDS if kind in pillow.OPEN])
         except pillow.DecompressionBombError:
@@ -111,34 +62,23 @@ def _decoded(content: bytes, use: Callable[[NDArray[np.uint8]], T]) -> T | str:
         except Exception:  # of any kind, such as struct.error and IndexError
             return _UNKNOWN
     kind = "JPEG" if image.format == "MPO" else str(image.format)  # several JPEGs in a file, as phones write
-    weight, (width, height) = _KINDS[kind], image.size
-    if not 0 < width * height * weight <= _PIXELS:  # a few damaged bytes may claim any size
-        return f"claims {width}x{height} pixels; 1 to {_PIXELS // weight} are read"
-    if kind == "JPEG" and (reason := _jpeg_damage(content, image.fp.tell())):
-        return reason
-    if kind == "PNG" and b"IEND" not in content:
-        return "a PNG cut off before its end"
-    with _images.taken(weight * width * height):
-        try:
-            with _silent:
-                array = _by_pillow(pillow, image, content) if kind in ("JPEG", "PNG") else _by_opencv(content)
-        except Exception as error:
-            return f"isn't a {kind} that can be decoded ({str(error).strip()[-80:]})"
-        del image
-        return _UNKNOWN if array is None else use(array)
-
-
-def _jpeg_damage(content: bytes, start: int) -> str:
-    """Say why a JPEG whose first scan is at `start` isn't decoded; empty if it is.
-
-    The end-of-image marker follows the image data; more may follow it (phones append videos and depth maps). Within the data
-    0xFF is followed by 0x00 or a restart marker, so the marker can't appear by chance.
-    """
-    end = content.find(b"\xff\xd9", start)
-    if end < 0:
-        return "a JPEG cut off before its end"  # decoders may fill the rest with grey
-    scans = 1 + content.count(b"\xff\xda", start, end)
-    return f"a JPEG of {scans} scans; up to {_SCANS} are read" if scans > _SCANS else ""
+    width, height = image.size
+    if not 0 < width * height <= _PIXELS:  # a few damaged bytes may claim any size
+        return f"claims {width}x{height} pixels; 1 to {_PIXELS} are read"
+    # The end-of-image marker follows the image data (more may follow it: phones append videos and depth maps). Within the data
+    # 0xFF is followed by 0x00 or a restart marker, so the marker can't appear by chance; decoders may fill the rest with grey.
+    if (kind == "JPEG" and content.find(b"\xff\xd9", image.fp.tell()) < 0) or (
+        kind == "PNG" and b"IEND" not in content
+    ):
+        return f"a {kind} cut off before its end"
+    try:
+        with unwarned():
+            if look:
+                image.draft("RGB", (1, 1))
+            array = _by_pillow(pillow, image, content) if kind in ("JPEG", "PNG") else _by_opencv(content)
+    except Exception as error:
+        return f"isn't a {kind} that can be decoded ({str(error).strip()[-80:]})"
+    return _UNKNOWN if array is None else array
 
 
 def _by_pillow(pillow: Any, image: Any, content: bytes) -> NDArray[np.uint8]:
@@ -162,14 +102,6 @@ def _by_opencv(content: bytes) -> NDArray[np.uint8] | None:
 
 
 @contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Pillow warns of large photos and of damaged EXIF data."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextlib.contextmanager
 def _opencv_silenced() -> Iterator[None]:
     cv2 = require("cv2", "ort", "reading images")
     level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
@@ -179,11 +111,11 @@ def _opencv_silenced() -> Iterator[None]:
         cv2.utils.logging.setLogLevel(level)
 
 
-_silent, _opencv_silent = Shared(_without_warnings), Shared(_opencv_silenced)
+_opencv_silent = Shared(_opencv_silenced)
 
 
-def pixels(image: Any, index: int, use: Callable[[NDArray[np.uint8]], T]) -> T:
-    """Return what `use` makes of an image, height × width × 3 in RGB, from a path, an encoded image, or such an array.
+def pixels(image: Any, index: int) -> NDArray[Any]:
+    """Return an image, uint8 height × width × 3 in RGB, from a path, an encoded image, or such an array.
 
     Args:
         index: names it in messages.
@@ -194,11 +126,11 @@ def pixels(image: Any, index: int, use: Callable[[NDArray[np.uint8]], T]) -> T:
     """
     if isinstance(image, np.ndarray):
         check_image(image, f"image {index}")
-        return use(image)
+        return image
     if isinstance(image, (bytes, bytearray, memoryview)):
-        result, name = read_image(bytes(image), use), f"image {index}"
+        result, name = decode(bytes(image)), f"image {index}"
     elif isinstance(image, (str, os.PathLike)):
-        result, name = read_image(existing_file(image, "the image"), use), str(image)
+        result, name = decode(existing_file(image, "the image")), str(image)
     else:
         ways = {
             "convert": "np.asarray(image.convert('RGB'))",

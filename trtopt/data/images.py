@@ -9,7 +9,7 @@ import copy
 import hashlib
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,29 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError, require
-from trtopt.core.files import sha256_json, sha256_stream
+from trtopt.core.files import sha256_json
 from trtopt.core.host import cores
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Skipped
-from trtopt.data.decoding import encoded, read_image
+from trtopt.data.decoding import decode, encoded
 from trtopt.data.preprocess import Preprocess, check_image
 from trtopt.data.rebatch import rebatched
 
 Item = Path | NDArray[Any]
-_NOTHING = np.empty(0, np.uint8)
 
 
 class ImageBatches:
-    """See `trtopt.data.Batches`. Every file is read when this is made, and those to be used are decoded, to know which can be.
+    """See `trtopt.data.Batches`. Every file is read when this is made, and those to be used are looked at.
 
     The source is a folder, or a list of files and of images in memory (uint8, height × width × 3, RGB).
     Which ones a `limit` takes is decided by their content, different ones first: neither names nor order matter. Files that
     it doesn't reach aren't decoded, so of them none is found to be unusable.
-
-    With `lazy` nothing is decoded twice: unusable files are found during the first pass, which leaves them out and gives
-    others in their place at its end, where `limit` leaves others. Until it is over (or `check` is called) `samples`, `paths`,
-    `digests`, `skipped` and `describe` suppose that all can be used. Which ones are used is the same either way.
 
     Attributes:
         paths: the files used, in the order given (a folder's: by name); "image N" stands for one in memory.
@@ -62,11 +57,8 @@ class ImageBatches:
         limit: int | None = None,
         batch: int = 8,
         threads: int | None = None,
-        lazy: bool = False,
     ) -> None:
         require("cv2", "ort", "reading images")
-        if threads is not None and threads < 1:
-            raise UsageError(f"`threads=` is {threads}; at least 1 is needed")
         self.name, self.batch = info.name, batch
         self._prepare = preprocess.fitted(info)
         self.preprocess: Preprocess | None = self._prepare
@@ -75,88 +67,62 @@ class ImageBatches:
         items = images_in(self._folder) if self._folder is not None else _listed(source)
         if not items:
             raise DataError("the list of images is empty: give real photos")
-        self._bad: dict[int, Skipped] = {}
-        usable: list[_Chosen] = []
+        bad: dict[int, Skipped] = {}
+        usable, chosen = list[_Chosen](), list[_Chosen]()
         with ThreadPoolExecutor(self._threads) as pool:
             for index, digest in enumerate(pool.map(_digest, items)):
                 if isinstance(digest, Skipped):
-                    self._bad[index] = digest
+                    bad[index] = digest
                 else:
                     usable.append(_Chosen(index, digest, items[index]))
-        self._image_count = len(items)
-        ranked = _ranked(usable)
-        self._reserve = ranked[limit:] if limit is not None else []
-        self._chosen = sorted(ranked[:limit], key=lambda item: item.index)
-        self._checked = False
-        self._settle()
-        if not lazy:
-            self.check()
+            ranked = _ranked(usable)
+            most = len(ranked) if limit is None else limit
+            while ranked and len(chosen) < most:
+                some, ranked = ranked[: most - len(chosen)], ranked[most - len(chosen) :]
+                for item, reason in zip(some, pool.map(_Chosen.problem, some)):
+                    if reason:
+                        bad[item.index] = Skipped(item.path.name, reason)
+                    else:
+                        chosen.append(item)
+        self.skipped = tuple(item for _, item in sorted(bad.items()))
+        if not chosen:
+            why = "; ".join(f"{item.name}: {item.reason}" for item in self.skipped[:3])
+            raise DataError(f"none of the {len(items)} images can be used ({why}): give real photos")
+        self._choose(sorted(chosen, key=lambda item: item.index))
 
-    def _settle(self) -> None:
-        """Draw the public attributes from what is chosen now."""
-        self.skipped = tuple(item for _, item in sorted(self._bad.items()))
-        if not self._chosen:
-            some = "; ".join(f"{item.name}: {item.reason}" for item in self.skipped[:3])
-            raise DataError(f"none of the {self._image_count} images can be used ({some}): give real photos")
-        self.digests = tuple(item.digest for item in self._chosen)
-        self.paths = tuple(item.path for item in self._chosen)
+    def _choose(self, chosen: list[_Chosen]) -> None:
+        self._chosen, self.samples = chosen, len(chosen)
+        self.digests = tuple(item.digest for item in chosen)
+        self.paths = tuple(item.path for item in chosen)
         inside = self._folder
         self.names = tuple(str(path.relative_to(inside) if inside is not None else path) for path in self.paths)
-        self.samples = len(self._chosen)
-
-    def check(self) -> None:
-        """Decode what isn't known to be usable yet, so that from here on nothing about the samples changes.
-
-        Raises:
-            DataError: none can be used.
-        """
-        if not self._checked:
-            deque(self._samples(lambda _: _NOTHING), maxlen=0)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
 
     def part(self, start: int, stop: int) -> ImageBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and it can be sent to another process."""
-        self.check()
         some = copy.copy(self)
-        some._chosen, some._reserve = self._chosen[start:stop], []
-        some._settle()
+        some._choose(self._chosen[start:stop])
         return some
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        return rebatched(self._samples(self._prepare), self.batch)
+        return rebatched(self._samples(), self.batch)
 
-    def _samples(self, use: Callable[[NDArray[np.uint8]], NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield what `use` makes of each, one at a time, decoded ahead; afterwards it is known which can be used."""
+    def _samples(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield one sample at a time, decoded ahead."""
         with ThreadPoolExecutor(self._threads) as pool:
-            ahead: deque[tuple[_Chosen, Future[NDArray[Any] | str]]] = deque()
-            waiting = deque(self._chosen)
+            ahead: deque[Future[NDArray[Any]]] = deque()
             try:
-                while ahead or waiting:
-                    while waiting and len(ahead) < 2 * max(self.batch, self._threads):
-                        item = waiting.popleft()
-                        ahead.append((item, pool.submit(item.load, use)))
-                    item, future = ahead.popleft()
-                    sample = future.result()
-                    if not isinstance(sample, str):
-                        yield {self.name: sample[None]}
-                    elif self._checked:
-                        raise DataError(f"{item.path} changed while it was used: {sample}")
-                    else:
-                        self._bad[item.index] = Skipped(item.path.name, sample)
-                        self._chosen.remove(item)
-                        waiting += self._reserve[:1]
-                        self._chosen += self._reserve[:1]
-                        del self._reserve[:1]
-                        self._settle()
+                for item in self._chosen:
+                    ahead.append(pool.submit(item.load, self._prepare))
+                    if len(ahead) == 2 * max(self.batch, self._threads):
+                        yield {self.name: ahead.popleft().result()[None]}
+                while ahead:
+                    yield {self.name: ahead.popleft().result()[None]}
             finally:
-                for _, future in ahead:
+                for future in ahead:
                     future.cancel()
-        if not self._checked:
-            self._chosen.sort(key=lambda item: item.index)
-            self._checked = True
-            self._settle()
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,10 +137,16 @@ class _Chosen:
     def path(self) -> Path:
         return self.item if isinstance(self.item, Path) else Path(f"image {self.index}")
 
-    def load(self, use: Callable[[NDArray[np.uint8]], NDArray[Any]]) -> NDArray[Any] | str:
-        if isinstance(self.item, np.ndarray):
-            return use(self.item)
-        return read_image(self.item, use)
+    def problem(self) -> str:
+        """Tell why it can't be used; empty: it can."""
+        image = self.item if isinstance(self.item, np.ndarray) else decode(self.item, look=True)
+        return image if isinstance(image, str) else ""
+
+    def load(self, prepare: Preprocess) -> NDArray[Any]:
+        image = self.item if isinstance(self.item, np.ndarray) else decode(self.item)
+        if isinstance(image, str):
+            raise DataError(f"{self.path} changed while it was used: {image}")
+        return prepare(image)
 
 
 def _ranked(images: list[_Chosen]) -> list[_Chosen]:
@@ -191,9 +163,8 @@ def _digest(item: Item) -> str | Skipped:
     if isinstance(item, np.ndarray):
         return hashlib.sha256(str(item.shape).encode() + item.tobytes()).hexdigest()
     try:
-        with encoded(item) as file:
-            return sha256_stream(file)
-    except (DataError, OSError) as error:
+        return hashlib.sha256(encoded(item)).hexdigest()
+    except DataError as error:
         return Skipped(item.name, str(error))
 
 

@@ -41,7 +41,7 @@ def run_images(session: Session, images: Any, top: int) -> list[list[Prediction]
     if one or not isinstance(images, Iterable):
         text = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
         raise UsageError(f"images is {text}; a list is needed, for one image too: run_images([image])")
-    samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
+    samples = [prepare(pixels(image, index)) for index, image in enumerate(images)]
     if not samples:
         raise UsageError("there are no images to run")
     outputs = session.run_batches(stacked(session, samples))

@@ -25,7 +25,7 @@ from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import converted
-from trtopt.data.decoding import pixels, read_image
+from trtopt.data.decoding import decode, pixels
 from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import Call, calls, joined, samples_first
@@ -369,9 +369,9 @@ def _listed(images: Any) -> list[Any]:
 
 def _prepared(prepare: Preprocess, item: Any, number: int) -> Array | str:
     """An image as the engine takes it, or why it can't be."""
-    if isinstance(item, (bytes, bytearray, memoryview)):
-        return read_image(bytes(item), prepare)
-    return read_image(item, prepare) if _is_path(item) else pixels(item, number, prepare)
+    given = bytes(item) if isinstance(item, (bytearray, memoryview)) else item
+    image = decode(given) if isinstance(given, bytes) or _is_path(given) else pixels(given, number)
+    return image if isinstance(image, str) else prepare(image)
 
 
 # Results -------------------------------------------------------------------------------------------------------------

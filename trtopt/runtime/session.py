@@ -609,7 +609,7 @@ class Session:
             UsageError: the engine's preprocessing isn't known, it has several inputs, or this is nothing that holds an image.
             DataError: it can't be decoded.
         """
-        return pixels(image, 0, images_of.preparation(self))
+        return images_of.preparation(self)(pixels(image, 0))
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
