@@ -199,11 +199,8 @@ class Override:
 
 def overriding(overrides: Iterable[Override], node_name: str, op_type: str) -> Precision | None:
     """The precision that the last matching override asks for; None: none matches."""
-    precision = None
-    for item in overrides:
-        if item.matches(node_name, op_type):
-            precision = item.precision
-    return precision
+    matching = (item.precision for item in reversed(tuple(overrides)) if item.matches(node_name, op_type))
+    return next(matching, None)
 
 
 def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None:

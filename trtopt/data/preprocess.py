@@ -113,8 +113,6 @@ class Preprocess:
         where = ""
         if isinstance(source, Mapping):
             content = dict(source)
-            start = content.pop("preset", None)
-            base = base if start is None else cls.load(start)
         elif isinstance(source, (str, os.PathLike)):
             name = os.fspath(source)
             if name in PRESETS:
@@ -125,14 +123,15 @@ class Preprocess:
                 content = read_toml(name)
             except Damaged as error:
                 raise UsageError(f"`preprocess='{name}'`: {error}") from None
-            preset, where = content.pop("preset", None), f"{name}: "
-            if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-                raise UsageError(f"{where}preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
-            base = PRESETS[preset] if preset else None
+            base, where = None, f"{name}: "
         else:
             raise UsageError(
                 f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
             )
+        if (preset := content.pop("preset", None)) is not None:
+            if where and preset not in tuple(PRESETS):
+                raise UsageError(f"{where}preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
+            base = cls.load(preset)
         keys = ["preset", *(item.name for item in fields(cls))]
         for key in sorted(map(str, set(content) - set(keys))):
             near = difflib.get_close_matches(key, keys, 1)
