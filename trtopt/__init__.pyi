@@ -42,7 +42,7 @@ from trtopt.core.errors import (
     UsageError as UsageError,
     WorkerDied as WorkerDied,
 )
-from trtopt.core.progress import Duration as Duration, Phase as Phase, Reporter as Reporter
+from trtopt.core.progress import Phase as Phase, Reporter as Reporter
 from trtopt.core.shapes import Suggestion as Suggestion
 from trtopt.core.values import (
     Kept as Kept,

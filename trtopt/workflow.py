@@ -22,7 +22,7 @@ from trtopt.core.documents import Damaged, checked, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
-from trtopt.core.progress import Duration, Reporter, recorded
+from trtopt.core.progress import Reporter, recorded
 from trtopt.core.values import Precision, choice
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
@@ -61,7 +61,6 @@ class PipelineResult:
         skipped: stages that were up to date.
         limits: the recipe's own; None: it has none, and what is outside the usual ones is only told.
         samples: what was calibrated on, as options of `build`.
-        durations: how long its phases took; what was up to date has none.
         reference: what the agreement is with: "FP32 model", or "quantized model" where the recipe's has scales of its own.
     """
 
@@ -76,7 +75,6 @@ class PipelineResult:
     limits: Limits | None = None
     compared_on: str = ""
     samples: Mapping[str, Any] = field(default_factory=dict)
-    durations: Sequence[Duration] = ()
     reference: str = "FP32 model"
 
     @property
@@ -114,7 +112,6 @@ class PipelineResult:
             "missed": self.missed,
             "cause": self.cause,
             "up_to_date": list(self.skipped),
-            "durations": plain(self.durations),
         }
 
     def __str__(self) -> str:
@@ -251,7 +248,6 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         reports.ready()
     with recorded(request.reporter, request.log) as reporter:
         result = _chained(replace(request, reporter=reporter))
-    result = replace(result, durations=tuple(reporter.durations))
     if request.report is None:
         return result
     reports.report(

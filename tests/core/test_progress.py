@@ -118,7 +118,6 @@ def test_a_log_holds_all_that_is_said_and_the_libraries_own_messages(
     assert lines[1:4] == ["give --calib F", "build…", "parse…"]
     assert "TensorRT info: a message" in lines[4] and "\x1b" not in log.read_text()
     assert ("TensorRT verbose: a tactic" in log.read_text()) is bool(verbose) and "warning: few samples" in lines
-    assert [item.what for item in told.durations] == ["build"]  # a phase within another is that one's time
     assert stream.getvalue().endswith("warning: few samples\n")
 
 

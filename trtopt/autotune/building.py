@@ -146,7 +146,6 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
                 reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
             else:
                 result.table.save(request.save_calib)
-    result = replace(result, durations=tuple(reporter.durations))
     if request.report is None:
         return result
     reports.report(result.engine, request.report, results=[result], calib=result.table, reporter=request.reporter)

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import OutputError, TrtoptError
 from trtopt.core.files import json_bytes, sha256_file, write_bytes, writing_together
 from trtopt.core.options import taking
-from trtopt.core.progress import Duration
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Kept, TensorInfo
 from trtopt.core.version import __version__
@@ -56,7 +55,6 @@ class BuildResult:
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.
         safety: what the samples say of the model in FP16 or BF16 (`Safety.describe()`); None: there were none.
-        durations: how long its phases took.
     """
 
     engine: Path
@@ -75,7 +73,6 @@ class BuildResult:
     coverage: Mapping[str, float] = field(default_factory=dict)
     tuning: Any = None
     safety: Mapping[str, Any] | None = None
-    durations: Sequence[Duration] = ()
 
     def to_json(self) -> dict[str, Any]:
         description = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))

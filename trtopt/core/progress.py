@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -76,27 +75,16 @@ class Reporter:
 SILENT = Reporter()
 
 
-@dataclass(frozen=True)
-class Duration:
-    """Time that a phase took."""
-
-    what: str
-    seconds: float
-
-
 class _Recorder(Reporter):
-    """Hands all on, keeps how long phases took that are in no other, and writes all of it into a log."""
+    """Hands all on, and writes it into a log."""
 
-    def __init__(self, heard: Reporter, log: TextIO | None) -> None:
-        self._heard, self._log, self._depth = heard, log, 0
-        self._lock = threading.Lock()
-        self.durations: list[Duration] = []
+    def __init__(self, heard: Reporter, log: TextIO) -> None:
+        self._heard, self._log, self._lock = heard, log, threading.Lock()
 
     def _write(self, text: str) -> None:
-        if self._log is not None:
-            now = datetime.datetime.now().strftime("%H:%M:%S.%f")[:-3]
-            with self._lock, contextlib.suppress(OSError, ValueError):  # a full disk; a message after the end
-                self._log.write(f"{now} {visible(spoken(text.rstrip(), self._heard.flags))}\n")
+        now = datetime.datetime.now().strftime("%H:%M:%S.%f")[:-3]
+        with self._lock, contextlib.suppress(OSError, ValueError):  # a full disk; a message after the end
+            self._log.write(f"{now} {visible(spoken(text.rstrip(), self._heard.flags))}\n")
 
     def note(self, text: str) -> None:
         self._write(text)
@@ -114,23 +102,18 @@ class _Recorder(Reporter):
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         self._write(f"{name}…")
-        self._depth += 1
         started, state = time.monotonic(), "stopped after "
         try:
             with self._heard.phase(name, total) as phase:
                 yield phase
             state = ""
         finally:
-            seconds = time.monotonic() - started
-            self._depth -= 1
-            self._write(f"{name}: {state}{seconds:.1f} s")
-            if not self._depth:
-                self.durations.append(Duration(name, round(seconds, 3)))
+            self._write(f"{name}: {state}{time.monotonic() - started:.1f} s")
 
 
 @contextlib.contextmanager
-def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[_Recorder]:
-    """A reporter that hands all on to `heard`, and keeps the durations of phases.
+def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[Reporter]:
+    """A reporter that hands all on to `heard`.
 
     Args:
         log: a file to write all that is said into, TensorRT's own messages too (the verbose ones with TRTOPT_DEBUG, which
@@ -141,7 +124,7 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[_R
         OutputError: the log can't be written.
     """
     if log is None:
-        yield _Recorder(heard, None)
+        yield heard
         return
     try:
         if Path(log).exists():

@@ -13,6 +13,7 @@ WENT = {
     "trust": "--trust of deploy triton and serve went: they take plans with a manifest; trtopt run and Session have it",
     "csv": "profile --csv went: trtopt profile M.engine --json has the same layers and figures",
     "trace": "profile --trace went: trtopt profile M.engine --json has the layers in their order, Nsight Systems has traces",
+    "Duration": "trtopt.Duration went: the log (--log F.log) has how long each phase took, a result its seconds",
     "json_twin": "report --json-twin went: trtopt report --json has the verdict, trtopt inspect --json the layers, "
     "M.engine.results.json what was measured",
     "for_generation": "--for-generation went: every TensorRT reads the default, opset 17; 10, 11 and RTX also --opset 20",
