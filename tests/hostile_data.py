@@ -71,7 +71,6 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         "half": SAMPLES.astype(np.float16),
         "whole_numbers": (SAMPLES * 255).astype(np.uint8),
         "complex": SAMPLES.astype(np.complex64),
-        "structured": np.zeros(SHAPE, [("ä", "<f2"), ("b", "<f2")]),
         "text": np.full(SHAPE, "1.5"),
         "objects": np.full(SHAPE, {}, object),
         "no_samples": SAMPLES[:0],
@@ -88,12 +87,8 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         "claims_more": (12, *SHAPE[1:]),
         "claims_less": (3, *SHAPE[1:]),
         "negative": (-6, -3, 32, 32),
-        "true": (True, *SHAPE[1:]),
-        "tiny_dimensions": (1,) * 1000,
         "milliard_of_nothing": (10**9, 0, 32, 32),
         "huge": (10**400, *SHAPE[1:]),
-        "overflow": (2**62, 3, 2**62, 32),
-        "no_tuple": [6, 3, 32, 32],
     }
     for name, shape in shapes.items():
         yield f"{name}.npy", header(described(shape))
@@ -102,26 +97,21 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     yield "directory_behind.npz", archive(("x.npy", header(described((7, *SHAPE[1:])))), comment=bytes(50_000))
     headers: dict[str, str | bytes] = {
         "subarray": described((6, 3, 32), "(32,)<f4"),
-        "object_text": described(SHAPE, "|O"),
-        "unknown_type": described(SHAPE, "<q9"),
         "no_header": "",
         "a_call": "__import__('os').abort()",
         "deep": "(" * 4000 + ")" * 4000,
-        "long": described(SHAPE) + " " * 65_000,
-        "digits": described((6, 3, 32)).replace("32", "3" * 5000),
-        "not_utf8": b"\xff\xfe" * 40,
     }
     for name, text in headers.items():
-        yield f"header_{name}.npy", header(text, version=2 if len(text) > 60_000 else 1)
+        yield f"header_{name}.npy", header(text)
     yield "version9.npy", b"\x93NUMPY\x09\x00" + good[8:]
     yield "header_beyond.npy", good[:8] + b"\xff\xff" + good[10:]
-    for size in (0, 3, 8, 9, 60, 127, 128, len(good) - 1):
+    for size in (0, 9, 128, len(good) - 1):
         yield f"cut_{size}.npy", good[:size]
     yield "longer.npy", good + b"more"
     yield "zip.npy", archive(("x.npy", good))
     yield "array.npz", good
     yield "pickle.npy", pickle.dumps([1, 2])
-    for seed in range(12):
+    for seed in range(4):
         yield f"flipped_{seed}.npy", flipped(good, seed, 0, 128)
 
     plain, packed = (archive(("x.npy", good), kind=kind) for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
@@ -136,8 +126,7 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     yield "nothing.npz", archive()
     yield "prefixed.npz", b"#!/bin/sh\n" * 9 + plain
     directory = plain.rindex(b"PK\x01\x02")
-    end = plain.rindex(b"PK\x05\x06")
-    for size in (1, 20, 35, len(plain) // 2, directory + 20, end, len(plain) - 1):
+    for size in (20, len(plain) // 2, len(plain) - 1):
         yield f"cut_{size}.npz", plain[:size]
     for name, at, value in (  # fields of the directory: flags, method, checksum, sizes, place
         ("encrypted", 8, 1),
@@ -150,7 +139,7 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         lying = bytearray(plain)
         struct.pack_into("<H" if at < 16 else "<I", lying, directory + at, value)
         yield f"directory_{name}.npz", bytes(lying)
-    for seed in range(6):
+    for seed in range(4):
         yield f"flipped_data_{seed}.npz", flipped(plain, seed, 200, directory, 1)
         yield f"flipped_packed_{seed}.npz", flipped(packed, seed, count=2)
         yield f"flipped_directory_{seed}.npz", flipped(plain, seed, directory)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import errno
 import json
 import math
 import os
@@ -26,7 +25,7 @@ else:
     import tomli as tomllib
 
 from trtopt.core.errors import UsageError
-from trtopt.core.files import WHOLE, whole
+from trtopt.core.files import WHOLE, whole, why_no_path
 
 DEPTH = 64
 JSON_LIMIT, TOML_LIMIT = WHOLE, 1 << 20  # bytes of a file
@@ -173,13 +172,8 @@ def path_in(folder: Path, text: str) -> Path:
         Damaged: no system could have such a path.
     """
     path = folder / text
-    try:
-        path.lstat()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise Damaged(f"{text[:40]!r}… can't be a path: {error.strerror}") from None
-    except ValueError as error:  # a NUL
-        raise Damaged(f"{text[:40]!r} can't be a path: {error}") from None
+    if why := why_no_path(path):
+        raise Damaged(f"{text[:40]!r}{'…' * (len(text) > 40)} can't be a path: {why}")
     return path
 
 

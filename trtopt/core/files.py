@@ -210,6 +210,17 @@ def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: 
     return folder
 
 
+def why_no_path(path: str | os.PathLike[str], *, any_length: bool = False) -> str:
+    """Tell why nothing can be called so: a NUL in it, half of a surrogate pair, or too much; empty: something can."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return str(error.strerror) if error.errno == errno.ENAMETOOLONG and not any_length else ""
+    except ValueError as error:
+        return "it can't be encoded" if isinstance(error, UnicodeError) else "it has a NUL"
+    return ""
+
+
 def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
     """`path` as a Path, or a UsageError that says what was looked for, and `advice` where nothing is there."""
     try:

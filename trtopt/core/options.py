@@ -19,7 +19,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import errno
 import functools
 import numbers
 import operator
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from trtopt.core.errors import UsageError
+from trtopt.core.files import why_no_path
 from trtopt.core.removed import went
 from trtopt.core.words import NAMED, keyed as keyed, named as named, spoken as spoken
 
@@ -242,24 +242,9 @@ def _refuse_other(name: str, value: Any, written: str) -> None:
 def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bool) -> None:
     """Raise UsageError for what no file can be called: with a NUL, with half of a surrogate pair, or (of a path) nothing or
     something too long."""
-    try:
-        text = os.fsencode(value)
-        if path and not text:
-            raise ValueError("a path is needed")
-        if b"\0" in text:
-            raise ValueError("it has a NUL")
-        if path:
-            os.lstat(text)
-    except ValueError as error:
-        why = "it can't be encoded" if isinstance(error, UnicodeError) else str(error)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            return
-        why = str(error.strerror)
-    else:
-        return
     said = os.fspath(value)
-    raise UsageError(f"{named(name)} is {said[:40]!a}{'…' * (len(said) > 40)}: {why}")
+    if why := "a path is needed" if path and not said else why_no_path(said, any_length=not path):
+        raise UsageError(f"{named(name)} is {said[:40]!a}{'…' * (len(said) > 40)}: {why}")
 
 
 def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
