@@ -201,6 +201,7 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
         turns = (None, None, 0, 3, 1, 5, 4, 6, 2)  # Pillow's numbers of what turns it upright
         upright = photo if turns[orientation] is None else photo.transpose(Image.Transpose(turns[orientation]))
         yield f"turned{orientation}.png", saved("PNG", photo, exif=exif), np.asarray(upright), 0
+        yield f"turned{orientation}.jpg", saved("JPEG", photo, quality=98, exif=exif), np.asarray(upright), 4
     for height, width in ((1, 1), (1, 20_000), (20_000, 1)):
         long = np.resize(PHOTO, (height, width, 3))
         for kind in ("PNG", "BMP", "JPEG"):

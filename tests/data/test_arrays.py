@@ -3,7 +3,6 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,45 +297,38 @@ def test_an_iterator_is_read_as_far_as_the_limit() -> None:
     assert open_data(IMAGE, data=endless(), limit=7).samples == 7
 
 
-def test_samples_on_another_axis_say_what_to_do() -> None:
-    inputs = [TensorInfo("x", "float32", ("n", 5)), TensorInfo("state", "float32", (2, "n", 4))]
-    arrays = {"x": np.ones((6, 5), np.float32), "state": np.ones((2, 6, 4), np.float32)}
-    with pytest.raises(
-        DataError,
-        match=r"state is \(2, n, 4\) beside x \(n, 5\): export it with that axis called batch in all.*state:2,batch,4",
-    ):
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        (
+            {"x": ("n", 5), "state": (2, "n", 4)},
+            r"state is \(2, n, 4\) beside x \(n, 5\): export it with that axis called batch in all.*state:2,batch,4",
+        ),
+        (
+            {"crops": ("n", 5), "gallery": ("entries", 4)},
+            r"counts something else.*`set='crops:1,5'`.*one call's arrays",
+        ),
+        (
+            {"x": (-1, 4), "b": (1, 4), "w": (4, 3)},
+            r"the model's w is \(4, 3\) beside b \(1, 4\): export it with w as a constant.*`set='w=NUMBERS'`",
+        ),
+        ({"x": (-1, 4), "w": (4, 3)}, r"{'x': 6, 'w': 4}; .* w is \(4, 3\) .*export it with w as a constant"),
+    ],
+)
+def test_inputs_that_do_not_all_begin_with_the_samples_say_what_to_do(shapes: dict[str, Any], said: str) -> None:
+    inputs = [TensorInfo(name, "float32", shape) for name, shape in shapes.items()]
+    sizes = {"n": 6, "entries": 3, -1: 6}
+    arrays = {name: np.ones([sizes.get(size, size) for size in shape], np.float32) for name, shape in shapes.items()}
+    with pytest.raises((DataError, UsageError), match=said):
         open_data(inputs, data=arrays)
 
 
-def test_an_input_that_counts_something_else_says_what_to_do(tmp_path: Path) -> None:
-    """In the words of every command that reads samples: a floating build, which reads none, is no answer in `verify`."""
-    inputs = [TensorInfo("crops", "float32", ("n", 5)), TensorInfo("gallery", "float32", ("entries", 4))]
-    arrays = {"crops": np.ones((6, 5), np.float32), "gallery": np.ones((3, 4), np.float32)}
-    with pytest.raises(DataError, match=r"counts something else.*`set='crops:1,5'`.*one call's arrays") as caught:
-        open_data(inputs, data=arrays)
-    assert "floating point" not in str(caught.value)
+def test_a_file_of_a_folder_may_hold_one_calls_arrays(tmp_path: Path) -> None:
+    inputs = [TensorInfo("crops", "float32", (1, 5), None), TensorInfo("gallery", "float32", ("entries", 4), None)]
     for number in range(3):
-        np.savez(tmp_path / f"{number}.npz", crops=arrays["crops"][:1], gallery=arrays["gallery"][: number + 1])
-    fixed = [replace(item, shape=shape, batch_axis=None) for item, shape in zip(inputs, [(1, 5), ("entries", 4)])]
-    assert open_data(fixed, data=tmp_path).samples == 3
-
-
-def test_weights_that_an_exporter_made_inputs_say_what_to_do() -> None:
-    inputs = [
-        TensorInfo("x", "float32", (-1, 4)),
-        TensorInfo("b", "float32", (1, 4)),
-        TensorInfo("w", "float32", (4, 3)),
-    ]
-    arrays = {"x": np.ones((8, 4), np.float32), "b": np.ones((8, 4), np.float32), "w": np.ones((8, 3), np.float32)}
-    with pytest.raises(
-        UsageError,
-        match=r"the model's w is \(4, 3\) beside b \(1, 4\): export it with w as a constant.*`set='w=NUMBERS'`",
-    ):
-        open_data(inputs, data=arrays)
-    with pytest.raises(
-        DataError, match=r"{'x': 8, 'w': 4}; .* the model's w is \(4, 3\) .*export it with w as a constant"
-    ):
-        open_data(inputs[::2], data={"x": arrays["x"], "w": arrays["w"][:4]})
+        gallery = np.ones((number + 1, 4), np.float32)
+        np.savez(tmp_path / f"{number}.npz", crops=np.ones((1, 5), np.float32), gallery=gallery)
+    assert open_data(inputs, data=tmp_path).samples == 3
 
 
 def test_samples_are_taken_from_the_axis_where_the_model_has_them(tmp_path: Path) -> None:

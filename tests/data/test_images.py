@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from skimage import data
 from sklearn.datasets import load_sample_images
 
@@ -281,16 +281,6 @@ def test_damaged_exif_data_does_not_cost_the_photo() -> None:
     jpeg = saved("JPEG")
     for junk in (b"", b"II*\0", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\xff\xff" + b"\x01" * 40):
         assert np.array_equal(decode(with_exif(jpeg, junk)), decode(jpeg)), junk
-
-
-@pytest.mark.parametrize("orientation", range(10))
-def test_photos_are_turned_as_pillow_and_opencv_turn_them(orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    content = saved("JPEG", exif=exif)
-    found = decode(content)
-    assert np.array_equal(found, np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content)))))
-    assert np.array_equal(found, cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1])
 
 
 def test_images_in_memory_stand_beside_files(tmp_path: Path) -> None:

