@@ -8,7 +8,7 @@ from typing import Any
 from trtopt.core.errors import UsageError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
-from trtopt.data.arrays import ArrayBatches, named_batches
+from trtopt.data.arrays import ArrayBatches, named_batches, only
 from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
 from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
@@ -66,14 +66,10 @@ def open_data(
             "`images=` fits a model whose inputs count samples on their first axis, as images are put together there: give "
             f"`data='F.npz'` for {', '.join(f'{info.name} {info.dims}' for info in inputs)}"
         )
-    if len(inputs) != 1:
-        names = ", ".join(info.name for info in inputs)
-        raise UsageError(
-            f"`images=` fits a model with one input; this one has {names}: give `data='F.npz'` with these names"
-        )
+    image = only(inputs, "`images=`", "`data='F.npz'`")
     if preprocess is None:
         raise UsageError(
             f"`images=` needs `preprocess=`, how pixels become inputs: {', '.join(PRESETS)} or a TOML file ({PAGE}); or give "
             "`scale=`, `mean=` and `std=`"
         )
-    return ImageBatches(images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads)
+    return ImageBatches(images, image, Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads)

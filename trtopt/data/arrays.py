@@ -169,7 +169,7 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
     if isinstance(source, Mapping):
         return [("the arrays", source)]
     if _is_array(source):
-        return [("the array", {_only(inputs, "an array").name: source})]
+        return [("the array", {only(inputs, "an array").name: source})]
     batches, count = list[Mapping[str, Any]](), 0  # kept: an iterator can be read once, and several passes are needed
     for batch in named_batches(source, inputs):
         batches.append(batch)
@@ -232,10 +232,11 @@ def _batched(value: Any, inputs: Sequence[TensorInfo], name: str) -> Any:
     return value
 
 
-def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
+def only(inputs: Sequence[TensorInfo], what: str, instead: str = "an .npz") -> TensorInfo:
+    """Return a model's one input; UsageError where it has several, which `what` doesn't fit."""
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
-        raise UsageError(f"{what} fits a model with one input; this one has {names}: give an .npz with these names")
+        raise UsageError(f"{what} fits a model with one input; this one has {names}: give {instead} with these names")
     return inputs[0]
 
 
@@ -250,7 +251,7 @@ def _matched(
     file = isinstance(part, Path)
     if isinstance(part, Path):
         single = part.suffix == ".npy"
-        part = {_only(inputs, part.name).name: part} if single else stored_arrays(part, checked=reporter is None)
+        part = {only(inputs, part.name).name: part} if single else stored_arrays(part, checked=reporter is None)
     names = [info.name for info in inputs]
     if absent := [name for name in names if name not in part]:
         extra = ", ".join(map(str, part)) or "none"
