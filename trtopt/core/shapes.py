@@ -148,46 +148,34 @@ def suggested_shapes(
     """
     values = values or {}
     needing = [info for info in inputs if info.open_axes]
-    places = {(info.name, axis): info.dimension(axis) for info in needing for axis in info.open_axes}
-    ends: dict[Key, int] = {}
-    for place, key in places.items():
-        if (end := (longest or {}).get(place)) is not None:
-            ends[key] = min(end, ends.get(key, end))
-    known = dict(seen or {})
-    for info in needing:
+    places = [(info, axis, info.dimension(axis)) for info in needing for axis in info.open_axes]
+    ranges = {key: seen[info.name, axis] for info, axis, key in places if seen and (info.name, axis) in seen}
+    fixed = set(ranges)
+    for info, axis, key in places:
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
-            for axis in info.open_axes:
-                known[info.name, axis] = (shape.min[axis], shape.opt[axis], shape.max[axis])
+            ranges[key] = shape.min[axis], shape.opt[axis], shape.max[axis]
     alone, labels = batch_alone(needing), dict[Key, str]()
-    ranges: dict[Key, Sizes] = {key: known[place] for place, key in places.items() if place in known}
-    for info in needing:
-        for axis in info.open_axes:
-            if (key := info.dimension(axis)) not in ranges:
-                ranges[key] = default_range(info, axis, alone)
-                unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
-                labels[key] = str(key) if named_size(info.shape[axis]) else unnamed
-    for key, end in ends.items():
-        low, best, high = ranges[key]
-        ranges[key] = min(low, end), min(best, end), min(high, end)
+    for info, axis, key in places:
+        if key not in ranges:
+            ranges[key] = default_range(info, axis, alone)
+            unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
+            labels[key] = str(key) if named_size(info.shape[axis]) else unnamed
+        if longest and (end := longest.get((info.name, axis))) is not None:
+            low, best, high = ranges[key]
+            ranges[key] = min(low, end), min(best, end), min(high, end)
     sums = {key for key in ranges if summed(key, ranges) is not None}
-    fixed = sums | {places[place] for place in seen or () if place in places}
     if lost is not None:
-        ranges = _agreeing(ranges, [key for key in ranges if key not in fixed], lost)
+        ranges = _agreeing(ranges, [key for key in ranges if key not in fixed | sums], lost)
     ranges = _with_sums(ranges)
-    labels = {key: label for key, label in labels.items() if key not in sums}
-    guesses = [f"{label} {','.join(map(str, ranges[key]))}" for key, label in labels.items()]
-    texts: dict[str, ShapeRange | str] = {
-        info.name: ShapeRange(
-            *zip(
-                *(
-                    ranges[places[info.name, axis]] if axis in info.open_axes else (int(size),) * 3
-                    for axis, size in enumerate(info.shape)
-                )
-            )
+    guesses = [f"{label} {','.join(map(str, ranges[key]))}" for key, label in labels.items() if key not in sums]
+    texts: dict[str, ShapeRange | str] = {}
+    for info in needing:
+        sizes = (
+            ranges[info.dimension(axis)] if axis in info.open_axes else (int(size),) * 3
+            for axis, size in enumerate(info.shape)
         )
-        for info in needing
-    }
+        texts[info.name] = ShapeRange(*zip(*sizes))
     for name, count in values.items():
         if given and name in given and len(given[name].min) == count:
             texts[name] = given[name]
