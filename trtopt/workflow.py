@@ -145,30 +145,28 @@ class PipelineResult:
         return "\n".join([*lines, f"next: {self._next()}"])
 
     def _next(self) -> str:
-        engine, model = self.files["engine"], str(self.files["ONNX"])
-        targets = [word for target in self.build.targets for word in ("--target", target)]
-        if self.cause:
-            other = ["-o", str(engine.with_suffix(f".bf16{engine.suffix}")), *targets]
-            return shlex.join(
-                ["trtopt", "build", model, "--int8", "--bf16", "--calib", str(self.files["calibration"]), *other]
-            )
+        engine, model, table = (str(self.files.get(what)) for what in ("engine", "ONNX", "calibration"))
         half = next((f"--{name}" for name in ("bf16", "fp16") if self.build.precision.get(name)), None)
-        if self._lost and "calibration" not in self.files and self.samples and half:
-            other = ["-o", str(engine.with_suffix(f".safe{engine.suffix}")), *targets]
-            line = shlex.join(["trtopt", "build", model, half, *self._data(), *other])
-            return f"{line}  # keeps in FP32 what these samples show to be lost, and names it"
-        if not self.ok and "calibration" in self.files and self.limits is not None:
-            table, tuned_engine = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
-            words = [model, "-o", str(tuned_engine), "--calib", str(table), *self._data()]
+        words, mark, gain = list[str](), "", ""
+        if self.cause:
+            words, mark = ["build", model, "--int8", "--bf16", "--calib", table], "bf16"
+        elif self._lost and "calibration" not in self.files and self.samples and half:
+            words, mark = ["build", model, half, *self._data()], "safe"
+            gain = "  # keeps in FP32 what these samples show to be lost, and names it"
+        elif not self.ok and "calibration" in self.files and self.limits is not None:
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
             flags = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            line = shlex.join(["trtopt", "tune", *words, *flags, *targets])
-            return f"{line}  # keeps the layers that lose most out of INT8"
+            words, mark = ["tune", model, "--calib", table, *self._data(), *flags], "tuned"
+            gain = "  # keeps the layers that lose most out of INT8"
+        if words:
+            other = self.files["engine"].with_suffix(f".{mark}{self.files['engine'].suffix}")
+            targets = [word for target in self.build.targets for word in ("--target", target)]
+            return shlex.join(["trtopt", *words, "-o", str(other), *targets]) + gain
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
-            return shlex.join(["trtopt", "inspect", str(engine)])
+            return shlex.join(["trtopt", "inspect", engine])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
         inputs = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
-        return shlex.join(["trtopt", "run", str(engine), *inputs, *without_gpu])  # it knows how its images are prepared
+        return shlex.join(["trtopt", "run", engine, *inputs, *without_gpu])  # it knows how its images are prepared
 
     def _data(self) -> list[str]:
         """The samples as flags of `tune`."""

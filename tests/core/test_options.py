@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch  # noqa: TID251
 
+import trtopt
 from trtopt.core.errors import UsageError
 from trtopt.core.options import about, idle, keyed, option, options, spoken, taking, typed, without
 from trtopt.core.progress import SILENT, Reporter
@@ -287,19 +288,9 @@ def test_an_option_beside_what_it_belongs_to_is_taken() -> None:
 
 REQUESTS = [
     request
-    for module in [
-        "autotune",
-        "builder",
-        "calibration",
-        "diagnosis",
-        "engine",
-        "evaluation",
-        "frontend",
-        "jobs",
-        "linting",
-    ]
-    for name, request in vars(importlib.import_module(f"trtopt.{module}.request")).items()
-    if name.endswith("Request") and request.__module__ == f"trtopt.{module}.request"
+    for room in sorted(path.parent.name for path in Path(trtopt.__file__).parent.glob("*/request.py"))
+    for name, request in vars(importlib.import_module(f"trtopt.{room}.request")).items()
+    if name.endswith("Request") and request.__module__ == f"trtopt.{room}.request"
 ]
 
 

@@ -102,7 +102,10 @@ def test_damaged_images_are_left_out_with_a_reason_or_have_their_size(
     (tmp_path / "good.png").write_bytes(GOOD["colour.png"][0])
     batches = ImageBatches(tmp_path, INPUT, Preprocess(), batch=16)
     assert sum(len(part["x"]) for part in batches) == batches.samples == len(BAD) + 1 - sure
-    assert {item.name for item in batches.skipped} <= set(BAD)
+    reasons = {item.name: item.reason for item in batches.skipped}
+    assert reasons.keys() <= BAD.keys()
+    assert reasons["empty.jpg"] == "the file is empty" and "can be decoded" in reasons["lines.jpg"]
+    assert any("cut off" in reason for name, reason in reasons.items() if name.startswith("cut_"))
     said = capfd.readouterr().err  # the decoders' own words
     assert said == ""
 

@@ -90,29 +90,6 @@ def test_names_and_order_are_nothing_to_the_description_and_the_limit(folder: Pa
     assert set(read(folder, limit=4).digests) < set(read(folder, limit=5).digests)
 
 
-def test_what_is_no_image_is_left_out_with_its_reason(folder: Path) -> None:
-    good = [path for path in folder.rglob("*") if path.is_file()]
-    jpeg, png = saved("JPEG", data.rocket()), saved("PNG", data.rocket())
-    bad = {
-        "text.jpg": b"not an image at all\n" * 40,
-        "empty.png": b"",
-        "cut.jpg": jpeg[: len(jpeg) // 2],
-        "cut.png": png[: len(png) // 2],
-        "nearly.jpg": jpeg[:-2],
-    }
-    for name, content in bad.items():
-        (folder / name).write_bytes(content)
-    (folder / "notes.txt").write_text("no image by its name: not counted")
-    batches = read(folder)
-    assert set(batches.paths) == set(good)
-    assert {item.name for item in batches.skipped} == set(bad)
-    reasons = {item.name: item.reason for item in batches.skipped}
-    assert reasons["empty.png"] == "the file is empty"
-    assert "cut off" in reasons["nearly.jpg"]
-    assert "can be decoded" in reasons["text.jpg"]
-    assert sum(len(part["input"]) for part in batches) == 9
-
-
 def test_empty_and_missing_folders(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"no image in .*empty.*\.png.*subfolders"):
