@@ -130,7 +130,7 @@ def command_of(
     epilog: str,
     *,
     read: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
-    call: Callable[[Options, Reporter], Any] | None = None,
+    call: Callable[..., Any] | None = None,
     group: typer.Typer | None = None,
     name: str | None = None,
     cls: type[TyperCommand] | None = None,
@@ -155,7 +155,10 @@ def command_of(
     several = [field_name for field_name, entry in cli_options.items() if _repeats(*entry)]
     grouped = any(entry[1].group for entry in entries.values())
     parameters = [_parameter(*entry, grouped=grouped) for entry in cli_options.values()]
-    own = {field_name: _spelled(*entry) for field_name, entry in cli_options.items()}
+    own = {
+        field_name: about.metavar or field_name.upper() if _is_argument(item, about) else "/".join(_flags(item, about))
+        for field_name, (item, about) in cli_options.items()
+    }  # what messages call an option: its flags, or what stands for an argument
     FLAGS.update((field_name, form) for field_name, form in own.items() if form.startswith("-"))
     parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
 
@@ -171,14 +174,12 @@ def command_of(
             values |= {field_name: parse(values[field_name]) for field_name, parse in read.items()}
             # What a module or a metric of the user's own prints isn't part of the object.
             with contextlib.redirect_stdout(sys.stderr) if json_output else contextlib.nullcontext():
-                if call is not None:
-                    _collect_again()
-                    result = call(values, _reporter())
-                else:
-                    reporter = {"reporter": _reporter()} if "reporter" in entries else {}
-                    function = getattr(trtopt, text.__name__)
-                    _collect_again()
-                    result = function(**values, **reporter)
+                reporter = {"reporter": _reporter()} if "reporter" in entries else {}
+                function = call or getattr(trtopt, text.__name__)
+                if not gc.isenabled():  # look for garbage from here on, but not among what is there
+                    gc.freeze()
+                    gc.enable()
+                result = function(**values, **reporter)
             document = told(plain(result)) if json_output or measures else {}
             if measures:
                 from trtopt.diagnosis.results import keep
@@ -200,26 +201,12 @@ def command_of(
     return made
 
 
-def _collect_again() -> None:
-    """Look for garbage from here on, but not among what is there."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
-
-
 def _repeats(item: Field[Any], about: About) -> bool:
     return item.default == () and about.typed is None
 
 
 def _is_argument(item: Field[Any], about: About) -> bool:
     return about.positional or ((about.needed or item.default is MISSING) and not about.short)
-
-
-def _spelled(item: Field[Any], about: About) -> str:
-    """Return what messages call an option: its flags, or what stands for an argument."""
-    if _is_argument(item, about):
-        return about.metavar or item.name.upper()
-    return "/".join(_flags(item, about))
 
 
 def _flags(item: Field[Any], about: About) -> list[str]:

@@ -457,7 +457,7 @@ def prune_store(result: Any, values: Options) -> Iterator[str]:
     yield f"{result.folder}: {count} removed, {memory_size(result.nbytes)}; {memory_size(result.left)} left"
 
 
-def _serve(values: Options, reporter: Reporter) -> Any:
+def _serve(reporter: Reporter, **values: Any) -> Any:
     import trtopt
 
     with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(server.send_signal):

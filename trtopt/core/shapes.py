@@ -272,10 +272,10 @@ def outside(profiles: Sequence[Profile], inputs: Sequence[TensorInfo], samples: 
         shape, axis = shapes[info.name], info.batch_axis
         return bounds.holds(shape if axis is None else (*shape[:axis], *bounds.min[axis : axis + 1], *shape[axis:]))
 
-    missed = [[i.name for i in infos if i.name in item and not taken(i, item[i.name])] for item in profiles]
+    missed = [[i.name for i in infos if not taken(i, item[i.name])] for item in profiles]
     if not missed or not all(missed):
         return ""
-    names = min(missed, key=len)
+    names = missed[0]
     ranges = dict.fromkeys(f"{name} {x(item[name].min)} to {x(item[name].max)}" for item in profiles for name in names)
     listed = ", ".join(f"{name} {x(shapes[name])}" for name in names)
     return f"samples of {listed} are outside the engine's shapes, {' or '.join(ranges)}"
