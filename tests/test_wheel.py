@@ -1,4 +1,4 @@
-"""Content of the wheel, and that it works outside the checkout; README's walkthrough does the rest (`test_readme.py`)."""
+"""Content of the wheel, and that it works outside the checkout; README's walkthrough does the rest (`test_pages.py`)."""
 
 from __future__ import annotations
 
