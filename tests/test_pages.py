@@ -116,8 +116,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Callab
         (made / ".venv").symlink_to(installed)
         (made / "my_model.py").write_text(NET)
         (made / "detector.toml").write_text('preset = "imagenet"\nsize = [224, 224]\n')
-        for photos in ("photos", "quickstart-out/calibration") if name != "tutorial" else ():
-            write_crops("imagenet-crops", made / photos)
+        (made / "quickstart-out").mkdir()
+        write_crops("imagenet-crops", made / ("quickstart-out/calibration" if name == "lite0" else "photos"))
         return made
 
     return get
