@@ -30,11 +30,9 @@ def npy(array: NDArray[Any], version: tuple[int, int] | None = None) -> bytes:
     return file.getvalue()
 
 
-def header(text: str | bytes, content: bytes = SAMPLES.tobytes(), version: int = 1) -> bytes:
+def header(text: str, content: bytes = SAMPLES.tobytes()) -> bytes:
     """An .npy file with this text as its header, whatever it says."""
-    text = text if isinstance(text, bytes) else text.encode()
-    size = struct.pack("<H" if version == 1 else "<I", len(text) + 1)
-    return b"\x93NUMPY" + bytes([version, 0]) + size + text + b"\n" + content
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n" + content
 
 
 def described(shape: Any, descr: Any = "<f4", fortran: Any = False) -> str:
@@ -85,33 +83,23 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         "half": SAMPLES.astype(np.float16),
         "whole_numbers": (SAMPLES * 255).astype(np.uint8),
         "complex": SAMPLES.astype(np.complex64),
-        "structured": np.zeros(SHAPE, [("ä", "<f2"), ("b", "<f2")]),
         "text": np.full(SHAPE, "1.5"),
         "objects": np.full(SHAPE, {}, object),
         "no_samples": SAMPLES[:0],
-        "scalar": np.float32(3).reshape(()),
         "nan": np.where(broken, np.float32(np.nan), SAMPLES),
         "too_large": SAMPLES.astype(np.float64) * 1e300,
     }
     for name, array in kinds.items():
         yield f"{name}.npy", npy(array)
         yield f"{name}.npz", archive(("x.npy", npy(array)), kind=zipfile.ZIP_DEFLATED)
-    shapes = ((12, *SHAPE[1:]), (3, *SHAPE[1:]), (-6, -3, 32, 32), (True, *SHAPE[1:]), (1,) * 1000, (10**9, 0, 32, 32))
-    shapes += ((10**400, *SHAPE[1:]), (2**62, 3, 2**62, 32))
-    headers: list[str | bytes] = [described(shape) for shape in shapes]
-    headers += [
-        described([6, 3, 32, 32]),
-        described((6, 3, 32), "(32,)<f4"),
-        described(SHAPE, "|O"),
-        described(SHAPE, "<q9"),
-    ]
-    headers += [
-        "",
-        "__import__('os').abort()",
-        "(" * 4000 + ")" * 4000,
-        described(SHAPE) + " " * 60_000,
-        b"\xff\xfe" * 40,
-    ]
+    shapes: tuple[Any, ...] = (
+        (12, *SHAPE[1:]),
+        (3, *SHAPE[1:]),
+        (-6, -3, 32, 32),
+        (10**9, 0, 32, 32),
+        (10**400, 3, 32, 32),
+    )
+    headers = [*map(described, shapes), described((6, 3, 32), "(32,)<f4"), "", "__import__('os').abort()", "(" * 4000]
     for number, text in enumerate(headers):
         yield f"header_{number}.npy", header(text)
         yield f"header_{number}.npz", archive(("x.npy", header(text)))
@@ -228,10 +216,7 @@ def bad_images() -> Iterator[tuple[str, bytes]]:
     yield "never_zlib.png", png(128, 96, b"junk" * 99)
     yield "never_filter.png", png(128, 96, zlib.compress(b"\x09" * (96 * 385)))
     for side in (0, 12_000, 32_000, 2**31 - 1, 2**32 - 1):
-        yield f"never_{side}.png", png(side, side, rows)
-    jpeg = saved("JPEG", photo, progressive=True)
-    last = jpeg.rindex(b"\xff\xda")
-    yield "never_scans.jpg", jpeg[:last] + jpeg[last:-2] * 5000 + jpeg[-2:]
+        yield f"claims_{side}.png", png(side, side, rows)
     yield "never_claims.ppm", b"P6 60000 60000 255\n" + bytes(1000)
     jp2 = encoded(".jp2", PHOTO)
     place = jp2.index(b"\xff\x4f\xff\x51")

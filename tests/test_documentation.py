@@ -30,33 +30,11 @@ def test_what_is_to_be_typed_is_complete(page: str) -> None:
             parse(command)
 
 
-def test_commands_are_found_wherever_they_stand() -> None:
-    text = """
-Type `trtopt check
-m.onnx`, or `build --int8`; not `nothing --int8`.
-
-    trtopt profile M.engine --json > p.json    # on a GPU
-    $ trtopt report M.engine \\
-        --results p.json
-
-| asks | for |
-|---|---|
-| `a \\| b` | `trtopt build M.onnx --fp16` |
-
-```bash
-A=1 trtopt run M.engine --input a=a.npy && trtopt version
-```
-"""
-    found = [" ".join(command.split()) for command in commands(text)]
-    assert sorted(found) == [
-        "trtopt build --int8",
-        "trtopt build M.onnx --fp16",
-        "trtopt check m.onnx",
-        "trtopt profile M.engine --json > p.json # on a GPU",
-        "trtopt report M.engine --results p.json",
-        "trtopt run M.engine --input a=a.npy",
-        "trtopt version",
-    ]
+def test_commands_are_found_in_blocks_text_and_tables() -> None:
+    text = "`trtopt check\nm.onnx`, `build --int8`, `no --x`\n\n    $ trtopt report M \\\n  -q\n\n|a|`trtopt build M.onnx`|\n"
+    text += "```bash\nA=1 trtopt run M && trtopt version\n```\n"
+    found = sorted(" ".join(command.split()[1:]) for command in commands(text))
+    assert found == ["build --int8", "build M.onnx", "check m.onnx", "report M -q", "run M", "version"]
 
 
 @pytest.mark.parametrize(
