@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +20,7 @@ import onnx
 import pytest
 from documented import ROOT, commands, complaint
 from graphs import points_of, quantized
-from tritons import executable, why_not
+from tritons import executable, ports, started, why_not
 from wheel_environment import environment
 
 import trtopt
@@ -217,29 +213,18 @@ def test_what_the_page_on_serving_wrote_is_served(folders: Callable[[str], Path]
     if why := why_not():
         pytest.skip(why)
     scripts = dict(blocks("serving.md") + blocks("serving.md#Requests"))
-    with contextlib.ExitStack() as stack:  # another test may hold the usual ports
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        ports = [item.getsockname()[1] for item in sockets]
-    words = shlex.split(scripts["bash serve"])
-    words += [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports)]
-    words.append(f"--server={executable(folder / 'server')}")
-    variables, log = environment(folder / ".venv", folder), folder / "log"
-    with log.open("w") as file:
-        process = subprocess.Popen(words, cwd=folder, env=variables, stdout=file, stderr=file, start_new_session=True)
-        try:
-            end = time.monotonic() + 120
-            while "ready: HTTP" not in log.read_text():  # before that it warms up, and a signal interrupts it
-                assert time.monotonic() < end and process.poll() is None, log.read_text()[-2000:]
-                time.sleep(0.2)
-            script = scripts["python client"].replace("127.0.0.1:8000", f"127.0.0.1:{ports[0]}")
-            assert script != scripts["python client"]
-            assert ran(folder, "python", "-c", script).splitlines() == printed(script)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            status = process.wait(60)
-    assert status == 0, log.read_text()[-2000:]
+    assert scripts["bash serve"] == "trtopt serve models\n"
+    places = ports()  # another test may hold the usual ones
+    words = [str(folder / "models"), f"--server={executable(folder / 'server')}"]
+    process = started(words, folder / "log", **places)
+    try:
+        script = scripts["python client"].replace("127.0.0.1:8000", f"127.0.0.1:{places['http_port']}")
+        assert script != scripts["python client"]
+        assert ran(folder, "python", "-c", script).splitlines() == printed(script)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(60)
+    assert status == 0, (folder / "log").read_text()[-2000:]
 
 
 # The site ----------------------------------------------------------------------------------------------------------------
