@@ -108,6 +108,7 @@ INT8 --images photos --scale 1/0 => scale is '1/0'
 INT8 --images photos --resize shrink => resize is 'shrink'; allowed: stretch, crop, letterbox
 INT8 --images photos --preprocess own.toml --size 64 => 'own.toml' is neither a preset
 INT8 --data gone.npz => gone.npz | doesn't exist
+INT8 --data none => no .npz or .npy file in
 INT8 --data empty.npz => empty.npz can't be read as .npz | written completely?
 INT8 --data text.npz => text.npz can't be read as .npz | written completely?
 INT8 --data model.onnx => neither .npz nor .npy
