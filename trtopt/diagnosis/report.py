@@ -31,8 +31,8 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import x
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
-from trtopt.diagnosis.results import Results, comparison_of, measurements
-from trtopt.engine.difference import built_for, differing, facts, precisions
+from trtopt.diagnosis.results import BESIDE, Results, comparison_of, measurements
+from trtopt.engine.difference import built_for
 from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
 from trtopt.evaluation.outputs import decibels
@@ -77,29 +77,39 @@ def report(request: ReportRequest) -> Report:
     Args:
         engine: a plan file, or its manifest alone (M.engine.json), where most of what is said stands.
         output: the page, one HTML file.
-        results: what commands measured: files with their JSON, such mappings, or results of `profile`, `sensitivity`, `bench`,
-            `verify`, `build`, `tune` and `pipeline`. They are known by their content; those that name another engine
-            are taken for `against` if it has that name.
+        results: of `profile`, `sensitivity`, `bench`, `verify`, `run`, `build`, `tune` and `pipeline`, besides what these
+            commands have written beside the engine (M.engine.results.json).
         calib: the calibration table (a file or a `Table`), for histograms and thresholds.
-        against: another engine, of which the differences are shown.
 
     Raises:
-        UsageError: a file that isn't there, that is nothing of the kind, or that would be overwritten.
+        UsageError: a file that isn't there, is nothing of the kind, or would be overwritten; a result of another engine.
         EngineError, EngineMismatch: as `inspect`.
         CalibrationError: of `calib`.
         MissingDependency: jinja2 isn't installed.
         OutputError: the page can't be written; nothing is left behind.
     """
     ready()
-    paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
-    plans = [path.with_suffix("") if path.suffix == ".json" else path for path in paths]  # a manifest's, or itself
-    results = measurements(request.results, plans[0], plans[1] if len(plans) > 1 else None)
+    path = existing_file(request.engine, "the engine")
+    plan = path.with_suffix("") if path.suffix == ".json" else path  # a manifest's, or itself
     table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
-    with request.reporter.phase("reading"):
-        subjects = [_subject(path, plan, each) for path, plan, each in zip(paths, plans, results)]
-        contents = plain(_contents(subjects[0], subjects[1] if len(subjects) > 1 else None, table))
-    with request.reporter.phase("drawing"):
-        page = html(contents).encode()
+    engine = inspect(path)
+    if not isinstance(engine, EngineReport):
+        raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
+    try:
+        with request.reporter.phase("drawing"):
+            results = measurements(request.results, plan)
+            subject = _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
+            contents = plain(_contents(subject, table))
+            page = html(contents).encode()
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # in a file that was edited, or is a later trtopt's
+        raise UsageError(
+            f"{plan}{BESIDE} isn't as trtopt writes it ({error!r}): remove it, and measure again"
+        ) from error
     with writing_together(Path(request.output)) as (partial,):
         partial.write_bytes(page)
     return Report(Path(request.output), len(page), contents)
@@ -124,14 +134,7 @@ class _Subject:
     candidates: Any  # the comparison of precisions
 
 
-def _subject(path: Path, plan: Path, results: Results) -> _Subject:
-    engine = inspect(path)
-    if not isinstance(engine, EngineReport):
-        raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
-    return _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
-
-
-def _contents(subject: _Subject, other: _Subject | None, table: Table | None) -> dict[str, Any]:
+def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
     manifest, results = subject.manifest, subject.results
     layers = _layers(subject)
     (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
@@ -167,7 +170,6 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
         "tuning": results.tuning,
         "latency": results.bench,
         "warnings": _warnings(subject, layers, table),
-        "against": None if other is None else _against(subject, other),
         "provenance": _provenance(subject),
         "unknown": _unknown(subject, accuracy, table, quantized),
     }
@@ -185,7 +187,7 @@ def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, qu
         "how long each layer takes": (_timed(subject), f"trtopt profile {name}; {again}"),
         "what INT8 costs in accuracy, layer by layer": (
             results.sensitivity,
-            f"trtopt sensitivity MODEL.onnx {samples} --json > s.json; {again} --results s.json",
+            f"trtopt sensitivity MODEL.onnx {samples}; {again}",
         ),
         "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote": (
             table is not None or not quantized,
@@ -414,28 +416,12 @@ def _warnings(
         digest = (manifest.calibration or {}).get("digest")
         if table is not None and digest and digest != table.digest:
             warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
-    warnings += [(text, f"measure {name} itself, and leave out --results of others") for text in results.strangers]
     if results.profile is not None and not _timed(subject):
         text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
         warnings.append((text, f"trtopt profile {name}"))
     for measured in (results.profile, results.bench):
         warnings += [(text, None) for text in measured["notes"]] if measured is not None else []
     return [{"text": text, "what_to_do": do} for text, do in dict(warnings).items()]
-
-
-def _against(subject: _Subject, other: _Subject) -> dict[str, Any]:
-    """List what differs between two builds, this engine's value first."""
-    told = [
-        facts(each.engine.nbytes, each.engine.precision_summary, each.manifest)
-        | {"accuracy": "; ".join(_accuracy(each)[0]) or None, "speed": "; ".join(_speed(each)) or None}
-        for each in (subject, other)
-    ]
-    nodes = differing(*(precisions(_layers(each)) for each in (subject, other)))
-    return {
-        "engine": other.plan.name,
-        "facts": [plain(item) for item in differing(*told)],
-        "nodes": [*map(plain, nodes)],
-    }
 
 
 def _provenance(subject: _Subject) -> dict[str, Any]:
