@@ -168,11 +168,6 @@ def test_what_isnt_known_is_refused(wrong: str) -> None:
         migrated(wrong)
 
 
-def test_a_file_beside_a_command_isnt_passed_over() -> None:
-    with pytest.raises(UsageError, match="leave one of them out"):
-        trtopt.doctor("--onnx=m.onnx", migrate="trtexec")
-
-
 def test_it_is_told_in_eighty_columns_and_as_json() -> None:
     shapes = "--minShapes=x:1x3x224x224 --optShapes=x:8x3x224x224 --maxShapes=x:32x3x224x224"
     old = f"trtexec --onnx=m.onnx --int8 {shapes} --plugins=p"

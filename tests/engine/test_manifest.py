@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -106,12 +107,30 @@ def test_a_manifest_of_another_format_or_damaged_is_said_to_be_so(tmp_path: Path
         load_manifest(engine)
 
 
-def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.engine").write_text("hello")
-    with pytest.raises(EngineError, match="isn't a TensorRT plan"):
-        inspect(tmp_path / "text.engine")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"hello", "its header isn't one"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            r"Git LFS.*: git lfs pull --include m\.engine$",
+        ),
+    ],
+)
+def test_files_that_are_no_plans_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "m.engine").write_bytes(content)
+    with pytest.raises(EngineError, match=f"isn't a TensorRT plan: .*{said}"):
+        inspect(tmp_path / "m.engine")
     with pytest.raises(UsageError, match="doesn't exist"):
         inspect(tmp_path / "absent.engine")
+
+
+def test_the_command_for_ultralytics_files_works(tmp_path: Path) -> None:
+    (tmp_path / "m.engine").write_bytes((2).to_bytes(4, "little") + b"{}vtrt")
+    with pytest.raises(EngineError, match="Ultralytics") as caught:
+        inspect(tmp_path / "m.engine")
+    subprocess.run(str(caught.value).partition(" before it: ")[2], shell=True, check=True)
+    assert (tmp_path / "m.plan.engine").read_bytes() == b"vtrt"
 
 
 def test_a_plan_of_a_generation_that_is_not_here_says_who_made_it(tmp_path: Path) -> None:
