@@ -227,9 +227,8 @@ def _layers(subject: _Subject) -> list[dict[str, Any]]:
         ms = times.get(item["name"])
         share = ms / total if ms is not None and total else None
         precision = str(item["precision"]) if item["precision"] in _PRECISIONS else None
-        nodes = [*item["nodes"]] or [f"beside {node}" for node in item.get("follows", ())]
         layer = {"number": number, "name": str(item["name"]), "kind": str(item["kind"]), "precision": precision}
-        layers.append({**layer, "nodes": nodes, "ms": ms, "share": share, "damage_db": None})
+        layers.append({**layer, "nodes": [*item["nodes"]], "ms": ms, "share": share, "damage_db": None})
     _add_damage(layers, subject.results)
     return layers
 

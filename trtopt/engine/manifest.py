@@ -190,7 +190,6 @@ class _Kernel(TypedDict, total=False):
     reads: Sequence[AnyText]
     writes: Sequence[AnyText]
     tactic: AnyText
-    follows: Sequence[Name]
 
 
 class _Layer(_Computing, _Kernel):
