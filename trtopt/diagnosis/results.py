@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Union
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -26,50 +26,46 @@ _FORMAT = "trtopt.results/1"
 Figure = float | Literal["inf", "-inf", "nan"]
 
 
-# What a manifest or a state file says of accuracy, as far as it is used: a list holds items of one shape, a tuple is a choice,
-# and "?" ends the name of what may be missing.
-_OUTPUT = {
-    "kind": str,
-    "agreement": (float, None),
-    "snr_db": Figure,
-    "channels?": ({"snr_db": [(Figure, None)], "lowest": (int, None)}, None),
-    "integers?": (bool, None),
-    "samples?": ({"worst": [{"name": str, "snr_db": Figure, "agreement": (float, None)}]}, None),
-}
-_COMPARED = {
-    "samples": int,
-    "snr_db": Figure,
-    "top1_agreement": (float, None),
-    "reference_accuracy": ({"top1": float}, None),
-    "candidate_accuracy": ({"top1": float}, None),
-    "outputs": {str: _OUTPUT},
-}
-_COMPARISON = {  # of a manifest: which precision was kept, and of `--best` and `tune` within which limits
-    "candidates": [
-        {"precision": str, "times": [{"shapes": {str: str}, "gpu_ms": float}], "accuracy": (_COMPARED, None)}
-    ],
-    "kept": str,
-    "best?": bool,
-    "limits?": ({str: (float, None)}, None),
-}
+# What a manifest or a state file says of accuracy, as far as it is used.
+class _Figures(TypedDict):
+    kind: str
+    agreement: float | None
+    snr_db: Figure
 
 
-def _type(shape: Any) -> Any:
-    """Make a type for msgspec of a shape as above."""
-    if isinstance(shape, list):
-        return list[_type(shape[0])]  # type: ignore[misc]
-    if isinstance(shape, tuple):
-        return Union[tuple(map(_type, shape))]  # noqa: UP007
-    if isinstance(shape, dict) and str in shape:
-        return dict[str, _type(shape[str])]  # type: ignore[misc]
-    if isinstance(shape, dict):
-        fields = [(key.rstrip("?"), _type(item), *[None] * key.endswith("?")) for key, item in shape.items()]
-        return msgspec.defstruct("Result", fields, kw_only=True, omit_defaults=True)
-    return shape
+class _Output(_Figures, total=False):
+    channels: dict[str, Any] | None
+    integers: bool | None
+    samples: dict[str, Any] | None
 
 
-Compared = _type(_COMPARED)
-_COMPARISONS = _type(_COMPARISON)
+class Compared(TypedDict):
+    """Results of `verify`."""
+
+    samples: int
+    snr_db: Figure
+    top1_agreement: float | None
+    reference_accuracy: dict[str, Any] | None
+    candidate_accuracy: dict[str, Any] | None
+    outputs: dict[str, _Output]
+
+
+class _Candidate(TypedDict):
+    precision: str
+    times: list[dict[str, Any]]
+    accuracy: Compared | None
+
+
+class _Chosen(TypedDict, total=False):
+    best: bool
+    limits: dict[str, float | None]
+
+
+class _Comparison(_Chosen):
+    """The comparison in a manifest: which precision was kept, and of `--best` and `tune` within which limits."""
+
+    candidates: list[_Candidate]
+    kept: str
 
 
 class _KeptResult(TypedDict):
@@ -144,7 +140,7 @@ def measurements(results: Sequence[Any], engine: Path) -> Results:
         name = str((content["build"] if command == "pipeline" else content).get("engine", engine))
         if not command or Path(name).name != engine.name:
             raise UsageError(
-                f"`results=` takes what {', '.join(_PROOFS)} gave of {engine.name}, not "
+                f"results are what {', '.join(_PROOFS)} gave of {engine.name}, not "
                 f"{type(result).__name__}{f' of {name}' * bool(command)}"
             )
         gathered.take(command, content)
@@ -157,7 +153,7 @@ def comparison_of(manifest: Manifest | None) -> Any:
         return None
     said = plain(dict(manifest.comparison))
     with contextlib.suppress(msgspec.ValidationError):
-        msgspec.convert(said, _COMPARISONS)
+        msgspec.convert(said, _Comparison)
         if any(item["precision"] == said["kept"] for item in said["candidates"]):
             return said
     return None

@@ -172,7 +172,7 @@ def _instead(path: Path, start: bytes) -> str:
     """Say what a file is that has neither a plan's header nor a manifest."""
     length, name = int.from_bytes(start[:4], "little"), quote(str(path))
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
-        return f"it is a pointer of Git LFS, and the file itself wasn't downloaded: git lfs pull --include {quote(path.name)}"
+        return "it is a pointer of Git LFS, and the file itself wasn't downloaded: git lfs pull"
     if start[4:5] == b"{" and 0 < length < 1 << 20:
         target = quote(str(path.with_suffix(".plan.engine")))
         return f"{length} bytes of Ultralytics' JSON come before it: tail -c +{length + 5} {name} > {target}"
