@@ -33,8 +33,7 @@ from trtopt.core.files import cache_path, whole
 from trtopt.core.library_output import TELEMETRY_OFF
 from trtopt.core.options import taking
 from trtopt.core.version import to_install
-from trtopt.diagnosis.lines import command_lines, wrapped
-from trtopt.diagnosis.migration import Migration, migrated
+from trtopt.diagnosis.migration import Migration, migrated, wrapped
 from trtopt.diagnosis.request import DoctorRequest
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class DoctorReport:
 
     @property
     def lines(self) -> Iterator[str]:
-        """For a terminal of 80 columns; commands are broken where a shell takes them so."""
+        """For a terminal of 80 columns; commands stay whole."""
         if self.migration is not None:
             yield from self.migration.lines
             return
@@ -121,7 +120,7 @@ class DoctorReport:
             yield ""
             yield from wrapped(f"{finding.level}: {finding.fact}")
             yield from wrapped(finding.consequence, start=4)
-            yield from command_lines(finding.command)
+            yield f"    $ {finding.command}"
         yield ""
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
         many = [f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items()]
