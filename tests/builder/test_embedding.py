@@ -20,7 +20,7 @@ from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import open_data
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import PRESETS, Preprocess
-from trtopt.engine.manifest import embedded_by, load_manifest
+from trtopt.engine.manifest import embedded_by, load_manifest, manifest_path, read_manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import fingerprint
@@ -126,8 +126,7 @@ def test_open_sizes_and_several_profiles_are_given_as_the_models_own(tmp_path: P
     assert [item["x"].opt for item in pixels.profiles] == [(2, 32, 48, 3), (8, 32, 32, 3)]
     assert [item["x"].max for item in floats.profiles] == [(4, 3, 64, 96), (8, 3, 32, 32)]
     assert "samples x height x width x 3" in " ".join(heard.notes)
-    manifest = load_manifest(tmp_path / "pixels.engine")
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(tmp_path / "pixels.engine"))
     assert manifest.spec["profiles"][0] == {"x": "1x3x16x24,2x3x32x48,4x3x64x96"}
     assert manifest.profiles[0] == {"x": "1x16x24x3,2x32x48x3,4x64x96x3"}
     assert preparation(pixels).size == (32, 48)
@@ -183,8 +182,7 @@ def test_scales_points_and_the_rest_of_the_graph_stay(tmp_path: Path) -> None:
 def test_the_manifest_says_what_is_inside_and_what_is_left(tmp_path: Path, world: World) -> None:
     path = net(tmp_path / "net.onnx")
     result = built(path, tmp_path / "m.engine", fp16=True, preprocess="imagenet", embed_preprocess=True)
-    manifest = load_manifest(result.engine)
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(result.engine))
     assert manifest.inputs == [{"name": "x", "dtype": "uint8", "shape": ["n", 32, 32, 3]}]
     assert manifest.preprocess is not None
     left = Preprocess.load(manifest.preprocess)
