@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import manifests
 import numpy as np
 import pytest
 from test_profiling_command import LAYERS, PlayedSession
@@ -30,7 +31,6 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis.profiling import EngineProfile
 from trtopt.diagnosis.report import rounding
 from trtopt.diagnosis.results import keep
-from trtopt.engine.manifest import Manifest
 from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m\"'&$\\frac{1}{2}$"
@@ -46,7 +46,6 @@ INNER = [  # of a manifest
 
 def made(path: Path, layers: Any = INNER, **changes: Any) -> Path:
     """An engine's file with a manifest."""
-    path.write_bytes(b"plan of " + path.name.encode())
     values: dict[str, Any] = {
         "generation": {
             "family": "tensorrt10",
@@ -55,25 +54,15 @@ def made(path: Path, layers: Any = INNER, **changes: Any) -> Path:
             "gpu": "Played GPU (sm90, 1 GiB)",
         },
         "targets": [],
-        "spec": {"precision": "int8", "workspace": 1 << 30},
         "precision": {"int8": 2, "fp16": 1, "fp32": 0, "total": 3},
         "precision_summary": "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 matrix products INT8",
-        "layers": layers,
         "kept": [{"node": "mid", "op": "Conv", "precision": "fp16", "reason": "tuned: it makes 40% of the noise"}],
-        "inputs": [],
-        "outputs": [],
         "profiles": [{"x": "1x3,8x3,32x3"}],
-        "source": {"path": "somewhere/net.onnx", "sha256": "ab" * 32},
-        "plan": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size},
-        "key": "k",
-        "seconds": 1.5,
-        "trtopt": "0",
         "calibration": {"method": "entropy", "samples": 8, "digest": "another"},
         "warnings": ["workspace was too small for a tactic: `workspace='4GiB'`"],
         "coverage": {"int8": 0.75, "fp16": 0.25},
     }
-    Manifest(**{**values, **changes}).save(path)
-    return path
+    return manifests.made(path, layers=layers, **{**values, **changes})
 
 
 @pytest.fixture
