@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, values
+from graphs import model, node, values
 from skimage import data
 from world import Heard, World, crops, has
 
 import trtopt
-from trtopt.builder.lowering import lower
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import open_data
@@ -22,8 +20,6 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.engine.manifest import embedded_by, load_manifest, manifest_path, read_manifest
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.fold import fold
-from trtopt.graph.proto import fingerprint
 from trtopt.runtime.images import preparation
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
@@ -309,22 +305,3 @@ def test_what_can_not_be_embedded_is_told_before_any_work(
 def test_native_calibration_is_refused_beside_it() -> None:
     with pytest.raises(UsageError, match=r"`calibrator='native'` calibrates on the engine's own inputs.*drop one"):
         BuildSpec(precision=Precision.INT8, calibrator="native", embed_preprocess=True)
-
-
-def test_86_gets_a_cast_to_fp32_and_the_arithmetic_pinned_to_fp32() -> None:
-    folded = fold(conv_relu())[0]
-    can = SimpleNamespace(stored_codes=False, max_opset=17, float_only={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can)
-    embedded = Embedded.of(PRESETS["imagenet"], load_model(folded).inputs)
-    spec = BuildSpec(precision=Precision.FP16, embed_preprocess=True)
-    found = lower(folded, spec, generation, None, embedded=embedded)
-    nodes = {item.name: item for item in found.proto.graph.node}
-    pinned = {name: nodes[name].op_type for name in found.layer_precision}
-    assert sorted(pinned.values()) == ["Add", "Mul"]
-    assert set(found.layer_precision.values()) == {Precision.FP32}
-    [reader] = [item for item in nodes.values() if "x" in item.input]
-    assert (reader.op_type, reader.attribute[0].i) == ("Cast", onnx.TensorProto.FLOAT)
-    assert found.proto.opset_import[0].version <= 17
-    plain = lower(folded, BuildSpec(), generation, None, embedded=embedded)
-    assert plain.layer_precision == {}
-    assert fingerprint(folded) == fingerprint(fold(conv_relu())[0]), "the folded graph stays as it is"

@@ -19,7 +19,7 @@ import trtopt
 from trtopt import cli
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.diagnosis import doctor as doctors
-from trtopt.diagnosis.doctor import Answer, Host, host_findings
+from trtopt.diagnosis.doctor import Host, host_findings
 
 ROOT = Path(trtopt.__file__).parent.parent
 DRIVER = """
@@ -114,9 +114,9 @@ def test_an_import_that_fails_or_takes_its_process_along(
 def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module(tmp_path, "tensorrt", "import time\ntime.sleep(600)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "no answer within 2 s" in doctors.ask(["tensorrt"], 2.0)["tensorrt"].failure
+    assert "no answer within 2 s" in doctors.ask(["tensorrt"], 2.0)["tensorrt"]["failure"]
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
-    assert "no process can be started" in doctors.ask(["tensorrt"], 2.0)["tensorrt"].failure
+    assert "no process can be started" in doctors.ask(["tensorrt"], 2.0)["tensorrt"]["failure"]
 
 
 def test_a_driver_and_libraries_that_are_really_loaded(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_driver_and_libraries_that_are_really_loaded(tmp_path: Path) -> None:
 def host(*gpus: int, packages: Any = {}, reason: str = "", driver: Any = (12, 4), **modules: Any) -> Host:  # noqa: B006
     """A host with these GPUs (compute capabilities) and modules by version."""
     devices = tuple(DeviceInfo(number, f"GPU of sm{sm}", sm, 16 << 30) for number, sm in enumerate(gpus))
-    answers = {name: Answer({"version": value}) for name, value in modules.items()}
+    answers = {name: {"version": value} for name, value in modules.items()}
     return Host(packages, answers, Probe(devices, driver if gpus or reason else None, reason))
 
 

@@ -154,30 +154,22 @@ def doctor(request: DoctorRequest) -> DoctorReport:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer of a child process: values, or what it raised or ended with."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    failure: str = ""
-
-
-@dataclass(frozen=True)
 class Host:
     """A host as it was found: all that checks read.
 
     Attributes:
         packages: normalized name → version.
-        answers: of child processes, for each module of `_MODULES` that is there.
+        answers: of child processes, for each module of `_MODULES` that is there: facts, or the "failure".
         gpus: as the driver tells them.
     """
 
     packages: Mapping[str, str]
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, Mapping[str, Any]]
     gpus: Probe
 
     def answered(self, module: str) -> Mapping[str, Any]:
         """An answer's values; empty where there is none."""
-        return self.answers[module].values if module in self.answers else {}
+        return self.answers.get(module, {})
 
 
 def examine() -> Host:
@@ -190,11 +182,11 @@ def examine() -> Host:
     return Host(packages, ask(modules, PATIENCE), importlib.import_module("trtopt.cuda.device").probe())
 
 
-def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
+def ask(modules: Sequence[str], patience: float) -> dict[str, dict[str, Any]]:
     """Import modules at the same time, each in a child process; never raises for what one does."""
     path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])  # "" is the working directory
 
-    def answer(module: str) -> Answer:
+    def answer(module: str) -> dict[str, Any]:
         try:
             done = subprocess.run(
                 [sys.executable, __file__, path, module],
@@ -206,15 +198,15 @@ def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
                 timeout=patience,
             )
         except subprocess.TimeoutExpired:
-            return Answer(failure=f"no answer within {patience:.0f} s")
+            return {"failure": f"no answer within {patience:.0f} s"}
         except OSError as error:
-            return Answer(failure=f"no process can be started ({error.strerror or error})")
+            return {"failure": f"no process can be started ({error.strerror or error})"}
         with contextlib.suppress(ValueError, TypeError, IndexError):
-            return Answer(**json.loads(done.stdout.splitlines()[-1]))  # native libraries print, too
+            return dict(json.loads(done.stdout.splitlines()[-1]))  # native libraries print, too
         with contextlib.suppress(ValueError):
-            return Answer(failure=f"the process ended with {signal.Signals(-done.returncode).name}")
+            return {"failure": f"the process ended with {signal.Signals(-done.returncode).name}"}
         last = " ".join(done.stderr.split()[-40:])
-        return Answer(failure=f"the process ended with status {done.returncode} and no answer{last and f': {last}'}")
+        return {"failure": f"the process ended with status {done.returncode} and no answer{last and f': {last}'}"}
 
     with ThreadPoolExecutor(len(_MODULES)) as pool:
         return dict(zip(modules, pool.map(answer, modules)))
@@ -296,7 +288,7 @@ _CAUSES = {  # what an import says → consequence, command
 
 def failing_imports(host: Host) -> Iterator[HostFinding]:
     for module, names in _MODULES.items():
-        if (failure := host.answers[module].failure if module in host.answers else "") == "":
+        if not (failure := host.answered(module).get("failure", "")):
             continue
         package = next((name for name in (*names, module.replace("_", "-")) if name in host.packages), "")
         requirement = f"{package}=={host.packages[package]}" if package else module
@@ -469,11 +461,11 @@ _RUNTIMES = ("libnvinfer.so", "libtensorrt_rtx.so")
 
 
 def _answer() -> None:
-    """Import a module, and write an `Answer` as the last line: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
+    """Import a module, and write what is known of it as the last line: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
     path, name = sys.argv[1:]
     sys.path[:] = json.loads(path)  # as the parent sees packages, without this file's folder
     try:
-        reply: dict[str, Any] = {"values": _imported(name)}
+        reply = _imported(name)
     except BaseException as error:
         reply = {"failure": " ".join(f"{type(error).__name__}: {error}".split())[:600]}
     print("\n" + json.dumps(reply, default=str), flush=True)

@@ -83,10 +83,10 @@ class Capabilities:
 
     def describe(self) -> dict[str, Any]:
         """Return them as plain JSON values."""
-        plain = asdict(self)
-        plain["precisions"] = sorted(map(str, self.precisions))
-        plain["hardware_levels"] = sorted(self.hardware_levels)
-        plain["types"] = sorted(self.types)
+        plain = {
+            name: sorted(map(str, value)) if isinstance(value, frozenset) else value
+            for name, value in asdict(self).items()
+        }
         if self.compute_targets is not None:
             plain["compute_targets"] = [f"sm{target}" for target in sorted(self.compute_targets)]
         return plain

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.library_output import unwarned
@@ -48,13 +48,6 @@ def plan_header(plan: bytes | memoryview) -> PlanHeader | None:
         return None
     nbytes = int.from_bytes(start[_SIZE_AT:_VERSION_AT], "little") if product == "TensorRT-RTX" else 0
     return PlanHeader(product, ".".join(map(str, start[_VERSION_AT:])), nbytes)
-
-
-class OutputAllocator(Protocol):
-    """TensorRT's IOutputAllocator with what its callbacks couldn't raise."""
-
-    def check(self) -> None:
-        """Raise the first exception of a callback since the last check, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +174,7 @@ class LoadedEngine:
 
     def output_allocator(
         self, reallocate: Callable[[str, int, int], int], notify: Callable[[str, tuple[int, ...]], None]
-    ) -> OutputAllocator:
+    ) -> Any:
         """An IOutputAllocator for `context.set_output_allocator`; keep it as long as the context.
 
         TensorRT calls it during enqueue, on the enqueuing thread. What a callback raises is kept: TensorRT sees a
@@ -232,8 +225,7 @@ class LoadedEngine:
                 if error is not None:
                     raise error
 
-        allocator: OutputAllocator = Allocator()
-        return allocator
+        return Allocator()
 
     def profiler(self, note: Callable[[str, float], None]) -> Any:
         """An IProfiler for `context.profiler`, which tells `note` each layer's name and milliseconds; keep it as long as the
