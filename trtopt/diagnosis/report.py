@@ -41,6 +41,12 @@ FORMAT = "trtopt.report/2"
 ROWS, LINES, BARS, WORST = 2000, 12, 12, 12  # of a table, of a part of the verdict, of a chart with names, histograms
 LEVELS, BINS = 127, 64  # of INT8 on either side of 0; of a histogram
 _TEXT, _NODES = 120, 400  # characters of a name, and of the nodes of a layer
+_MISSHAPEN = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)  # what a file that was edited, or is a later trtopt's, leads to
 _QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32")
 
 
@@ -95,18 +101,15 @@ def report(request: ReportRequest) -> Report:
     engine = inspect(path)
     if not isinstance(engine, EngineReport):
         raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
+    if engine.manifest is None:
+        raise UsageError(f"{path} has no manifest beside it, which is what a report tells: trtopt inspect {path}")
     try:
         with request.reporter.phase("drawing"):
             results = measurements(request.results, plan)
             subject = _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
             contents = plain(_contents(subject, table))
             page = html(contents).encode()
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:  # in a file that was edited, or is a later trtopt's
+    except _MISSHAPEN as error:
         raise UsageError(
             f"{plan}{BESIDE} isn't as trtopt writes it ({error!r}): remove it, and measure again"
         ) from error
@@ -129,9 +132,9 @@ class _Subject:
 
     plan: Path
     engine: EngineReport
-    manifest: Manifest | None
+    manifest: Manifest
     results: Results
-    candidates: Any  # the comparison of precisions
+    candidates: Mapping[str, Any]  # the comparison of precisions
 
 
 def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
@@ -139,8 +142,8 @@ def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
     layers = _layers(subject)
     (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
     compared = subject.candidates
-    best = compared if compared is not None and compared.get("best") else None
-    quantized = manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
+    best = compared if compared.get("best") else None
+    quantized = manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
     return {
         "engine": subject.plan.name,
@@ -149,20 +152,20 @@ def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
                 filter(None, (REASONS.split(summary)[0], *accuracy[:1], *results.missed[:1], *speed[:1]))
             ),
             "summary": summary,
-            "asked": None if manifest is None else manifest.spec["precision"],
-            "for": None if manifest is None else built_for(manifest),
+            "asked": manifest.spec["precision"],
+            "for": built_for(manifest),
             "among": [item["precision"] for item in best["candidates"]] if best is not None else None,
             "limits": best.get("limits") if best is not None else None,
-            "kept": None if compared is None else compared["kept"],
+            "kept": compared["kept"],
             "accuracy": accuracy,
             "accuracy_of_others": other_accuracy,
             "missed": list(results.missed),
             "speed": speed,
-            "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
+            "compared": str(manifest.comparison["why"]) if manifest.comparison else None,
         },
         "precision": _precision(manifest, layers),
         "layers": layers,
-        "kept": [] if manifest is None else [dict(item) for item in manifest.kept],
+        "kept": [dict(item) for item in manifest.kept],
         "times": results.profile if _timed(subject) else None,
         "sensitivity": results.sensitivity,
         "worst": _worst(subject),
@@ -180,10 +183,6 @@ def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, qu
     name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest)
     again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
     gaps = {  # what it is → known, command
-        "how it was made, and which layers run in which precision": (
-            subject.manifest,
-            "trtopt build MODEL.onnx … -o M.engine",
-        ),
         "how long each layer takes": (_timed(subject), f"trtopt profile {name}; {again}"),
         "what INT8 costs in accuracy, layer by layer": (
             results.sensitivity,
@@ -206,10 +205,9 @@ def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, qu
     return [{"what": what, "command": command} for what, (known, command) in gaps.items() if not known]
 
 
-def _samples(manifest: Manifest | None) -> str:
+def _samples(manifest: Manifest) -> str:
     """The options that give samples like those that the engine takes."""
-    images = manifest is None or manifest.preprocess is not None
-    return "--images DIR --preprocess PRESET" if images else "--data F.npz"
+    return "--data F.npz" if manifest.preprocess is None else "--images DIR --preprocess PRESET"
 
 
 # Layers ----------------------------------------------------------------------------------------------------------------------
@@ -217,7 +215,7 @@ def _samples(manifest: Manifest | None) -> str:
 
 def _layers(subject: _Subject) -> list[dict[str, Any]]:
     """The layers in the order that they run in, with times and damage where they are known."""
-    by_name = {} if subject.manifest is None else {str(item["name"]): item for item in subject.manifest.layers}
+    by_name = {str(item["name"]): item for item in subject.manifest.layers}
     times = {item["name"]: item["ms"] for item in _timed(subject)}
     rows = [by_name.get(item["name"], item) for item in _timed(subject)]
     rows += [item for name, item in by_name.items() if name not in times]
@@ -239,7 +237,7 @@ def _timed(subject: _Subject) -> Sequence[Any]:
     if profile is None or not profile["batches"]:
         return ()
     layers = max(profile["batches"], key=lambda item: item["batch"])["layers"]
-    names = {item["name"] for item in subject.manifest.layers} if subject.manifest is not None else set()
+    names = {item["name"] for item in subject.manifest.layers}
     return layers if not names or names & {item["name"] for item in layers} else ()
 
 
@@ -262,7 +260,7 @@ def _add_damage(layers: Sequence[dict[str, Any]], results: Results) -> None:
             layer["damage_db"] = -10 * math.log10(power)
 
 
-def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
+def _precision(manifest: Manifest, layers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
     """Shares by precision: of the layers with products, of their multiply-accumulates, of the time."""
     counts: Counter[str] = Counter(layer["precision"] or "unknown" for layer in layers if layer["kind"] in HEAVY)
     times: dict[str, float] = {}
@@ -271,7 +269,7 @@ def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -
         times[precision] = times.get(precision, 0.0) + (layer["share"] or 0.0)
     shares = {
         "time": times,
-        "arithmetic": {} if manifest is None else manifest.coverage,
+        "arithmetic": manifest.coverage,
         "layers with products": {name: count / counts.total() for name, count in counts.items()},
     }
     names = (*_PRECISIONS, "unknown")
@@ -288,12 +286,12 @@ def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -
 def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
     """Tell how near this engine's results are to FP32's, by all that measured it; and what was measured of other graphs."""
     results, candidates = subject.results, subject.candidates
-    kept = None if candidates is None else candidates["kept"]
+    kept = candidates["kept"]
     own, others = list[str](), list[str]()
     if results.accuracy is not None:
         own += _compared(results.accuracy)
     else:
-        for item in candidates["candidates"] if candidates is not None else ():
+        for item in candidates["candidates"]:
             own += _compared(item["accuracy"]) if item["precision"] == kept and item["accuracy"] is not None else []
     if results.tuning is not None:
         choice, tuned = results.tuning["chosen"], kept in (None, *_QUANTIZED)
@@ -353,7 +351,7 @@ def _speed(subject: _Subject) -> list[str]:
             sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
     if results.run is not None:
         sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
-    candidates = subject.candidates or {"candidates": (), "kept": None}
+    candidates = subject.candidates
     for candidate in sorted(candidates["candidates"], key=lambda item: item["precision"] != candidates["kept"]):
         for times in candidate["times"]:
             shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
@@ -400,21 +398,19 @@ def _warnings(
     """List what to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
     name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
     manifest, results, candidates = subject.manifest, subject.results, subject.candidates
-    if manifest is not None:
-        check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
-        tried = candidates["candidates"] if candidates else ()
-        if any(item["accuracy"] for item in tried if item["precision"] == candidates["kept"]):
-            check = "nothing, if the accuracy above will do: it was measured on this engine"
-        warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
-        precision = str(manifest.spec["precision"])
-        others = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (precision, None)]
-        if precision in _QUANTIZED and others:
-            text = f"layers with products that don't run in {precision.upper()}: {len(others)}"
-            do = "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes"
-            warnings.append((text, do))
-        digest = (manifest.calibration or {}).get("digest")
-        if table is not None and digest and digest != table.digest:
-            warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
+    check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
+    if any(item["accuracy"] for item in candidates["candidates"] if item["precision"] == candidates["kept"]):
+        check = "nothing, if the accuracy above will do: it was measured on this engine"
+    warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
+    precision = str(manifest.spec["precision"])
+    others = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (precision, None)]
+    if precision in _QUANTIZED and others:
+        text = f"layers with products that don't run in {precision.upper()}: {len(others)}"
+        do = "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes"
+        warnings.append((text, do))
+    digest = (manifest.calibration or {}).get("digest")
+    if table is not None and digest and digest != table.digest:
+        warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
     if results.profile is not None and not _timed(subject):
         text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
         warnings.append((text, f"trtopt profile {name}"))
@@ -425,11 +421,11 @@ def _warnings(
 
 def _provenance(subject: _Subject) -> dict[str, Any]:
     manifest = subject.manifest
-    told: dict[str, Any] = {"plan": subject.plan.name, "bytes": subject.engine.nbytes, "made by": subject.engine.maker}
-    if manifest is None:
-        return told | {"notes": list(subject.engine.notes)}
     preprocessing = embedded_by(manifest)
-    return told | {
+    return {
+        "plan": subject.plan.name,
+        "bytes": subject.engine.nbytes,
+        "made by": subject.engine.maker,
         "plan sha256": manifest.plan["sha256"],
         "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
         "model sha256": manifest.source["sha256"],

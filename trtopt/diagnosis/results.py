@@ -147,16 +147,14 @@ def measurements(results: Sequence[Any], engine: Path) -> Results:
     return gathered
 
 
-def comparison_of(manifest: Manifest | None) -> Any:
-    """Return what a manifest says of the precisions that were compared; None where it can't be read, as of another version."""
-    if manifest is None or manifest.comparison is None:
-        return None
-    said = plain(dict(manifest.comparison))
+def comparison_of(manifest: Manifest) -> Mapping[str, Any]:
+    """Return what a manifest says of the precisions that were compared; none where it can't be read, as of another version."""
+    said = plain(dict(manifest.comparison or {}))
     with contextlib.suppress(msgspec.ValidationError):
         msgspec.convert(said, _Comparison)
         if any(item["precision"] == said["kept"] for item in said["candidates"]):
-            return said
-    return None
+            return dict(said)
+    return {"candidates": [], "kept": None}
 
 
 def keep(
