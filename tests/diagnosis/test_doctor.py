@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from world import World, has
 
 import trtopt
 from trtopt import cli
@@ -77,6 +78,14 @@ def test_no_false_alarm_here_and_a_stable_form() -> None:
     assert {"python", "system", "gpu", "cores", "output", "cache", "temporary"} <= set(report["facts"])
     # Processor time of all its processes together: other tests beside this one don't count.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4
+
+
+def test_what_went_names_what_to_type(world: World) -> None:
+    has(world.refused("doctor", "m.engine"), "doctor M.engine went: trtopt inspect M.engine says what it is")
+    has(world.refused("doctor", "--migrate", "trtexec", "m.onnx"), "--migrate takes one command, in quotes")
+    page = ("report", "m.engine", "-o", "r.html")
+    has(world.refused(*page, "--results", "p.json"), "--results went: what was measured lies beside the engine")
+    has(world.refused(*page, "--against", "n.engine"), "trtopt inspect M.engine --diff OTHER.engine")
 
 
 def test_it_imports_nothing_heavy() -> None:

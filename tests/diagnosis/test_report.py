@@ -580,7 +580,7 @@ def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         trtopt.report(engine, tmp_path / "nowhere" / "r.html")
     (tmp_path / "p.engine").write_bytes(b"ftrt" + bytes(200))
-    with pytest.raises(UsageError, match="has no manifest beside it.*: trtopt inspect "):
+    with pytest.raises(UsageError, match=r"has no manifest beside it.*: trtopt inspect "):
         trtopt.report(tmp_path / "p.engine", tmp_path / "r.html")
     with pytest.raises(EngineError):  # neither a plan nor a manifest
         (tmp_path / "x.engine").write_bytes(b"x")
