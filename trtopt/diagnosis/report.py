@@ -110,6 +110,8 @@ def report(request: ReportRequest) -> Report:
             contents = plain(_contents(subject, table))
             page = html(contents).encode()
     except _MISSHAPEN as error:
+        if not Path(f"{plan}{BESIDE}").exists():
+            raise
         raise UsageError(
             f"{plan}{BESIDE} isn't as trtopt writes it ({error!r}): remove it, and measure again"
         ) from error
