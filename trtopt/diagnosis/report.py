@@ -473,7 +473,10 @@ def html(contents: Mapping[str, Any]) -> str:
     }
     drawings = {name: markup(svg) for name, svg in _drawings(contents).items()}
     limits = {"rows": ROWS, "lines": LINES, "bars": BARS}
-    return str(environment.from_string(source).render(contents, charts=drawings, digest=digest, **limits)) + "\n"
+    try:
+        return str(environment.from_string(source).render(contents, charts=drawings, digest=digest, **limits)) + "\n"
+    except jinja2.UndefinedError as error:
+        raise KeyError(str(error)) from error
 
 
 def _short(text: Any, length: int = _TEXT) -> str:
