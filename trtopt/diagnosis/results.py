@@ -33,10 +33,29 @@ class _Figures(TypedDict):
     snr_db: Figure
 
 
+class _Channels(TypedDict):
+    snr_db: list[Figure | None]
+    lowest: int | None
+
+
+class _Sample(TypedDict):
+    name: str
+    snr_db: Figure
+    agreement: float | None
+
+
+class _Samples(TypedDict):
+    worst: list[_Sample]
+
+
 class _Output(_Figures, total=False):
-    channels: dict[str, Any] | None
+    channels: _Channels | None
     integers: bool | None
-    samples: dict[str, Any] | None
+    samples: _Samples | None
+
+
+class _Top(TypedDict):
+    top1: float
 
 
 class Compared(TypedDict):
@@ -45,14 +64,19 @@ class Compared(TypedDict):
     samples: int
     snr_db: Figure
     top1_agreement: float | None
-    reference_accuracy: dict[str, Any] | None
-    candidate_accuracy: dict[str, Any] | None
+    reference_accuracy: _Top | None
+    candidate_accuracy: _Top | None
     outputs: dict[str, _Output]
+
+
+class _Times(TypedDict):
+    shapes: dict[str, str]
+    gpu_ms: float
 
 
 class _Candidate(TypedDict):
     precision: str
-    times: list[dict[str, Any]]
+    times: list[_Times]
     accuracy: Compared | None
 
 
