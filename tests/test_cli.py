@@ -44,6 +44,7 @@ ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
 INSTEAD = {
     "verify": ({"batches"}, set()),
+    "report": ({"results"}, set()),  # the command reads what lies beside the engine
     "tune": ({"int8", "fp16", "fp8", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
 }
 IMAGE_OPTIONS = {"size", "resize", "layout", "channels", "scale", "mean", "std"}  # keys of `preprocess`

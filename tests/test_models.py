@@ -59,8 +59,6 @@ def test_a_model_goes_from_check_to_engines(name: str, exported: Callable[[str],
     for engine in (half.engine, result.engine):
         manifest = load_manifest(engine)
         assert manifest is not None
-        placed = [layer for layer in manifest.layers if layer["nodes"] or layer["follows"]]
-        assert len(placed) >= 0.95 * len(manifest.layers)
         assert all(layer["nodes"] for layer in manifest.layers if layer["kind"] != "other")
         assert heavy <= {node for layer in manifest.layers for node in layer["nodes"]}
     in_int8 = {node for layer in manifest.layers if layer["precision"] == "int8" for node in layer["nodes"]}

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, values
+from graphs import model, node, values
 from skimage import data
 from world import Heard, World, crops, has
 
 import trtopt
-from trtopt.builder.lowering import lower
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import open_data
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import PRESETS, Preprocess
-from trtopt.engine.manifest import embedded_by, load_manifest
+from trtopt.engine.manifest import embedded_by, load_manifest, manifest_path, read_manifest
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.fold import fold
-from trtopt.graph.proto import fingerprint
 from trtopt.runtime.images import preparation
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
@@ -126,8 +122,7 @@ def test_open_sizes_and_several_profiles_are_given_as_the_models_own(tmp_path: P
     assert [item["x"].opt for item in pixels.profiles] == [(2, 32, 48, 3), (8, 32, 32, 3)]
     assert [item["x"].max for item in floats.profiles] == [(4, 3, 64, 96), (8, 3, 32, 32)]
     assert "samples x height x width x 3" in " ".join(heard.notes)
-    manifest = load_manifest(tmp_path / "pixels.engine")
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(tmp_path / "pixels.engine"))
     assert manifest.spec["profiles"][0] == {"x": "1x3x16x24,2x3x32x48,4x3x64x96"}
     assert manifest.profiles[0] == {"x": "1x16x24x3,2x32x48x3,4x64x96x3"}
     assert preparation(pixels).size == (32, 48)
@@ -183,8 +178,7 @@ def test_scales_points_and_the_rest_of_the_graph_stay(tmp_path: Path) -> None:
 def test_the_manifest_says_what_is_inside_and_what_is_left(tmp_path: Path, world: World) -> None:
     path = net(tmp_path / "net.onnx")
     result = built(path, tmp_path / "m.engine", fp16=True, preprocess="imagenet", embed_preprocess=True)
-    manifest = load_manifest(result.engine)
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(result.engine))
     assert manifest.inputs == [{"name": "x", "dtype": "uint8", "shape": ["n", 32, 32, 3]}]
     assert manifest.preprocess is not None
     left = Preprocess.load(manifest.preprocess)
@@ -311,22 +305,3 @@ def test_what_can_not_be_embedded_is_told_before_any_work(
 def test_native_calibration_is_refused_beside_it() -> None:
     with pytest.raises(UsageError, match=r"`calibrator='native'` calibrates on the engine's own inputs.*drop one"):
         BuildSpec(precision=Precision.INT8, calibrator="native", embed_preprocess=True)
-
-
-def test_86_gets_a_cast_to_fp32_and_the_arithmetic_pinned_to_fp32() -> None:
-    folded = fold(conv_relu())[0]
-    can = SimpleNamespace(stored_codes=False, max_opset=17, float_only={}, conv_borders="")
-    generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can)
-    embedded = Embedded.of(PRESETS["imagenet"], load_model(folded).inputs)
-    spec = BuildSpec(precision=Precision.FP16, embed_preprocess=True)
-    found = lower(folded, spec, generation, None, embedded=embedded)
-    nodes = {item.name: item for item in found.proto.graph.node}
-    pinned = {name: nodes[name].op_type for name in found.layer_precision}
-    assert sorted(pinned.values()) == ["Add", "Mul"]
-    assert set(found.layer_precision.values()) == {Precision.FP32}
-    [reader] = [item for item in nodes.values() if "x" in item.input]
-    assert (reader.op_type, reader.attribute[0].i) == ("Cast", onnx.TensorProto.FLOAT)
-    assert found.proto.opset_import[0].version <= 17
-    plain = lower(folded, BuildSpec(), generation, None, embedded=embedded)
-    assert plain.layer_precision == {}
-    assert fingerprint(folded) == fingerprint(fold(conv_relu())[0]), "the folded graph stays as it is"

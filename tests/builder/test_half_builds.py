@@ -130,8 +130,6 @@ def test_an_input_beyond_fp16_is_named(tmp_path: Path) -> None:
     assert _kept(result) == {"scaled": "reads 65,530 > 65,504, FP16's largest number, in the input 'x'"}
     assert maker.verified().ok and not maker.heard.warnings
     maker.build(fp16=True, fp32_io=False, data=maker.data)
-    (said,) = [text for text in maker.heard.warnings if "engine refuses" in text]
-    has(said, "the samples hold 65,530 in the input 'x'", "ends at 65,504", "leave `fp32_io=` as it is")
     found = maker.verified()
     assert not found.ok and dict(found.beyond_fp16) == {"x": 65530.0}
     has(str(found), "the samples hold 65,530 > 65,504, FP16's largest number, in the input 'x'\nnext: ")

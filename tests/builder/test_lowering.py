@@ -207,11 +207,16 @@ def test_embedded_preprocessing_stays_in_fp32_on_8_6(base: Precision, block: onn
         model([node("Conv", "x w", "y", "c")], inputs={"x": ["n", 3, 8, 8]}, weights={"w": values(4, 3, 1, 1)})
     )[0]
     embedded = Embedded("x", Preprocess(scale=1 / 255, mean=(0.5, 0.4, 0.3), dtype="float32"))
+    before = proto.SerializeToString()
     made = _lower(proto, None, typed=False, precision=base, embedded=embedded)
+    assert proto.SerializeToString() == before
     new = {item.name: item.op_type for item in made.proto.graph.node if item.name != "c"}
     assert {"Mul", "Add"} <= set(new.values())
     wanted = {name for name, op in new.items() if op in ("Mul", "Add")} if base is Precision.FP16 else set()
     assert made.layer_precision == dict.fromkeys(wanted, Precision.FP32)
+    [reader] = [item for item in made.proto.graph.node if "x" in item.input]
+    assert (reader.op_type, reader.attribute[0].i) == ("Cast", TensorProto.FLOAT)
+    assert made.proto.opset_import[0].version <= 17
 
 
 def test_a_table_is_taken_by_a_model_in_fp16_types(block: onnx.ModelProto) -> None:

@@ -24,7 +24,7 @@ from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import DeviceError, EngineError, OutputError, UsageError
 from trtopt.cuda.device import Probe
-from trtopt.engine.manifest import load_manifest
+from trtopt.engine.manifest import manifest_path, read_manifest
 from trtopt.engine.store import PLAN, Store
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
@@ -85,8 +85,7 @@ def test_another_build_is_a_copy(model: Path, tmp_path: Path, where: str) -> Non
     second = _build(tmp_path / "copy.onnx", tmp_path / "b.engine", where, classes=["c"] * 16)
     assert (first.cached, second.cached) == (False, True)
     assert (tmp_path / "a.engine").read_bytes() == (tmp_path / "b.engine").read_bytes()
-    manifest = load_manifest(tmp_path / "b.engine")
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(tmp_path / "b.engine"))
     assert manifest.source["path"] == str(tmp_path / "copy.onnx")
     assert manifest.classes == ["c"] * 16
     assert dict(second.precision) == dict(first.precision)
@@ -114,8 +113,7 @@ def test_the_kept_graph_comes_along(model: Path, tmp_path: Path, where: str) -> 
     assert not made.cached  # that entry has no graph
     taken = _build(model, tmp_path / "c.engine", where, save_onnx=tmp_path / "c.onnx")
     assert taken.cached
-    manifest = load_manifest(tmp_path / "c.engine")
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(tmp_path / "c.engine"))
     assert manifest.graph_file == "c.onnx"
     assert load_model(tmp_path / "c.onnx").fingerprint == load_model(tmp_path / "sub" / "b.onnx").fingerprint
     with Session(tmp_path / "c.engine", backend="onnxruntime") as session:
@@ -143,8 +141,7 @@ def test_a_damaged_engine_is_built_again(model: Path, tmp_path: Path, where: str
     assert not again.cached
     assert name == "key.json" or any("is damaged and is built again" in warning for warning in heard.warnings)
     assert _faults(where) == []
-    manifest = load_manifest(tmp_path / "b.engine")
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(tmp_path / "b.engine"))
     manifest.check_plan(tmp_path / "b.engine")
     assert _build(model, tmp_path / "c.engine", where).cached
 

@@ -1,31 +1,26 @@
-"""doctor: hosts with faults that are made up, plans held against them, and this host, where it finds nothing wrong."""
+"""doctor: hosts with faults that are made up, and this host, where it finds nothing wrong."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import os
 import resource
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from world import World, has
 
 import trtopt
 from trtopt import cli
-from trtopt.core.errors import UsageError
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.diagnosis import doctor as doctors
-from trtopt.diagnosis.doctor import Answer, Host, host_findings
-from trtopt.engine.manifest import Manifest
+from trtopt.diagnosis.doctor import Host, host_findings
 
 ROOT = Path(trtopt.__file__).parent.parent
 DRIVER = """
@@ -85,6 +80,14 @@ def test_no_false_alarm_here_and_a_stable_form() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4
 
 
+def test_what_went_names_what_to_type(world: World) -> None:
+    has(world.refused("doctor", "m.engine"), "doctor M.engine went: trtopt inspect M.engine says what it is")
+    has(world.refused("doctor", "--migrate", "trtexec", "m.onnx"), "--migrate takes one command, in quotes")
+    page = ("report", "m.engine", "-o", "r.html")
+    has(world.refused(*page, "--results", "p.json"), "--results went: what was measured lies beside the engine")
+    has(world.refused(*page, "--against", "n.engine"), "trtopt inspect M.engine --diff OTHER.engine")
+
+
 def test_it_imports_nothing_heavy() -> None:
     code = "import sys, trtopt\ntrtopt.doctor\n"
     code += "print([name for name in ('torch', 'numpy', 'onnx', 'tensorrt_rtx', 'cv2') if name in sys.modules])"
@@ -112,7 +115,7 @@ def test_an_import_that_fails_or_takes_its_process_along(
 ) -> None:
     module(tmp_path, "tensorrt", code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    at = Host({"tensorrt": "10.16.1.11"}, doctors.ask(["tensorrt"], 60.0), Probe(), Path.cwd())
+    at = Host({"tensorrt": "10.16.1.11"}, doctors.ask(["tensorrt"], 60.0), Probe())
     [fault] = [item for item in host_findings(at) if item.code == "import-tensorrt"]
     assert said in fault.fact and fault.command == command
 
@@ -120,9 +123,9 @@ def test_an_import_that_fails_or_takes_its_process_along(
 def test_a_probe_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module(tmp_path, "tensorrt", "import time\ntime.sleep(600)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "no answer within 2 s" in doctors.ask(["tensorrt"], 2.0)["tensorrt"].failure
+    assert "no answer within 2 s" in doctors.ask(["tensorrt"], 2.0)["tensorrt"]["failure"]
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
-    assert "no process can be started" in doctors.ask(["tensorrt"], 2.0)["tensorrt"].failure
+    assert "no process can be started" in doctors.ask(["tensorrt"], 2.0)["tensorrt"]["failure"]
 
 
 def test_a_driver_and_libraries_that_are_really_loaded(tmp_path: Path) -> None:
@@ -152,8 +155,8 @@ def test_a_driver_and_libraries_that_are_really_loaded(tmp_path: Path) -> None:
 def host(*gpus: int, packages: Any = {}, reason: str = "", driver: Any = (12, 4), **modules: Any) -> Host:  # noqa: B006
     """A host with these GPUs (compute capabilities) and modules by version."""
     devices = tuple(DeviceInfo(number, f"GPU of sm{sm}", sm, 16 << 30) for number, sm in enumerate(gpus))
-    answers = {name: Answer({"version": value}) for name, value in modules.items()}
-    return Host(packages, answers, Probe(devices, driver if gpus or reason else None, reason), Path.cwd())
+    answers = {name: {"version": value} for name, value in modules.items()}
+    return Host(packages, answers, Probe(devices, driver if gpus or reason else None, reason))
 
 
 def found(at: Host) -> dict[str, str]:
@@ -225,163 +228,10 @@ def test_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "output-disk-full" in told
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_the_text_fits_the_terminal_and_eighty_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(doctors, "examine", lambda output: host(packages={"onnxruntime": "1", "onnxruntime-gpu": "1"}))
+def test_the_text_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctors, "examine", lambda: host(packages={"onnxruntime": "1", "onnxruntime-gpu": "1"}))
     result = CliRunner().invoke(cli.app, ["doctor"])
     assert result.exit_code == 1 and "    $ pip uninstall -y" in result.output
     words = {word for word in result.output.split() if len(word) > 30}
-    assert all(len(line) <= min(columns, 80) or words & set(line.split()) for line in result.output.splitlines())
-
-
-# Plans -----------------------------------------------------------------------------------------------------------------------
-
-
-def plan(product: str = "ftrt", version: tuple[int, ...] = (10, 16, 1, 11), targets: int = 0, size: int = 256) -> bytes:
-    header = product.encode() + bytes(12) + struct.pack("<Q", size) + bytes(version) + bytes(4)
-    return (header + struct.pack("<Q", targets)).ljust(size, b"\0")
-
-
-RTX: dict[str, Any] = {"product": "vtrt", "version": (1, 7, 1, 116)}
-
-
-@pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let doctor see a host with these GPUs and versions of TensorRT, and nothing wrong with it."""
-
-    def see(*gpus: int, **versions: str) -> None:
-        monkeypatch.setattr(doctors, "examine", lambda output: host(*gpus, **versions))
-        monkeypatch.setattr(doctors, "host_findings", lambda at: [])
-
-    return see
-
-
-def said(path: Path) -> dict[str, str]:
-    return {item.code: item.command for item in trtopt.doctor(path).findings}
-
-
-def with_manifest(path: Path, **changes: Any) -> None:
-    manifest = Manifest(
-        generation={"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1.11", "gpu": None},
-        targets=[],
-        spec={"precision": "int8"},
-        precision={},
-        precision_summary="no convolution",
-        layers=[],
-        kept=[],
-        inputs=[],
-        outputs=[],
-        profiles=[{"x": "1x3,8x3,32x3"}],
-        source={"path": "net.onnx", "sha256": "0" * 64},
-        plan={"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size},
-        key="",
-        seconds=1.0,
-        trtopt="0",
-        calibration={"method": "entropy", "samples": 8},
-        compute_capabilities=[89],
-    )
-    dataclasses.replace(manifest, **changes).save(path)
-
-
-def test_a_plan_that_fits(tmp_path: Path, on: Callable[..., None]) -> None:
-    on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
-    path = tmp_path / "m.engine"
-    path.write_bytes(plan())
-    assert said(path) == {}
-    with_manifest(path)
-    assert said(path) == {}
-    assert trtopt.doctor(path).facts["built for"] == "sm89"
-    path = tmp_path / "r.engine"
-    path.write_bytes(plan(**RTX, targets=0b001000))
-    assert said(path) == {}
-    assert trtopt.doctor(path).facts["built for"] == "sm89"
-
-
-def test_a_plan_of_another_version(tmp_path: Path, on: Callable[..., None]) -> None:
-    on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
-    path = tmp_path / "m.engine"
-    path.write_bytes(plan(version=(8, 6, 1, 6)))
-    assert said(path) == {"plan-of-other-version": "pip install 'tensorrt==8.6.1.*'"}
-    with_manifest(path)
-    rebuild = "trtopt build net.onnx --int8 --calib TABLE.calib.json --shapes x:1x3,8x3,32x3 -o "
-    assert said(path) == {"plan-of-other-version": f"{rebuild}{path}"}
-    with_manifest(path, spec={"precision": "int8", "version_compatible": True})
-    assert trtopt.doctor(path).ok
-    on(89, tensorrt="11.4.0.106")  # 8 → 11 isn't crossed
-    assert set(said(path)) == {"plan-of-other-version"}
-    (tmp_path / "m.engine.json").unlink()
-    path.write_bytes(plan(version=(8, 6, 1, 6)))
-    [finding] = trtopt.doctor(path).findings
-    assert finding.consequence.endswith("runs on TensorRT 8.6.1.6, unless built to be version-compatible")
-    path.write_bytes(plan(version=(8, 6, 1, 6)) + b"\x7fELF\2\1\1" + bytes(9) + b"\3\0\x3e\0" + bytes(64))
-    [finding] = trtopt.doctor(path).findings  # it carries the lean runtime: so it was
-    assert "later 8.x and 10.x (not 11)" in finding.consequence and "unless" not in finding.consequence
-    path.write_bytes(plan(product="vtrt", version=(1, 5, 0, 1), targets=0b001000))
-    on(89, tensorrt="10.16.1.11", tensorrt_rtx="1.7.1.116")
-    assert said(path) == {"plan-of-other-version": "pip install 'tensorrt-rtx==1.5.0.*'"}
-
-
-def test_a_plan_whose_runtime_isnt_here(tmp_path: Path, on: Callable[..., None]) -> None:
-    on(tensorrt_rtx="1.7.1.116")
-    path = tmp_path / "m.engine"
-    path.write_bytes(plan())
-    assert said(path) == {"plan-without-runtime": "pip install 'tensorrt==10.16.1.*'"}
-
-
-def test_a_plan_of_another_gpu(tmp_path: Path, on: Callable[..., None]) -> None:
-    path = tmp_path / "m.engine"
-    path.write_bytes(plan())
-    with_manifest(path)
-    on(90, tensorrt="10.16.1.11")
-    assert said(path)["plan-of-other-gpu"].startswith("trtopt build net.onnx")
-    on(89, 90, tensorrt="10.16.1.11")
-    [only] = [item for item in trtopt.doctor(path).findings if item.code == "plan-of-other-gpu"]
-    assert only.level == "warning"
-    with_manifest(path, spec={"precision": "int8", "hardware_compatibility": "ampere_plus"})
-    assert said(path) == {}
-    path = tmp_path / "r.engine"
-    path.write_bytes(plan(**RTX, targets=0b011000))
-    on(86, tensorrt_rtx="1.7.1.116")
-    assert said(path)["plan-of-other-gpu"] == f"trtopt build --target sm86 MODEL.onnx -o {path}"
-
-
-def test_files_that_are_no_plans(tmp_path: Path, on: Callable[..., None]) -> None:
-    on(tensorrt_rtx="1.7.1.116")
-    path = tmp_path / "m.engine"
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    assert said(path)["lfs-pointer"] == "git lfs install && git lfs pull --include m.engine"
-    for start, what in (
-        (b"", "is empty (0 bytes)"),
-        (b"\x89PNG\r\n", "isn't a TensorRT plan: it begins with b'\\x89PNG"),
-    ):
-        path.write_bytes(start)
-        [finding] = [item for item in trtopt.doctor(path).findings if item.code == "no-plan"]
-        assert f"{path} {what}" in finding.fact
-    path.write_bytes(plan(**RTX)[:200])
-    assert "plan-damaged" in said(path)
-    with pytest.raises(UsageError, match="doesn't exist"):
-        trtopt.doctor(tmp_path / "absent.engine")
-    (tmp_path / "m.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"is a model: trtopt check .*m\.onnx says"):
-        trtopt.doctor(tmp_path / "m.onnx")
-
-
-def test_the_command_for_ultralytics_files_works(tmp_path: Path, on: Callable[..., None]) -> None:
-    on(tensorrt_rtx="1.7.1.116")
-    path, inside = tmp_path / "m.engine", plan(**RTX)
-    path.write_bytes((2).to_bytes(4, "little") + b"{}" + inside)
-    subprocess.run(said(path)["ultralytics-prefix"], shell=True, check=True)
-    assert (tmp_path / "m.plan.engine").read_bytes() == inside
-
-
-def test_a_manifest_of_another_plan_or_damaged(tmp_path: Path, on: Callable[..., None]) -> None:
-    on(89, tensorrt="10.16.1.11")
-    path = tmp_path / "m.engine"
-    path.write_bytes(plan())
-    with_manifest(path, plan={"sha256": "0" * 64, "bytes": 1})
-    assert said(path)["plan-not-of-manifest"].endswith(f"-o {path}")
-    (tmp_path / "m.engine.json").write_text("{")
-    assert set(said(path)) == {"manifest-damaged"}
+    lines = [line for line in result.output.splitlines() if not line.startswith("    $ ")]
+    assert all(len(line) <= 80 or words & set(line.split()) for line in lines)

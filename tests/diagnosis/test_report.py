@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import manifests
 import numpy as np
 import pytest
 from test_profiling_command import LAYERS, PlayedSession
@@ -30,7 +31,6 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis.profiling import EngineProfile
 from trtopt.diagnosis.report import rounding
 from trtopt.diagnosis.results import keep
-from trtopt.engine.manifest import Manifest
 from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m\"'&$\\frac{1}{2}$"
@@ -46,7 +46,6 @@ INNER = [  # of a manifest
 
 def made(path: Path, layers: Any = INNER, **changes: Any) -> Path:
     """An engine's file with a manifest."""
-    path.write_bytes(b"plan of " + path.name.encode())
     values: dict[str, Any] = {
         "generation": {
             "family": "tensorrt10",
@@ -55,25 +54,15 @@ def made(path: Path, layers: Any = INNER, **changes: Any) -> Path:
             "gpu": "Played GPU (sm90, 1 GiB)",
         },
         "targets": [],
-        "spec": {"precision": "int8", "workspace": 1 << 30},
         "precision": {"int8": 2, "fp16": 1, "fp32": 0, "total": 3},
         "precision_summary": "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 matrix products INT8",
-        "layers": layers,
         "kept": [{"node": "mid", "op": "Conv", "precision": "fp16", "reason": "tuned: it makes 40% of the noise"}],
-        "inputs": [],
-        "outputs": [],
         "profiles": [{"x": "1x3,8x3,32x3"}],
-        "source": {"path": "somewhere/net.onnx", "sha256": "ab" * 32},
-        "plan": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size},
-        "key": "k",
-        "seconds": 1.5,
-        "trtopt": "0",
         "calibration": {"method": "entropy", "samples": 8, "digest": "another"},
         "warnings": ["workspace was too small for a tactic: `workspace='4GiB'`"],
         "coverage": {"int8": 0.75, "fp16": 0.25},
     }
-    Manifest(**{**values, **changes}).save(path)
-    return path
+    return manifests.made(path, layers=layers, **{**values, **changes})
 
 
 @pytest.fixture
@@ -85,7 +74,7 @@ def spread(ms: float) -> dict[str, float]:
     return {"median": ms, "p90": 1.1 * ms, "p99": 1.5 * ms, "minimum": 0.9 * ms}
 
 
-def profiled(engine: str = "m.engine") -> dict[str, Any]:
+def profiled() -> dict[str, Any]:
     """As `trtopt profile --json` has it."""
     times = [0.05, 0.3, 0.2, 0.4, 0.05]
     layers = tuple(
@@ -94,7 +83,7 @@ def profiled(engine: str = "m.engine") -> dict[str, Any]:
     )
     runs = {1: LayerTimes({"x": "1x3"}, layers[:1], Spread(0.1, 0.1, 0.1, 0.1), 5)}
     runs[8] = LayerTimes({"x": "8x3"}, layers, Spread(0.8, 0.9, 1.0, 0.7), 5)
-    return EngineProfile(Path("elsewhere") / engine, "Played GPU", "synthetic", runs, notes=("a note",)).to_json()
+    return EngineProfile(Path("elsewhere/m.engine"), "Played GPU", "synthetic", runs, notes=("a note",)).to_json()
 
 
 SENSITIVITY = {
@@ -195,10 +184,19 @@ def table() -> Table:
     return Table(entries, (), {"fingerprint": "f"}, {}, "auto", 8)
 
 
-def everything(engine: Path, **options: Any) -> dict[str, Any]:
+def measured(engine: Path, **results: Any) -> Path:
+    """Put results beside the engine, as commands do; return it."""
+    digest = json.loads(Path(f"{engine}.json").read_bytes())["plan"]["sha256"]
+    entries = {name: {"date": "", "options": {}, "result": result} for name, result in results.items()}
+    document = {"format": "trtopt.results/1", "engine": engine.name, "sha256": digest, "results": entries}
+    Path(f"{engine}.results.json").write_text(json.dumps(document))
+    return engine
+
+
+def everything(engine: Path) -> dict[str, Any]:
     """A report with all that can be known; equal calls write equal bytes."""
-    results = [profiled(), SENSITIVITY, BENCH, BUILD, VERIFY]
-    return dict(trtopt.report(engine, engine.with_suffix(".html"), results=results, calib=table(), **options).contents)
+    measured(engine, profile=profiled(), sensitivity=SENSITIVITY, bench=BENCH, tune=BUILD, verify=VERIFY)
+    return dict(trtopt.report(engine, engine.with_suffix(".html"), calib=table()).contents)
 
 
 class Parsed(HTMLParser):
@@ -329,7 +327,7 @@ def test_what_is_not_known_is_no_heading(engine: Path) -> None:
 
 def test_where_fp16_was_delivered_for_what_was_tuned(tmp_path: Path) -> None:
     engine = made(tmp_path / "m.engine", **refused())
-    written = trtopt.report(engine, tmp_path / "r.html", results=[BUILD])
+    written = trtopt.report(measured(engine, build=BUILD), tmp_path / "r.html")
     verdict, shown = written.contents["verdict"], "".join(parsed(written.page).text)
     assert verdict["among"] == ["int8", "fp16"] and verdict["kept"] == "fp16"
     assert "the fastest of INT8 and FP16 within its limits (min_agreement: 0.95; min_snr: 28.1)" in shown
@@ -348,8 +346,11 @@ def test_boxes_are_told_by_their_worst_channel_and_what_is_outside_the_limits(en
     outputs = {"boxes": {"kind": "boxes", "agreement": None, "snr_db": 33.3, "channels": channels}}
     missed = "boxes: 14.2 dB in channel 1, at least 20 is asked for"
     checked = accuracy(33.3, 0.0) | {"outputs": outputs, "missed": [missed]}
-    for result in (checked, {"agreement": checked, "build": BUILD, "missed": [missed]}):
-        written = trtopt.report(engine, tmp_path / "r.html", results=[result])
+    for command, result in (
+        ("verify", checked),
+        ("pipeline", {"agreement": checked, "build": BUILD, "missed": [missed]}),
+    ):
+        written = trtopt.report(measured(engine, **{command: result}), tmp_path / "r.html")
         verdict = written.contents["verdict"]
         assert "boxes (boxes): 33.3 dB (14.2 dB in channel 1, the lowest) on 64 samples" in verdict["accuracy"]
         assert verdict["missed"] == [missed] and f"Outside the limit: {missed}" in "".join(parsed(written.page).text)
@@ -370,42 +371,30 @@ def test_nodes_kept_for_the_same_reason_are_one_row_with_options_as_flags(tmp_pa
 def test_a_tuned_engine_that_was_kept_is_the_tuned_graph(tmp_path: Path) -> None:
     comparison = refused()["comparison"] | {"kept": "int8", "why": "INT8 kept"}
     engine = made(tmp_path / "m.engine", comparison=comparison)
-    written = trtopt.report(engine, tmp_path / "r.html", results=[BUILD])
+    written = trtopt.report(measured(engine, build=BUILD), tmp_path / "r.html")
     assert written.contents["verdict"]["accuracy"][-1].startswith("tuned on 24 samples: 26.0 dB")
     assert "isn't this engine" not in "".join(parsed(written.page).text)
 
 
 def test_a_manifest_alone_is_told_by_its_engines_name(engine: Path, tmp_path: Path) -> None:
-    engine.unlink()
-    written = trtopt.report(f"{engine}.json", tmp_path / "r.html", results=[profiled(), BENCH])
+    measured(engine, profile=profiled()).unlink()
+    written = trtopt.report(f"{engine}.json", tmp_path / "r.html")
     assert written.contents["engine"] == "m.engine" and written.contents["times"] is not None
-    assert not [item for item in written.contents["warnings"] if "taken for" in item["text"]]
     assert all("m.engine.json" not in item["command"] for item in written.unknown)
 
 
-def test_two_builds(engine: Path, tmp_path: Path) -> None:
-    layers = [*INNER[:2], {**INNER[2], "precision": "int8"}, *INNER[3:]]
-    changes = {"spec": {"precision": "int8", "workspace": None}, "coverage": {"int8": 1.0}}
-    other = made(tmp_path / "other.engine", layers, **changes)
-    said = trtopt.report(engine, tmp_path / "d.html", against=other, results=[profiled("other.engine")]).contents
-    assert said["against"]["nodes"] == [{"what": "mid", "this": "fp16", "other": "int8"}]
-    facts = {row["what"]: (row["this"], row["other"]) for row in said["against"]["facts"]}
-    assert facts["asked: workspace"] == (1 << 30, None) and facts["multiply-accumulates in INT8"] == (0.75, 1.0)
-    assert facts["speed"][0] is None and "batch 8: 0.8 ms" in facts["speed"][1]
-    assert said["times"] is None and all("taken for" not in item["text"] for item in said["warnings"])
-
-
 def test_warnings_say_what_does_not_fit(engine: Path) -> None:
-    stranger = profiled("stranger.engine")
+    stranger = profiled()
     for layer in stranger["batches"][1]["layers"]:
         layer["name"] += " of another"
     del stranger["batches"][0]
-    said = trtopt.report(engine, engine.with_suffix(".html"), results=[stranger, BENCH], calib=table()).contents
+    measured(engine, profile=stranger, bench=BENCH)
+    said = trtopt.report(engine, engine.with_suffix(".html"), calib=table()).contents
     texts = [item["text"] for item in said["warnings"]]
     assert texts[0].startswith("workspace was too small")
     expected = [
         "layers with products that don't run in INT8: 1",
-        "a result is of stranger.engine, not of this engine, and was left out",
+        "no layer that was timed is one of this engine",
         "the GPU is shared: somebody",
         "the calibration table isn't the one",
     ]
@@ -433,10 +422,14 @@ def test_names_can_not_become_more_than_text(tmp_path: Path) -> None:
     text = {"warnings": [HOSTILE], "precision_summary": HOSTILE, "kept": kept, "key": HOSTILE}
     engine = made(tmp_path / "<script>.engine", layers, **text)
     rows = [{**row, "runner": HOSTILE, "note": HOSTILE} for row in BENCH["rows"]]  # type: ignore[attr-defined]
-    bench = {**BENCH, "engine": engine.name, "rows": rows, "gpu": HOSTILE}
-    other = made(tmp_path / "o.engine", layers[1:])
-    results = [profiled(engine.name), SENSITIVITY, bench, VERIFY]
-    trtopt.report(engine, tmp_path / "h.html", results=results, calib=table(), against=other)
+    measured(
+        engine,
+        profile=profiled(),
+        sensitivity=SENSITIVITY,
+        bench={**BENCH, "rows": rows, "gpu": HOSTILE},
+        verify=VERIFY,
+    )
+    trtopt.report(engine, tmp_path / "h.html", calib=table())
     shown = parsed(tmp_path / "h.html")
     assert len(shown.named("script")) == 1
     assert not [name for _, attributes in shown.tags for name in attributes if name.startswith("on")]
@@ -482,11 +475,11 @@ def test_many_layers_and_rows_stay_small(tmp_path: Path) -> None:
         for number in range(1000)
     ]  # fmt: skip
     engine = made(tmp_path / "big.engine", layers)
-    found = profiled("big.engine")
+    found = profiled()
     found["batches"] = [{**found["batches"][1], "layers": layers}]
     rows = [{**BENCH["rows"][0], "batch": batch} for batch in range(1, 20_001)]  # type: ignore[index]
-    results = [found, SENSITIVITY, {**BENCH, "engine": engine.name, "rows": rows}]
-    written = trtopt.report(engine, tmp_path / "big.html", results=results, calib=table())
+    measured(engine, profile=found, sensitivity=SENSITIVITY, bench={**BENCH, "rows": rows})
+    written = trtopt.report(engine, tmp_path / "big.html", calib=table())
     shown = parsed(written.page)
     assert written.nbytes < 2e6 and len(shown.named("tr")) > 3000
     assert "18000 more rows are left out" in "".join(shown.text)
@@ -497,9 +490,8 @@ def test_many_layers_and_rows_stay_small(tmp_path: Path) -> None:
 
 def test_the_command(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("p.json").write_text(json.dumps(profiled()))
-    Path("v.json").write_text(json.dumps(VERIFY))
-    typed = ["report", "m.engine", "-o", "r.html", "--results", "p.json", "--results", "v.json"]
+    measured(engine, profile=profiled(), verify=VERIFY)
+    typed = ["report", "m.engine", "-o", "r.html"]
     run = CliRunner().invoke(cli.app, typed)
     assert run.exit_code == 0, run.output
     assert "r.html: 0." in run.output and "not known: latency" in run.output
@@ -508,7 +500,8 @@ def test_the_command(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path.parent)
     run = CliRunner().invoke(cli.app, ["report", str(Path(tmp_path.name) / "m.engine"), "-o", "r.html"])
     assert (
-        f"trtopt profile {tmp_path.name}/m.engine; trtopt report {tmp_path.name}/m.engine" in run.output
+        f"trtopt bench {tmp_path.name}/m.engine --against onnxruntime; trtopt report {tmp_path.name}/m.engine"
+        in run.output
     )  # can be pasted where it was typed
 
 
@@ -517,10 +510,10 @@ def test_results_beside_the_engine_are_known_and_no_others(
 ) -> None:
     """What was measured of another engine stood in the verdict of this one."""
     monkeypatch.setattr("trtopt.diagnosis.results.engine_file", Path)  # these are no real plans
-    kept, heard = Path(f"{engine}.results.json"), Heard()
+    beside, heard = Path(f"{engine}.results.json"), Heard()
 
-    def said(*results: Any) -> dict[str, Any]:
-        return dict(trtopt.report(engine, tmp_path / "r.html", results=results).contents)
+    def said() -> dict[str, Any]:
+        return dict(trtopt.report(engine, tmp_path / "r.html").contents)
 
     def left(command: str, document: dict[str, Any], of: Path = engine) -> dict[str, str]:
         return keep(SimpleNamespace(engine=of), command, document, {"limit": 3, "data": None}, heard)
@@ -529,40 +522,23 @@ def test_results_beside_the_engine_are_known_and_no_others(
     assert left("verify", VERIFY) == {"engine_sha256": digest}
     left("bench", BENCH)
     left("run", {"engine": "m", "backend": "rtx", "milliseconds": [9.0, 2.0], "timing": "2 calls", "ranked": [1]})
-    held = json.loads(kept.read_bytes())
+    held = json.loads(beside.read_bytes())
     assert set(held["results"]) == {"verify", "bench", "run"} and held["results"]["verify"]["options"] == {"limit": "3"}
     assert "ranked" not in held["results"]["run"]["result"]
     verdict = said()["verdict"]
     assert verdict["accuracy"][0].startswith("logits (classes): 97.0%") and "run (rtx): 2 calls" in verdict["speed"]
-    other = made(tmp_path / "other.engine")
-    other.write_bytes(other.read_bytes() + b" ")
-    for theirs in (
-        {**VERIFY, "samples": 9, "engine": "m.engine", "engine_sha256": "0" * 64},
-        left("verify", VERIFY, other),
-    ):
-        given = theirs if "samples" in theirs else Path(f"{other}.results.json")
-        found = said(given)
-        assert "on 64 samples" in found["verdict"]["accuracy"][0]
-        assert any("not of this engine, and was left out" in item["text"] for item in found["warnings"])
     engine.write_bytes(engine.read_bytes() + b" ")  # built again
     made_anew = json.loads(Path(f"{engine}.json").read_bytes())
     made_anew["plan"] = {"sha256": hashlib.sha256(engine.read_bytes()).hexdigest(), "bytes": engine.stat().st_size}
     Path(f"{engine}.json").write_text(json.dumps(made_anew))
     assert said()["verdict"]["accuracy"] == said()["verdict"]["speed"] == []
     left("bench", BENCH)
-    assert set(json.loads(kept.read_bytes())["results"]) == {"bench"} and not heard.notes
-    for damage in (
-        {"results": {"bench": {"result": 3}}},
-        {"results": {"bench": {**held["results"]["bench"], "result": {}}}},
-    ):
-        (tmp_path / "d.results.json").write_text(json.dumps({**held, **damage}))
-        with pytest.raises(UsageError, match=r"d\.results\.json is(n't the JSON of| damaged: .*result)"):
-            said(tmp_path / "d.results.json")
-    kept.write_text('{"mine": 1}')
+    assert set(json.loads(beside.read_bytes())["results"]) == {"bench"} and not heard.notes
+    beside.write_text('{"mine": 1}')
     left("bench", BENCH)
-    assert kept.read_text() == '{"mine": 1}' and "a file that isn't trtopt's has that name" in heard.notes[-1]
+    assert beside.read_text() == '{"mine": 1}' and "a file that isn't trtopt's has that name" in heard.notes[-1]
     assert said()["latency"] is None
-    kept.unlink()
+    beside.unlink()
     monkeypatch.setattr("trtopt.diagnosis.results.write_json", Mock(side_effect=OutputError("the disk is full", "")))
     left("bench", BENCH)
     assert "report won't know of this: the disk is full" in heard.notes[-1]
@@ -576,20 +552,16 @@ def test_what_profile_gives_can_be_given(engine: Path, monkeypatch: pytest.Monke
     assert len(layers) == 3 + 3  # and those of the manifest that weren't timed
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{}", "isn't the JSON of profile"),
-        ("[1]", "isn't the JSON of profile"),
-        ("no", "can't be read"),
-        (json.dumps({**BENCH, "rows": [{"runner": 1}]}), r"r\.json isn.t what bench prints: .*rows\[0\]"),
-        (json.dumps({**SENSITIVITY, "sources": 3}), r"Expected `array`, got `int` - at `\$\.sources`"),
-    ],
-)
-def test_results_that_are_none(engine: Path, tmp_path: Path, content: str, said: str) -> None:
-    (tmp_path / "r.json").write_text(content)
-    with pytest.raises(UsageError, match=said):
-        trtopt.report(engine, tmp_path / "r.html", results=[tmp_path / "r.json"])
+def test_results_that_are_none_or_anothers(engine: Path, tmp_path: Path) -> None:
+    times = PlayedSession(engine).profile({"x": np.zeros((4, 3))}, 5, 0)
+    stranger = EngineProfile(Path("stranger.engine"), "Played GPU", "synthetic", {4: times})
+    for result, said in ((stranger, "not EngineProfile of stranger.engine"), ({}, "m.engine, not dict")):
+        with pytest.raises(UsageError, match=said):
+            trtopt.report(engine, tmp_path / "r.html", results=[result])
+    noteless = [{name: value for name, value in row.items() if name != "note"} for row in BENCH["rows"]]  # type: ignore[attr-defined]
+    for damage in ({"rows": [{"runner": 1}]}, {**BENCH, "rows": 3}, {**BENCH, "rows": noteless}):
+        with pytest.raises(UsageError, match=r"m\.engine\.results\.json.* isn't as trtopt writes it .*: remove it"):
+            trtopt.report(measured(engine, bench=damage), tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
 
 
@@ -597,10 +569,8 @@ def test_results_that_are_none(engine: Path, tmp_path: Path, content: str, said:
 @pytest.mark.parametrize("text", ["\ud800", "nul\0nul", "漢字"])
 def test_texts_in_results_may_be_anything(engine: Path, tmp_path: Path, text: str) -> None:
     rows = [{**row, "runner": text} for row in BENCH["rows"]]  # type: ignore[attr-defined]
-    results = [{**BENCH, "rows": rows}, {**profiled(), "engine": text}]
-    found = trtopt.report(engine, tmp_path / "r.html", results=results)
+    found = trtopt.report(measured(engine, bench={**BENCH, "rows": rows}), tmp_path / "r.html")
     assert found.contents["latency"]["rows"][0]["runner"] == text
-    assert found.contents["times"] is None and "and was left out" in "".join(parsed(found.page).text)
 
 
 def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:
@@ -610,6 +580,9 @@ def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:
         trtopt.report(engine, engine)
     with pytest.raises(OutputError):
         trtopt.report(engine, tmp_path / "nowhere" / "r.html")
+    (tmp_path / "p.engine").write_bytes(b"ftrt" + bytes(200))
+    with pytest.raises(UsageError, match=r"has no manifest beside it.*: trtopt inspect "):
+        trtopt.report(tmp_path / "p.engine", tmp_path / "r.html")
     with pytest.raises(EngineError):  # neither a plan nor a manifest
         (tmp_path / "x.engine").write_bytes(b"x")
         trtopt.report(tmp_path / "x.engine", tmp_path / "r.html")

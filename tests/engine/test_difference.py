@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import made
 from world import World
 
 from trtopt.core.errors import EngineMismatch, UsageError
 from trtopt.engine.inspection import EngineReport, inspect
-from trtopt.engine.manifest import Manifest, manifest_path
+from trtopt.engine.manifest import manifest_path
 
 NHWC, LINEAR = "Int8 (NHWC) Channel major format", "Float (Linear) Row major linear format"
 
@@ -24,27 +23,12 @@ def _layer(node: str, precision: str = "int8", *, kind: str = "convolution", **m
 
 
 def _made(path: Path, layers: list[dict[str, Any]], **changes: Any) -> Path:
-    path.write_bytes(b"vtrt" + path.name.encode() + bytes(200))
-    size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest = Manifest(
-        generation={"family": "rtx", "product": "TensorRT-RTX", "version": "1.7.1.116", "gpu": None},
-        targets=["sm89"],
-        spec={"precision": "int8", "workspace": 1 << 30},
-        precision={"int8": 1, "fp16": 0, "fp32": 0, "total": 1},
-        precision_summary="as asked",
-        layers=layers,
-        kept=[],
-        inputs=[{"name": "x", "dtype": "float32", "shape": ["n", 3, 8, 8]}],
-        outputs=[{"name": "y", "dtype": "float16", "shape": ["n", 10]}],
-        profiles=[{"x": "1x3x8x8,2x3x8x8,4x3x8x8"}],
-        source={"path": None, "sha256": "5" * 64},
-        plan={"sha256": digest, "bytes": size},
-        key="",
-        seconds=1.0,
-        trtopt="0",
-    )
-    replace(manifest, **changes).save(path)
-    return path
+    tensors = {
+        "inputs": [{"name": "x", "dtype": "float32", "shape": ["n", 3, 8, 8]}],
+        "outputs": [{"name": "y", "dtype": "float16", "shape": ["n", 10]}],
+        "profiles": [{"x": "1x3x8x8,2x3x8x8,4x3x8x8"}],
+    }
+    return made(path, layers=layers, **{**tensors, **changes})
 
 
 def _difference(this: Path, other: Path) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
+from manifests import made
 
 from trtopt.core.errors import EngineError, EngineMismatch, UsageError
 from trtopt.core.values import Kept, LayerInfo, Precision
 from trtopt.engine.inspection import inspect
-from trtopt.engine.manifest import Manifest, arithmetic, load_manifest, lost_precision, manifest_path, precision_summary
+from trtopt.engine.manifest import arithmetic, load_manifest, lost_precision, manifest_path, precision_summary
 from trtopt.trt import installed
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
@@ -57,30 +59,8 @@ def test_a_node_is_lost_only_if_none_of_its_layers_has_the_precision() -> None:
     assert lost_precision(layers, dict.fromkeys("abcde", INT8)) == {"b": FP16}
 
 
-def _manifest(engine: Path, digest: str) -> Manifest:
-    return Manifest(
-        generation={"family": "rtx", "product": "TensorRT-RTX", "version": "1.7.1.116", "gpu": None},
-        targets=["sm89"],
-        spec={"precision": "int8"},
-        precision={"int8": 1, "fp16": 0, "fp32": 0, "total": 1},
-        precision_summary="1 of 1 convolutions INT8",
-        layers=[],
-        kept=[],
-        inputs=[],
-        outputs=[],
-        profiles=[],
-        source={"path": None, "sha256": "5" * 64},
-        plan={"sha256": digest, "bytes": engine.stat().st_size},
-        key="",
-        seconds=0.0,
-        trtopt="0",
-    )
-
-
 def test_a_plan_that_is_not_the_manifests_is_refused_with_both_digests(tmp_path: Path) -> None:
-    engine = tmp_path / "net.engine"
-    engine.write_bytes(b"vtrt" + bytes(200))
-    _manifest(engine, "a" * 64).save(engine)
+    engine = made(tmp_path / "net.engine", plan={"sha256": "a" * 64, "bytes": 1})
     with pytest.raises(EngineMismatch, match=r"sha256 [0-9a-f]{16}….*aaaaaaaaaaaaaaaa…"):
         inspect(engine)
 
@@ -106,12 +86,30 @@ def test_a_manifest_of_another_format_or_damaged_is_said_to_be_so(tmp_path: Path
         load_manifest(engine)
 
 
-def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.engine").write_text("hello")
-    with pytest.raises(EngineError, match="isn't a TensorRT plan"):
-        inspect(tmp_path / "text.engine")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"hello", "its header isn't one"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "Git LFS.*: git lfs pull$",
+        ),
+    ],
+)
+def test_files_that_are_no_plans_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "m.engine").write_bytes(content)
+    with pytest.raises(EngineError, match=f"isn't a TensorRT plan: .*{said}"):
+        inspect(tmp_path / "m.engine")
     with pytest.raises(UsageError, match="doesn't exist"):
         inspect(tmp_path / "absent.engine")
+
+
+def test_the_command_for_ultralytics_files_works(tmp_path: Path) -> None:
+    (tmp_path / "m.engine").write_bytes((2).to_bytes(4, "little") + b"{}vtrt")
+    with pytest.raises(EngineError, match="Ultralytics") as caught:
+        inspect(tmp_path / "m.engine")
+    subprocess.run(str(caught.value).partition(" before it: ")[2], shell=True, check=True)
+    assert (tmp_path / "m.plan.engine").read_bytes() == b"vtrt"
 
 
 def test_a_plan_of_a_generation_that_is_not_here_says_who_made_it(tmp_path: Path) -> None:

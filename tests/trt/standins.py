@@ -268,7 +268,13 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
     def tensor(value: onnx.ValueInfoProto) -> Any:
         made = sim.module.ITensor()
         kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
-        names = {"FLOAT": "FLOAT", "FLOAT16": "HALF", "INT32": "INT32", "INT64": "INT32" if sim.major == 8 else "INT64"}
+        names = {
+            "FLOAT": "FLOAT",
+            "FLOAT16": "HALF",
+            "UINT8": "UINT8",
+            "INT32": "INT32",
+            "INT64": "INT32" if sim.major == 8 else "INT64",
+        }
         dims = value.type.tensor_type.shape.dim
         made._set.update(
             name=value.name,

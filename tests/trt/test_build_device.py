@@ -22,7 +22,7 @@ from trtopt.core.errors import DeviceError, UsageError
 from trtopt.cuda import device as devices
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.cuda.driver import Driver
-from trtopt.engine.manifest import load_manifest
+from trtopt.engine.manifest import manifest_path, read_manifest
 from trtopt.trt.generation import Generation
 from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
@@ -79,8 +79,7 @@ def test_the_build_is_on_that_gpu_and_the_caller_stays_on_its_own(
     result = trtopt.build(model, tmp_path / "m.engine", device=1, **OPTIONS)
     assert current == [101]
     assert gpus.driver.current() == before
-    manifest = load_manifest(result.engine)
-    assert manifest is not None
+    manifest = read_manifest(manifest_path(result.engine))
     assert (manifest.generation["gpu"], manifest.compute_capabilities) == (str(GPUS[1]), [89])
     assert "device" not in manifest.spec
 

@@ -64,47 +64,6 @@ def test_a_product_of_three_elements_is_written_out_as_sums(kernel: str, op: str
     assert layer.kind == kind
 
 
-def test_a_layer_without_nodes_stands_beside_those_whose_results_it_takes() -> None:
-    def line(name: str, reads: str, writes: str, *nodes: str) -> str:
-        given, made = (
-            f"[ {{ Name: {tensor}, Dimensions: [1], Datatype: Half, Format: x }}]" for tensor in (reads, writes)
-        )
-        said = "".join(f"[ONNX Layer: {node}]" for node in nodes)
-        return f"Name: {name}, LayerType: kgen, Inputs: {given}, Constants: [], Outputs: {made}, Metadata: {said}"
-
-    lines = [
-        line("first", "in", "a"),
-        line("conv", "a", "b", "c1", "r1"),
-        line("tran", "b", "c"),
-        line("move", "c", "d"),
-    ]
-    lines += [line("fc", "d", "out", "fc"), line("alone", "other", "o")]
-    layers = from_dump("\n".join(["Layers:", *lines])).layers
-    assert {layer.name: (layer.nodes, layer.follows) for layer in layers} == {
-        "first": ((), ("c1", "r1")),  # it reads the network's input
-        "conv": (("c1", "r1"), ()),
-        "tran": ((), ("c1", "r1")),
-        "move": ((), ("c1", "r1")),
-        "fc": (("fc",), ()),
-        "alone": ((), ()),
-    }
-
-
-def test_a_reformat_of_86_stands_beside_what_it_is_for() -> None:
-    half = "Row major linear FP16 format"
-
-    def entry(name: str, reads: str, writes: str) -> dict[str, object]:
-        tensors = [[{"Name": tensor, "Dimensions": [1], "Format/Datatype": half}] for tensor in (reads, writes)]
-        return {"Name": name, "LayerType": "NoOp", "Inputs": tensors[0], "Outputs": tensors[1], "TacticValue": "0x0"}
-
-    reformat = entry(
-        "Reformatting CopyNode for Input Tensor 0 to c1 + r1", "x", "Reformatted Input Tensor 0 to c1 + r1"
-    )
-    conv = entry("c1 + r1", "Reformatted Input Tensor 0 to c1 + r1", "y") | {"LayerType": "CaskConvolution"}
-    report = from_inspector(json.dumps({"Layers": [reformat, conv]}), {"c1": "Conv", "r1": "Relu"})
-    assert [(layer.nodes, layer.follows) for layer in report.layers] == [((), ("c1", "r1")), (("c1", "r1"), ())]
-
-
 def test_keys_that_only_some_lines_have() -> None:
     """Engines of several streams say which event a layer waits for, TensorRT-RTX 1.7.1."""
     signal = (

@@ -76,6 +76,14 @@ def test_an_engine_gets_the_weights_that_a_build_of_the_model_has(
     assert not sim.missed & {"ICudaEngine.create_serialization_config", "SerializationFlag"}
 
 
+def test_an_engine_that_takes_pixels_is_refitted_with_its_own_shapes(stand_in: Any, net: Path, tuned: Path) -> None:
+    stand_in("10.16.1")
+    pixels = {"size": [32, 32], "mean": [0.5, 0.5, 0.5], "std": [1.0, 1.0, 1.0]}
+    options = {"embed_preprocess": True, "preprocess": pixels, "shapes": "x:1x3x32x32,2x3x32x32,4x3x32x32"}
+    old, fresh = (_build(model, f"{model.stem}.engine", refit=True, **options) for model in (net, tuned))
+    assert _held(trtopt.refit(old, tuned, net.with_name("new.engine")).engine) == _held(fresh) != _held(old)
+
+
 @pytest.mark.parametrize("version", TYPED)
 def test_a_stripped_plan_takes_the_weights_that_it_was_built_from_and_no_others(
     stand_in: Any, net: Path, tuned: Path, version: str

@@ -19,12 +19,11 @@ import onnx
 from trtopt.builder.asked import is_none
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.plan import BuildPlan
-from trtopt.builder.samples import real_samples
 from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputError, PrecisionLost, UnsupportedOperator
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
-from trtopt.core.shapes import outside, shapes_option, suggested_shapes
+from trtopt.core.shapes import shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
@@ -37,7 +36,7 @@ from trtopt.graph.op_types import WEIGHTED
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.quantize import is_quantized
-from trtopt.graph.passes.typed import FP16_MAX, typed_already
+from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
@@ -86,8 +85,6 @@ def execute(plan: BuildPlan) -> Built:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     validate_profiles(inputs, spec.profiles, longest=max_input_lengths(folded))  # folding may have shown them
     safety = _measure(plan, folded)
-    _warn_of_inputs(plan, folded, safety)
-    _warn_of_shapes(plan)
     lowered, engine, report = _construct(plan, folded, {} if safety is None else safety.in_fp32)
     for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
@@ -141,30 +138,6 @@ def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
         raise AccuracyLost(f"{safety}. Nothing was written; {advice}")
     (reporter.warn if safety.missed else reporter.note)(str(safety))
     return safety
-
-
-def _warn_of_shapes(plan: BuildPlan) -> None:
-    """Say that the samples (the first one speaks for them) have shapes that the engine won't take."""
-    if plan.request.images is None and plan.request.data is None:
-        return
-    first = next(iter(plan.samples or real_samples(plan.model, replace(plan.request, limit=1))))
-    if problem := outside(plan.spec.profiles, plan.model.inputs, first):
-        plan.request.reporter.warn(f"{problem}, which it won't take: give others as `shapes=`, or other samples")
-
-
-def _warn_of_inputs(plan: BuildPlan, folded: onnx.ModelProto, safety: Safety | None) -> None:
-    """Say which inputs of an engine that takes FP16 hold more in the samples than FP16 does."""
-    spec = plan.spec
-    if spec.io_fp32 or spec.base is not Precision.FP16 or plan.embedded is not None:
-        return
-    largest = {} if plan.table is None else plan.table.beyond_fp16
-    largest = {**largest, **({} if safety is None else safety.inputs)}
-    for name, info in network_inputs(folded).items():
-        if info.floating and largest.get(name, 0.0) > FP16_MAX:
-            plan.request.reporter.warn(
-                f"the samples hold {largest[name]:,.0f} in the input {name!r}, which is FP16 with `fp32_io=False` and ends "
-                f"at {FP16_MAX:,.0f}: the engine refuses such samples; leave `fp32_io=` as it is"
-            )
 
 
 def _construct(

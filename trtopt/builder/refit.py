@@ -274,7 +274,7 @@ def _planned(
             calib=calib,
             preprocess=None if embedded is None else embedded["preprocess"],
             precision_override=tuple(spec.get("overrides", ())),
-            shapes=manifest.ranges,
+            shapes=spec.get("profiles", ()),  # of the model's own inputs, where the engine takes pixels
             target=tuple(manifest.targets),
             backend="rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
             device=device,

@@ -43,6 +43,7 @@ _ELSEWHERE = {
 _ONE_VALUE = {
     "--images": "one folder, no list such as a shell makes of *",
     "--data": "one file or folder, no list such as a shell makes of *",
+    "--migrate": "one command, in quotes",
     "--shapes": "the shapes of several inputs in one text, 'a:1x3;b:1x4' in quotes, or the option again",
 }
 
@@ -152,6 +153,8 @@ def _failure(error: Exception) -> int:
         for flag, _, behind in zip(sys.argv, sys.argv[1:], sys.argv[2:]):
             if "unexpected extra argument" in problem and flag in _ONE_VALUE and not behind.startswith("-"):
                 problem = f"{flag} takes {_ONE_VALUE[flag]}"
+        if "unexpected extra argument" in problem and command == "trtopt doctor":
+            problem = went("subject")
         texts = [f"{problem}; try '{command} -h'"]
     elif isinstance(error, MemoryError):
         kind, status = "MemoryError", 1

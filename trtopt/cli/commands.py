@@ -383,7 +383,7 @@ def profile(result: Any, values: Options) -> Iterator[str]:
     yield from result.remarks(values["top"])
 
 
-@command_of(ReportRequest, "trtopt report model.engine --results profile.json -o report.html")
+@command_of(ReportRequest, "trtopt report model.engine --calib model.calib.json -o report.html")
 def report(result: Any, values: Options) -> Iterator[str]:
     """Write one HTML page on an engine. It says what isn't known yet, too, and how to find out."""
     yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['line']}"
@@ -393,9 +393,9 @@ def report(result: Any, values: Options) -> Iterator[str]:
         yield f"  not known: {item['what']}: {command}"
 
 
-@command_of(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
+@command_of(DoctorRequest, 'trtopt doctor; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
 def doctor(report: Any, values: Options) -> Iterator[str]:
-    """Look for what is wrong with this host, or a plan on it. Exit status 1 if anything is."""
+    """Look for what is wrong with this host. Exit status 1 if anything is."""
     return report.lines  # type: ignore[no-any-return]
 
 

@@ -53,7 +53,6 @@ def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for number, layer in enumerate(layers, 1):
         yield f"{number} {layer['name']}: {layer['kind']}, {layer['precision'].upper()}"
         more = {"formats": formats(layer), "tactic": layer.get("tactic"), "nodes": ", ".join(layer["nodes"])}
-        more["beside"] = ", ".join(layer.get("follows", ()))
         for what, text in more.items():
             yield from wrap(f"{what} {text}", 80, initial_indent="    ", subsequent_indent="      ") if text else ()
 

@@ -16,6 +16,11 @@ WENT = {
     "Duration": "trtopt.Duration went: the log (--log F.log) has how long each phase took, a result its seconds",
     "json_twin": "report --json-twin went: trtopt report --json has the verdict, trtopt inspect --json the layers, "
     "M.engine.results.json what was measured",
+    "results": "report --results went: what was measured lies beside the engine, M.engine.results.json, and is read there; in "
+    "Python trtopt.report(…, results=[…]) takes results",
+    "against": "report --against went: trtopt inspect M.engine --diff OTHER.engine says what differs",
+    "subject": "doctor M.engine went: trtopt inspect M.engine says what it is, for which GPU, and which TensorRT runs it; "
+    "trtopt version whose engines those here run",
     "for_generation": "--for-generation went: every TensorRT reads the default, opset 17; 10, 11 and RTX also --opset 20",
     "trade_profiles": "--trade-profiles went: build --int8 --calib TABLE keeps INT8 whatever its times, or build an engine for "
     "each of the shapes",

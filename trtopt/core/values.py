@@ -347,8 +347,6 @@ class LayerInfo:
         reads, writes: type and format of each tensor, in TensorRT's words ("Int8 (NHWC) Channel major format"); empty: not
             known, or of a manifest from before there were these fields.
         tactic: name or number of the kernel that TensorRT chose; empty: not known.
-        follows: where the engine names no nodes, those of the layers whose results it goes on with, else of those that read
-            its own.
     """
 
     name: str
@@ -358,7 +356,6 @@ class LayerInfo:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     tactic: str = ""
-    follows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

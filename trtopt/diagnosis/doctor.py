@@ -1,4 +1,4 @@
-"""The command that says what is wrong with a host, or a plan on it, what comes of that, and what to type.
+"""The command that says what is wrong with a host, what comes of that, and what to type.
 
 Native libraries, whose import may crash or hang, are imported in child processes: this file, run as a program. Nothing is
 changed. Errors of the driver are numbered as in `cuda.h`; which GPUs a TensorRT is for is in its support
@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -24,25 +23,21 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core import host as limits
 from trtopt.core.documents import plain
-from trtopt.core.errors import EngineMismatch, TrtoptError, UsageError
-from trtopt.core.files import cache_path, existing_file, opened_regular, whole
+from trtopt.core.files import cache_path, whole
 from trtopt.core.library_output import TELEMETRY_OFF
 from trtopt.core.options import taking
 from trtopt.core.version import to_install
-from trtopt.diagnosis.lines import command_lines, wrapped
-from trtopt.diagnosis.migration import Migration, migrated
+from trtopt.diagnosis.migration import Migration, migrated, wrapped
 from trtopt.diagnosis.request import DoctorRequest
 
 if TYPE_CHECKING:
     from trtopt.cuda.device import Probe
-    from trtopt.engine.manifest import Manifest
-    from trtopt.trt.plans import PlanHeader
 
 FORMAT = "trtopt.doctor/1"
 LEVELS = ("error", "warning", "info")
@@ -91,7 +86,7 @@ class DoctorReport:
     """The facts and findings of `doctor`.
 
     Attributes:
-        facts: what there is, name → text; of the host, then of the plan.
+        facts: what there is, name → text.
         findings: what is wrong or worth knowing, errors first.
         migration: of `migrate=`; then the host wasn't looked at.
     """
@@ -114,7 +109,7 @@ class DoctorReport:
 
     @property
     def lines(self) -> Iterator[str]:
-        """For a terminal of 80 columns; commands are broken where a shell takes them so."""
+        """For a terminal of 80 columns; commands stay whole."""
         if self.migration is not None:
             yield from self.migration.lines
             return
@@ -125,7 +120,7 @@ class DoctorReport:
             yield ""
             yield from wrapped(f"{finding.level}: {finding.fact}")
             yield from wrapped(finding.consequence, start=4)
-            yield from command_lines(finding.command)
+            yield f"    $ {finding.command}"
         yield ""
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
         many = [f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items()]
@@ -137,47 +132,25 @@ class DoctorReport:
 
 @taking(DoctorRequest)
 def doctor(request: DoctorRequest) -> DoctorReport:
-    """Look for what is wrong with this host, and with a plan on it.
+    """Look for what is wrong with this host.
 
     Native libraries are imported in other processes, and PyTorch isn't; nothing is changed.
 
     Args:
-        subject: a plan, which is held against this host before it is deserialized.
         migrate: look at this instead: a command line of trtexec or Polygraphy. It isn't run: what of it TensorRT 10 and 11
             no longer have is named, with what trtopt has for it.
 
     Raises:
-        UsageError: a file that doesn't exist or is a model, a command of another program, or both arguments.
+        UsageError: a command of another program.
     """
     if request.migrate is not None:
-        if request.subject is not None:
-            raise UsageError(
-                f"`migrate=` looks at a command alone, not at {request.subject} too: leave one of them out; a "
-                "command is one text, in quotes"
-            )
         return DoctorReport(migration=migrated(request.migrate))
-    subject = None if request.subject is None else existing_file(request.subject, "the file")
-    if subject is not None and subject.suffix == ".onnx":
-        raise UsageError(
-            f"{subject} is a model: trtopt check {shlex.quote(str(subject))} says what TensorRT makes of it"
-        )
-    host = examine(Path.cwd() if subject is None else subject.absolute().parent)
-    facts, findings = host_facts(host), host_findings(host)
-    if subject is not None:
-        file_facts, file_findings = _plan(subject, host)
-        facts, findings = facts | file_facts, [*file_findings, *findings]
-    return DoctorReport(facts, tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level))))
+    host = examine()
+    findings = sorted(host_findings(host), key=lambda finding: LEVELS.index(finding.level))
+    return DoctorReport(host_facts(host), tuple(findings))
 
 
 # The host ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer of a child process: values, or what it raised or ended with."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,36 +159,34 @@ class Host:
 
     Attributes:
         packages: normalized name → version.
-        answers: of child processes, for each module of `_MODULES` that is there.
+        answers: of child processes, for each module of `_MODULES` that is there: facts, or the "failure".
         gpus: as the driver tells them.
-        output: the folder that results would go to.
     """
 
     packages: Mapping[str, str]
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, Mapping[str, Any]]
     gpus: Probe
-    output: Path
 
     def answered(self, module: str) -> Mapping[str, Any]:
         """An answer's values; empty where there is none."""
-        return self.answers[module].values if module in self.answers else {}
+        return self.answers.get(module, {})
 
 
-def examine(output: Path) -> Host:
-    """Look at this host; `output` is the folder that results would go to."""
+def examine() -> Host:
+    """Look at this host."""
     packages: dict[str, str] = {}
     for item in importlib.metadata.distributions():
         if item.metadata and "Name" in item.metadata:  # a folder that a broken installation left has none
             packages.setdefault(re.sub(r"[-_.]+", "-", item.metadata["Name"]).lower(), item.version)
     modules = [name for name in _MODULES if importlib.machinery.PathFinder.find_spec(name)]
-    return Host(packages, ask(modules, PATIENCE), importlib.import_module("trtopt.cuda.device").probe(), output)
+    return Host(packages, ask(modules, PATIENCE), importlib.import_module("trtopt.cuda.device").probe())
 
 
-def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
+def ask(modules: Sequence[str], patience: float) -> dict[str, dict[str, Any]]:
     """Import modules at the same time, each in a child process; never raises for what one does."""
     path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])  # "" is the working directory
 
-    def answer(module: str) -> Answer:
+    def answer(module: str) -> dict[str, Any]:
         try:
             done = subprocess.run(
                 [sys.executable, __file__, path, module],
@@ -227,15 +198,15 @@ def ask(modules: Sequence[str], patience: float) -> dict[str, Answer]:
                 timeout=patience,
             )
         except subprocess.TimeoutExpired:
-            return Answer(failure=f"no answer within {patience:.0f} s")
+            return {"failure": f"no answer within {patience:.0f} s"}
         except OSError as error:
-            return Answer(failure=f"no process can be started ({error.strerror or error})")
+            return {"failure": f"no process can be started ({error.strerror or error})"}
         with contextlib.suppress(ValueError, TypeError, IndexError):
-            return Answer(**json.loads(done.stdout.splitlines()[-1]))  # native libraries print, too
+            return dict(json.loads(done.stdout.splitlines()[-1]))  # native libraries print, too
         with contextlib.suppress(ValueError):
-            return Answer(failure=f"the process ended with {signal.Signals(-done.returncode).name}")
+            return {"failure": f"the process ended with {signal.Signals(-done.returncode).name}"}
         last = " ".join(done.stderr.split()[-40:])
-        return Answer(failure=f"the process ended with status {done.returncode} and no answer{last and f': {last}'}")
+        return {"failure": f"the process ended with status {done.returncode} and no answer{last and f': {last}'}"}
 
     with ThreadPoolExecutor(len(_MODULES)) as pool:
         return dict(zip(modules, pool.map(answer, modules)))
@@ -260,13 +231,13 @@ def host_facts(host: Host) -> dict[str, str]:
     facts["cores"] = f"{limits.cores()} of {limits.visible_cores()}{quota}"
     if (memory := limits.free_memory()) is not None:
         facts["free memory"] = f"{memory / GIB:.1f} GiB"
-    return facts | {role: str(path) for role, (path, _) in _folders(host).items()}
+    return facts | {role: str(path) for role, (path, _) in _folders().items()}
 
 
-def _folders(host: Host) -> dict[str, tuple[Path, str]]:
+def _folders() -> dict[str, tuple[Path, str]]:
     """The folders that work is written to by role, each with what moves it elsewhere."""
     return {
-        "output": (host.output.absolute(), "cd "),
+        "output": (Path.cwd(), "cd "),
         "cache": (cache_path().absolute(), "export TRTOPT_CACHE="),
         "temporary": (Path(tempfile.gettempdir()).absolute(), "export TMPDIR="),
     }
@@ -317,7 +288,7 @@ _CAUSES = {  # what an import says → consequence, command
 
 def failing_imports(host: Host) -> Iterator[HostFinding]:
     for module, names in _MODULES.items():
-        if (failure := host.answers[module].failure if module in host.answers else "") == "":
+        if not (failure := host.answered(module).get("failure", "")):
             continue
         package = next((name for name in (*names, module.replace("_", "-")) if name in host.packages), "")
         requirement = f"{package}=={host.packages[package]}" if package else module
@@ -446,7 +417,7 @@ def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
 
 
 def disks(host: Host) -> Iterator[HostFinding]:
-    for role, (path, elsewhere) in _folders(host).items():
+    for role, (path, elsewhere) in _folders().items():
         nearest = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (pathlib's may raise)
         try:
             free = shutil.disk_usage(nearest).free
@@ -483,100 +454,6 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
 
 
-# A plan ------------------------------------------------------------------------------------------------------------------
-
-
-def _plan(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
-    """Hold a plan's header and manifest against this host, before anything is deserialized."""
-    from trtopt.engine.manifest import load_manifest
-    from trtopt.trt.plans import plan_header
-
-    with opened_regular(path) as file:
-        start = file.read(4096)
-    header = plan_header(start)
-    if header is None:
-        return {}, [_no_plan(path, start)]
-    findings: list[HostFinding] = []
-    manifest, problem, nbytes = None, None, path.stat().st_size
-    words = ["trtopt", "build", "MODEL.onnx"]
-    try:
-        manifest = load_manifest(path)
-        if manifest is not None:
-            words = ["trtopt", "build", manifest.source["path"] or "MODEL.onnx"]
-            words += [f"--{manifest.spec['precision']}"] if manifest.spec["precision"] != "fp32" else []
-            words += ["--calib", "TABLE.calib.json"] if manifest.calibration else []
-            for profile in manifest.profiles:
-                words += ["--shapes", ";".join(f"{name}:{shape}" for name, shape in profile.items())]
-            manifest.check_plan(path)
-    except TrtoptError as error:
-        manifest, problem = None, error  # nothing in it is about this plan
-    rebuild = shlex.join([*words, "-o", str(path)])
-    if problem is not None:
-        code = "plan-not-of-manifest" if isinstance(problem, EngineMismatch) else "manifest-damaged"
-        findings.append(HostFinding(code, "error", str(problem), "run and inspect refuse it", rebuild))
-    targets = manifest.built_for if manifest is not None and manifest.built_for else header.targets
-    facts = {"plan": f"{header}, {nbytes / 2**20:.1f} MiB"}
-    facts["built for"] = ", ".join(f"sm{target}" for target in targets) or "unknown: neither header nor manifest says"
-    if header.nbytes and header.nbytes != nbytes:
-        fact = f"{path} has {nbytes} bytes, its header says {header.nbytes}"
-        findings.append(HostFinding("plan-damaged", "error", fact, "it was cut off, or copied as text", rebuild))
-    findings += _version(path, header, manifest, host, rebuild)
-    ampere = manifest is not None and manifest.spec.get("hardware_compatibility") == "ampere_plus"
-    gpus = [gpu.compute_capability for gpu in host.gpus.devices]
-    unfit = [sm for sm in gpus if targets and sm not in targets and not (ampere and sm >= 80)]
-    if unfit:
-        if header.product == "TensorRT-RTX":
-            rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit[0]}", 1)
-        fact = f"{path} was built for {facts['built for']}; here is sm{unfit[0]}"
-        why = "it doesn't load on that GPU; plans are for the GPU they were built for"
-        level = "warning" if len(unfit) < len(gpus) else "error"
-        findings.append(HostFinding("plan-of-other-gpu", level, fact, why, rebuild))
-    return facts, findings
-
-
-def _no_plan(path: Path, start: bytes) -> HostFinding:
-    """NVIDIA/TensorRT#1384, #2915: "Magic tag does not match"."""
-    name, length = shlex.quote(str(path)), int.from_bytes(start[:4], "little")
-    if start.startswith(b"version https://git-lfs.github.com/spec/"):
-        command = f"git lfs install && git lfs pull --include {shlex.quote(path.name)}"
-        fact, why = f"{path} is a pointer of Git LFS", "the file itself wasn't downloaded"
-        return HostFinding("lfs-pointer", "error", fact, why, command)
-    if start[4:5] == b"{" and 0 < length < 1 << 20:
-        fact = f"{path} begins with {length} bytes of Ultralytics' JSON, and the plan comes after"
-        why = "only Ultralytics opens it; TensorRT says 'Magic tag does not match'"
-        command = f"tail -c +{length + 5} {name} > {shlex.quote(str(path.with_suffix('.plan.engine')))}"
-        return HostFinding("ultralytics-prefix", "error", fact, why, command)
-    fact = f"{path} isn't a TensorRT plan: it begins with {start[:8]!r}" if start else f"{path} is empty (0 bytes)"
-    why = "nothing can run it; it is damaged, of TensorRT before 8.6, or something else"
-    return HostFinding("no-plan", "error", fact, why, "trtopt build MODEL.onnx -o MODEL.engine")
-
-
-def _version(
-    path: Path, header: PlanHeader, manifest: Manifest | None, host: Host, rebuild: str
-) -> Iterator[HostFinding]:
-    from trtopt.trt import LEAN
-    from trtopt.trt.compatibility import PlanOrigin, runs_on, unread
-    from trtopt.trt.plans import plan_origin
-
-    product = "tensorrt_rtx" if header.product == "TensorRT-RTX" else "tensorrt"
-    modules = [product, *LEAN] if product == "tensorrt" else [product]
-    to_get = f"pip install '{product.replace('_', '-')}=={'.'.join(map(str, release(header.version)[:3]))}.*'"
-    versions = {module: str(version) for module in modules if (version := host.answered(module).get("version"))}
-    origin = plan_origin(whole(path, None)) or PlanOrigin(header.product, header.version)
-    if manifest is not None:
-        origin = replace(manifest.origin, version=header.version)
-    if not versions:
-        fact = f"{path} was made by {header}; no {header.product} can be imported here"
-        command = to_get if product not in host.answers else rebuild
-        yield HostFinding("plan-without-runtime", "error", fact, "it can't run here", command)
-    elif all(unread(origin, version, lean=name in LEAN) for name, version in versions.items()):
-        fact = f"{path} was made by {header}; {header.product} {' and '.join(versions.values())} is here"
-        certain = manifest or origin.compatible or product == "tensorrt_rtx"
-        why = f"it runs on {runs_on(origin)}{'' if certain else ', unless built to be version-compatible'}"
-        command = to_get if manifest is None else rebuild
-        yield HostFinding("plan-of-other-version", "error", fact, why, command)
-
-
 # In a child process ------------------------------------------------------------------------------------------------------
 
 _NATIVE = re.compile(r"/lib(nvinfer|nvonnxparser|tensorrt|cuda\.|cudart|cudnn|cublas|onnxruntime)[^/]*$")
@@ -584,11 +461,11 @@ _RUNTIMES = ("libnvinfer.so", "libtensorrt_rtx.so")
 
 
 def _answer() -> None:
-    """Import a module, and write an `Answer` as the last line: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
+    """Import a module, and write what is known of it as the last line: doctor.py '["entries", "of", "sys.path"]' tensorrt"""
     path, name = sys.argv[1:]
     sys.path[:] = json.loads(path)  # as the parent sees packages, without this file's folder
     try:
-        reply: dict[str, Any] = {"values": _imported(name)}
+        reply = _imported(name)
     except BaseException as error:
         reply = {"failure": " ".join(f"{type(error).__name__}: {error}".split())[:600]}
     print("\n" + json.dumps(reply, default=str), flush=True)

@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,6 @@ from trtopt.core.errors import UsageError
 from trtopt.core.files import whole
 from trtopt.core.shapes import parse_profile
 from trtopt.core.values import x
-from trtopt.diagnosis.lines import command_lines, wrapped
 
 _VALUES = {"ampere+": "ampere_plus", "sameComputeCapability": "same_compute_capability"}
 _PLANS = (".engine", ".plan", ".trt")
@@ -60,6 +60,18 @@ def _rows() -> dict[tuple[str, str], _Row]:
 
 _ROWS = _rows()
 OPTIONS = tuple(name for program, name in _ROWS if program == "trtexec" and "-" not in name)
+
+
+def wrapped(text: str, indent: int = 4, start: int = 0) -> list[str]:
+    """Return lines of 80 columns; all but the first are indented."""
+    return textwrap.wrap(
+        text,
+        80,
+        initial_indent=" " * start,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class Migration:
         if self.commands:
             yield "with trtopt:"
         for command in self.commands:
-            yield from command_lines(command)
+            yield f"    $ {command}"
         if self.commands and self.replaced:
             yield ""
         for item in self.replaced:

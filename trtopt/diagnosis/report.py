@@ -31,8 +31,8 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import x
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
-from trtopt.diagnosis.results import Results, comparison_of, measurements
-from trtopt.engine.difference import built_for, differing, facts, precisions
+from trtopt.diagnosis.results import BESIDE, Results, comparison_of, measurements
+from trtopt.engine.difference import built_for
 from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
 from trtopt.evaluation.outputs import decibels
@@ -41,6 +41,12 @@ FORMAT = "trtopt.report/2"
 ROWS, LINES, BARS, WORST = 2000, 12, 12, 12  # of a table, of a part of the verdict, of a chart with names, histograms
 LEVELS, BINS = 127, 64  # of INT8 on either side of 0; of a histogram
 _TEXT, _NODES = 120, 400  # characters of a name, and of the nodes of a layer
+_MISSHAPEN = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)  # what a file that was edited, or is a later trtopt's, leads to
 _QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32")
 
 
@@ -77,29 +83,38 @@ def report(request: ReportRequest) -> Report:
     Args:
         engine: a plan file, or its manifest alone (M.engine.json), where most of what is said stands.
         output: the page, one HTML file.
-        results: what commands measured: files with their JSON, such mappings, or results of `profile`, `sensitivity`, `bench`,
-            `verify`, `build`, `tune` and `pipeline`. They are known by their content; those that name another engine
-            are taken for `against` if it has that name.
+        results: of `profile`, `sensitivity`, `bench`, `verify`, `run`, `build`, `tune` and `pipeline`, besides what these
+            commands have written beside the engine (M.engine.results.json).
         calib: the calibration table (a file or a `Table`), for histograms and thresholds.
-        against: another engine, of which the differences are shown.
 
     Raises:
-        UsageError: a file that isn't there, that is nothing of the kind, or that would be overwritten.
+        UsageError: a file that isn't there, is nothing of the kind, or would be overwritten; a result of another engine.
         EngineError, EngineMismatch: as `inspect`.
         CalibrationError: of `calib`.
         MissingDependency: jinja2 isn't installed.
         OutputError: the page can't be written; nothing is left behind.
     """
     ready()
-    paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
-    plans = [path.with_suffix("") if path.suffix == ".json" else path for path in paths]  # a manifest's, or itself
-    results = measurements(request.results, plans[0], plans[1] if len(plans) > 1 else None)
+    path = existing_file(request.engine, "the engine")
+    plan = path.with_suffix("") if path.suffix == ".json" else path  # a manifest's, or itself
     table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
-    with request.reporter.phase("reading"):
-        subjects = [_subject(path, plan, each) for path, plan, each in zip(paths, plans, results)]
-        contents = plain(_contents(subjects[0], subjects[1] if len(subjects) > 1 else None, table))
-    with request.reporter.phase("drawing"):
-        page = html(contents).encode()
+    engine = inspect(path)
+    if not isinstance(engine, EngineReport):
+        raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
+    if engine.manifest is None:
+        raise UsageError(f"{path} has no manifest beside it, which is what a report tells: trtopt inspect {path}")
+    try:
+        with request.reporter.phase("drawing"):
+            results = measurements(request.results, plan)
+            subject = _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
+            contents = plain(_contents(subject, table))
+            page = html(contents).encode()
+    except _MISSHAPEN as error:
+        if not Path(f"{plan}{BESIDE}").exists():
+            raise
+        raise UsageError(
+            f"{plan}{BESIDE} isn't as trtopt writes it ({error!r}): remove it, and measure again"
+        ) from error
     with writing_together(Path(request.output)) as (partial,):
         partial.write_bytes(page)
     return Report(Path(request.output), len(page), contents)
@@ -119,25 +134,18 @@ class _Subject:
 
     plan: Path
     engine: EngineReport
-    manifest: Manifest | None
+    manifest: Manifest
     results: Results
-    candidates: Any  # the comparison of precisions
+    candidates: Mapping[str, Any]  # the comparison of precisions
 
 
-def _subject(path: Path, plan: Path, results: Results) -> _Subject:
-    engine = inspect(path)
-    if not isinstance(engine, EngineReport):
-        raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
-    return _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
-
-
-def _contents(subject: _Subject, other: _Subject | None, table: Table | None) -> dict[str, Any]:
+def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
     manifest, results = subject.manifest, subject.results
     layers = _layers(subject)
     (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
     compared = subject.candidates
-    best = compared if compared is not None and compared.get("best") else None
-    quantized = manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
+    best = compared if compared.get("best") else None
+    quantized = manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
     return {
         "engine": subject.plan.name,
@@ -146,20 +154,20 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
                 filter(None, (REASONS.split(summary)[0], *accuracy[:1], *results.missed[:1], *speed[:1]))
             ),
             "summary": summary,
-            "asked": None if manifest is None else manifest.spec["precision"],
-            "for": None if manifest is None else built_for(manifest),
+            "asked": manifest.spec["precision"],
+            "for": built_for(manifest),
             "among": [item["precision"] for item in best["candidates"]] if best is not None else None,
             "limits": best.get("limits") if best is not None else None,
-            "kept": None if compared is None else compared["kept"],
+            "kept": compared["kept"],
             "accuracy": accuracy,
             "accuracy_of_others": other_accuracy,
             "missed": list(results.missed),
             "speed": speed,
-            "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
+            "compared": str(manifest.comparison["why"]) if manifest.comparison else None,
         },
         "precision": _precision(manifest, layers),
         "layers": layers,
-        "kept": [] if manifest is None else [dict(item) for item in manifest.kept],
+        "kept": [dict(item) for item in manifest.kept],
         "times": results.profile if _timed(subject) else None,
         "sensitivity": results.sensitivity,
         "worst": _worst(subject),
@@ -167,7 +175,6 @@ def _contents(subject: _Subject, other: _Subject | None, table: Table | None) ->
         "tuning": results.tuning,
         "latency": results.bench,
         "warnings": _warnings(subject, layers, table),
-        "against": None if other is None else _against(subject, other),
         "provenance": _provenance(subject),
         "unknown": _unknown(subject, accuracy, table, quantized),
     }
@@ -178,14 +185,10 @@ def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, qu
     name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest)
     again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
     gaps = {  # what it is → known, command
-        "how it was made, and which layers run in which precision": (
-            subject.manifest,
-            "trtopt build MODEL.onnx … -o M.engine",
-        ),
         "how long each layer takes": (_timed(subject), f"trtopt profile {name}; {again}"),
         "what INT8 costs in accuracy, layer by layer": (
             results.sensitivity,
-            f"trtopt sensitivity MODEL.onnx {samples} --json > s.json; {again} --results s.json",
+            f"trtopt sensitivity MODEL.onnx {samples}; {again}",
         ),
         "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote": (
             table is not None or not quantized,
@@ -204,10 +207,9 @@ def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, qu
     return [{"what": what, "command": command} for what, (known, command) in gaps.items() if not known]
 
 
-def _samples(manifest: Manifest | None) -> str:
+def _samples(manifest: Manifest) -> str:
     """The options that give samples like those that the engine takes."""
-    images = manifest is None or manifest.preprocess is not None
-    return "--images DIR --preprocess PRESET" if images else "--data F.npz"
+    return "--data F.npz" if manifest.preprocess is None else "--images DIR --preprocess PRESET"
 
 
 # Layers ----------------------------------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def _samples(manifest: Manifest | None) -> str:
 
 def _layers(subject: _Subject) -> list[dict[str, Any]]:
     """The layers in the order that they run in, with times and damage where they are known."""
-    by_name = {} if subject.manifest is None else {str(item["name"]): item for item in subject.manifest.layers}
+    by_name = {str(item["name"]): item for item in subject.manifest.layers}
     times = {item["name"]: item["ms"] for item in _timed(subject)}
     rows = [by_name.get(item["name"], item) for item in _timed(subject)]
     rows += [item for name, item in by_name.items() if name not in times]
@@ -225,9 +227,8 @@ def _layers(subject: _Subject) -> list[dict[str, Any]]:
         ms = times.get(item["name"])
         share = ms / total if ms is not None and total else None
         precision = str(item["precision"]) if item["precision"] in _PRECISIONS else None
-        nodes = [*item["nodes"]] or [f"beside {node}" for node in item.get("follows", ())]
         layer = {"number": number, "name": str(item["name"]), "kind": str(item["kind"]), "precision": precision}
-        layers.append({**layer, "nodes": nodes, "ms": ms, "share": share, "damage_db": None})
+        layers.append({**layer, "nodes": [*item["nodes"]], "ms": ms, "share": share, "damage_db": None})
     _add_damage(layers, subject.results)
     return layers
 
@@ -238,7 +239,7 @@ def _timed(subject: _Subject) -> Sequence[Any]:
     if profile is None or not profile["batches"]:
         return ()
     layers = max(profile["batches"], key=lambda item: item["batch"])["layers"]
-    names = {item["name"] for item in subject.manifest.layers} if subject.manifest is not None else set()
+    names = {item["name"] for item in subject.manifest.layers}
     return layers if not names or names & {item["name"] for item in layers} else ()
 
 
@@ -261,7 +262,7 @@ def _add_damage(layers: Sequence[dict[str, Any]], results: Results) -> None:
             layer["damage_db"] = -10 * math.log10(power)
 
 
-def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
+def _precision(manifest: Manifest, layers: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
     """Shares by precision: of the layers with products, of their multiply-accumulates, of the time."""
     counts: Counter[str] = Counter(layer["precision"] or "unknown" for layer in layers if layer["kind"] in HEAVY)
     times: dict[str, float] = {}
@@ -270,7 +271,7 @@ def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -
         times[precision] = times.get(precision, 0.0) + (layer["share"] or 0.0)
     shares = {
         "time": times,
-        "arithmetic": {} if manifest is None else manifest.coverage,
+        "arithmetic": manifest.coverage,
         "layers with products": {name: count / counts.total() for name, count in counts.items()},
     }
     names = (*_PRECISIONS, "unknown")
@@ -287,12 +288,12 @@ def _precision(manifest: Manifest | None, layers: Sequence[Mapping[str, Any]]) -
 def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
     """Tell how near this engine's results are to FP32's, by all that measured it; and what was measured of other graphs."""
     results, candidates = subject.results, subject.candidates
-    kept = None if candidates is None else candidates["kept"]
+    kept = candidates["kept"]
     own, others = list[str](), list[str]()
     if results.accuracy is not None:
         own += _compared(results.accuracy)
     else:
-        for item in candidates["candidates"] if candidates is not None else ():
+        for item in candidates["candidates"]:
             own += _compared(item["accuracy"]) if item["precision"] == kept and item["accuracy"] is not None else []
     if results.tuning is not None:
         choice, tuned = results.tuning["chosen"], kept in (None, *_QUANTIZED)
@@ -352,7 +353,7 @@ def _speed(subject: _Subject) -> list[str]:
             sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
     if results.run is not None:
         sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
-    candidates = subject.candidates or {"candidates": (), "kept": None}
+    candidates = subject.candidates
     for candidate in sorted(candidates["candidates"], key=lambda item: item["precision"] != candidates["kept"]):
         for times in candidate["times"]:
             shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
@@ -399,22 +400,19 @@ def _warnings(
     """List what to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
     name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
     manifest, results, candidates = subject.manifest, subject.results, subject.candidates
-    if manifest is not None:
-        check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
-        tried = candidates["candidates"] if candidates else ()
-        if any(item["accuracy"] for item in tried if item["precision"] == candidates["kept"]):
-            check = "nothing, if the accuracy above will do: it was measured on this engine"
-        warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
-        precision = str(manifest.spec["precision"])
-        others = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (precision, None)]
-        if precision in _QUANTIZED and others:
-            text = f"layers with products that don't run in {precision.upper()}: {len(others)}"
-            do = "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes"
-            warnings.append((text, do))
-        digest = (manifest.calibration or {}).get("digest")
-        if table is not None and digest and digest != table.digest:
-            warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
-    warnings += [(text, f"measure {name} itself, and leave out --results of others") for text in results.strangers]
+    check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
+    if any(item["accuracy"] for item in candidates["candidates"] if item["precision"] == candidates["kept"]):
+        check = "nothing, if the accuracy above will do: it was measured on this engine"
+    warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
+    precision = str(manifest.spec["precision"])
+    others = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (precision, None)]
+    if precision in _QUANTIZED and others:
+        text = f"layers with products that don't run in {precision.upper()}: {len(others)}"
+        do = "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes"
+        warnings.append((text, do))
+    digest = (manifest.calibration or {}).get("digest")
+    if table is not None and digest and digest != table.digest:
+        warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
     if results.profile is not None and not _timed(subject):
         text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
         warnings.append((text, f"trtopt profile {name}"))
@@ -423,28 +421,13 @@ def _warnings(
     return [{"text": text, "what_to_do": do} for text, do in dict(warnings).items()]
 
 
-def _against(subject: _Subject, other: _Subject) -> dict[str, Any]:
-    """List what differs between two builds, this engine's value first."""
-    told = [
-        facts(each.engine.nbytes, each.engine.precision_summary, each.manifest)
-        | {"accuracy": "; ".join(_accuracy(each)[0]) or None, "speed": "; ".join(_speed(each)) or None}
-        for each in (subject, other)
-    ]
-    nodes = differing(*(precisions(_layers(each)) for each in (subject, other)))
-    return {
-        "engine": other.plan.name,
-        "facts": [plain(item) for item in differing(*told)],
-        "nodes": [*map(plain, nodes)],
-    }
-
-
 def _provenance(subject: _Subject) -> dict[str, Any]:
     manifest = subject.manifest
-    told: dict[str, Any] = {"plan": subject.plan.name, "bytes": subject.engine.nbytes, "made by": subject.engine.maker}
-    if manifest is None:
-        return told | {"notes": list(subject.engine.notes)}
     preprocessing = embedded_by(manifest)
-    return told | {
+    return {
+        "plan": subject.plan.name,
+        "bytes": subject.engine.nbytes,
+        "made by": subject.engine.maker,
         "plan sha256": manifest.plan["sha256"],
         "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
         "model sha256": manifest.source["sha256"],
@@ -490,7 +473,10 @@ def html(contents: Mapping[str, Any]) -> str:
     }
     drawings = {name: markup(svg) for name, svg in _drawings(contents).items()}
     limits = {"rows": ROWS, "lines": LINES, "bars": BARS}
-    return str(environment.from_string(source).render(contents, charts=drawings, digest=digest, **limits)) + "\n"
+    try:
+        return str(environment.from_string(source).render(contents, charts=drawings, digest=digest, **limits)) + "\n"
+    except jinja2.UndefinedError as error:
+        raise KeyError(str(error)) from error
 
 
 def _short(text: Any, length: int = _TEXT) -> str:

@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 class DoctorRequest:
     """The arguments of `trtopt.doctor`, which describes them."""
 
-    subject: str | os.PathLike[str] | None = option(
-        None,
-        help="A plan to look at, too.",
-        metavar="M.engine",
-        typed=Path,
-        positional=True,
-    )
     _: KW_ONLY
     migrate: str | None = option(
         None,
@@ -68,15 +61,8 @@ class ReportRequest:
         metadata=about(help="The page to write.", typed=Path, short="-o", writes=FILE)
     )
     _: KW_ONLY
-    results: Sequence[Any] = option(
-        (),
-        help="What profile, sensitivity, bench, verify, tune or pipeline printed with --json; repeatable.",
-        metavar="F.json",
-    )
+    results: Sequence[Any] = ()
     calib: str | os.PathLike[str] | Table | None = shared.table(
         help="The calibration table: histograms and thresholds."
-    )
-    against: str | os.PathLike[str] | None = option(
-        None, help="Another engine: what differs.", metavar="OTHER.engine", typed=Path
     )
     reporter: Reporter = SILENT

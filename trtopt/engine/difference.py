@@ -1,4 +1,4 @@
-"""The differences between two engines, as their manifests say it: for `inspect --diff` and for the report's page."""
+"""The differences between two engines, as their manifests say it: for `inspect --diff`."""
 
 from __future__ import annotations
 
@@ -121,11 +121,6 @@ def by_node(layers: _Layers) -> dict[str, Mapping[str, Any]]:
                 if node.rpartition("/")[2] not in CONVERTING:
                     layer_of.setdefault(f"{node}{profile_suffix(layer['name'])}", layer)
     return layer_of
-
-
-def precisions(layers: _Layers) -> dict[str, str]:
-    """Node → what the layer with products that it is in runs in."""
-    return {node: str(layer["precision"]) for node, layer in by_node(layers).items()}
 
 
 def compare(

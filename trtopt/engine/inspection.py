@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from trtopt.core import native
@@ -141,10 +142,7 @@ def _engine(path: Path, trust: bool) -> EngineReport:
         manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
         return _described(path, len(plan), maker, manifest)
     if origin is None:
-        raise EngineError(
-            f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
-            "ends in .onnx)"
-        )
+        raise EngineError(f"{path} isn't a TensorRT plan: {_instead(path, plan)}")
     notes = ["no manifest beside the plan: how it was made isn't known"]
     counts, summary, report, scratch = dict[str, int](), "layers not read", LayerReport(), None
     try:
@@ -168,6 +166,17 @@ def _engine(path: Path, trust: bool) -> EngineReport:
         notes.append("whether it is version-compatible isn't known: it doesn't carry the lean runtime")
     layers, memory = plain(report.layers), {"plan": len(plan), "scratch": scratch}
     return EngineReport(path, len(plan), maker, runs_on(origin), None, counts, summary, layers, memory, tuple(notes))
+
+
+def _instead(path: Path, start: bytes) -> str:
+    """Say what a file is that has neither a plan's header nor a manifest."""
+    length, name = int.from_bytes(start[:4], "little"), quote(str(path))
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "it is a pointer of Git LFS, and the file itself wasn't downloaded: git lfs pull"
+    if start[4:5] == b"{" and 0 < length < 1 << 20:
+        target = quote(str(path.with_suffix(".plan.engine")))
+        return f"{length} bytes of Ultralytics' JSON come before it: tail -c +{length + 5} {name} > {target}"
+    return "its header isn't one, and there is no manifest beside it (an ONNX model's name ends in .onnx)"
 
 
 def _described(path: Path, nbytes: int, maker: str | None, manifest: Manifest, *notes: str) -> EngineReport:

@@ -190,7 +190,6 @@ class _Kernel(TypedDict, total=False):
     reads: Sequence[AnyText]
     writes: Sequence[AnyText]
     tactic: AnyText
-    follows: Sequence[Name]
 
 
 class _Layer(_Computing, _Kernel):
@@ -456,10 +455,7 @@ def embedded_by(manifest: Manifest | None) -> Embedded | None:
 
 def beside(engine: Path, graph: str | os.PathLike[str]) -> str | None:
     """`graph` as the manifest of `engine` names it; None for one that isn't in the plan's folder or below it."""
-    try:
-        place = os.path.relpath(graph, engine.parent)
-    except ValueError:  # on another drive
-        return None
+    place = os.path.relpath(graph, engine.parent)
     return None if _elsewhere(place) else place
 
 

@@ -25,18 +25,12 @@ _MEMBERS = {  # capability → what of the module shows it
     "strip": "BuilderFlag.STRIP_PLAN",
     "refit": "BuilderFlag.REFIT",
     "version_compatible": "BuilderFlag.VERSION_COMPATIBLE",
-    "sparsity": "BuilderFlag.SPARSE_WEIGHTS",
-    "tf32": "BuilderFlag.TF32",
-    "optimization_level": "IBuilderConfig.builder_optimization_level",
 }
 _SWITCHES = {  # options that are also capabilities: why not, what to do instead
     "timing_cache": ("has no timing cache", "drop it"),
     "strip": ("can't strip weights from a plan", "use `refit=True` alone, or drop it"),
     "refit": ("can't refit here", "drop it"),
     "version_compatible": ("makes no version-compatible plans", "drop it and rebuild after an upgrade"),
-    "sparsity": ("has no sparse kernels to choose", "drop it"),
-    "tf32": ("has no TF32 switch", "drop it"),
-    "optimization_level": ("has no optimization levels", "drop it"),
 }
 
 
@@ -52,7 +46,7 @@ class Capabilities:
         precisions: what `BuildSpec.precision` and `remainder` may be.
         compute_targets: compute capabilities that a build can name; None: it builds for the GPU that is present.
         builds_without_gpu: parsing and building need no GPU.
-        timing_cache, strip, refit, version_compatible, sparsity, tf32, optimization_level: the option has an effect.
+        timing_cache, strip, refit, version_compatible: the option has an effect.
         hardware_levels: what `hardware_compatibility` may be.
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
@@ -77,9 +71,6 @@ class Capabilities:
     strip: bool
     refit: bool
     version_compatible: bool
-    sparsity: bool
-    tf32: bool
-    optimization_level: bool
     progress_monitor: bool
     max_opset: int | None = None
     float_only: Mapping[str, str] = field(default_factory=dict)
@@ -92,10 +83,10 @@ class Capabilities:
 
     def describe(self) -> dict[str, Any]:
         """Return them as plain JSON values."""
-        plain = asdict(self)
-        plain["precisions"] = sorted(map(str, self.precisions))
-        plain["hardware_levels"] = sorted(self.hardware_levels)
-        plain["types"] = sorted(self.types)
+        plain = {
+            name: sorted(map(str, value)) if isinstance(value, frozenset) else value
+            for name, value in asdict(self).items()
+        }
         if self.compute_targets is not None:
             plain["compute_targets"] = [f"sm{target}" for target in sorted(self.compute_targets)]
         return plain

@@ -17,11 +17,8 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-MAJORS = (
-    8,
-    10,
-    11,
-)  # TensorRT's major versions that are known here, each of which runs the one before's compatible plans
+# TensorRT's major versions that are known here, each of which runs the one before's compatible plans.
+MAJORS = (8, 10, 11)
 _NEXT = dict(pairwise(MAJORS))
 _FIRST = (8, 6)  # that makes version-compatible plans
 

@@ -100,7 +100,7 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
         in_float: nodes that can't compute quantized (`parsing.float_products`).
     """
     lines = [line for line in text.splitlines() if line.startswith("Name: ")]
-    layers, unread = list[_Joined](), []
+    layers, unread = list[LayerInfo](), []
     for line in lines:
         entry = _fields(line)
         layer = None if entry is None else _layer(entry, ops or {}, in_float)
@@ -110,46 +110,13 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
             if kind != "other" and not any(tensor["Datatype"] for tensor in tensors):  # not integers: no type at all
                 unread.append(line)
             continue
-        if layer.layer.precision is Precision.FP32 and _casts_first(layer.layer.nodes, ops or {}):
+        if layer.precision is Precision.FP32 and _casts_first(layer.nodes, ops or {}):
             # Networks are strongly typed: it computes in what it casts to.
             written = _precision(entry["Outputs"]) if entry is not None else None
-            layer = replace(layer, layer=replace(layer.layer, precision=written or Precision.FP32))
+            layer = replace(layer, precision=written or Precision.FP32)
         layers.append(layer)
     what = f"{len(unread)} of {len(lines)} lines of TensorRT's layer report can't be read, such as {unread[:1]!r:.200}"
-    return LayerReport(_following(layers), what if unread else "")
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """A layer, and the names of the tensors that it reads and writes."""
-
-    layer: LayerInfo
-    reads: Sequence[str]
-    writes: Sequence[str]
-
-
-def _following(layers: Sequence[_Joined]) -> tuple[LayerInfo, ...]:
-    """Say of layers that name no nodes, in the order that they run in, whose results they go on with."""
-    node_lists = [item.layer.nodes for item in layers]
-    writers = {name: number for number, item in enumerate(layers) for name in item.writes}
-    readers: dict[str, int] = {}
-    for number, item in enumerate(layers):
-        for name in item.reads:
-            readers.setdefault(name, number)
-    for number, item in enumerate(layers):
-        node_lists[number] = node_lists[number] or _of_those(item.reads, writers, node_lists)
-    for number, item in reversed(list(enumerate(layers))):  # what stands first reads the network's inputs
-        node_lists[number] = node_lists[number] or _of_those(item.writes, readers, node_lists)
-    return tuple(
-        item.layer if item.layer.nodes else replace(item.layer, follows=nodes)
-        for item, nodes in zip(layers, node_lists)
-    )
-
-
-def _of_those(
-    names: Sequence[str], layer_of: Mapping[str, int], node_lists: Sequence[tuple[str, ...]]
-) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for name in names if name in layer_of for node in node_lists[layer_of[name]]))
+    return LayerReport(tuple(layers), what if unread else "")
 
 
 def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
@@ -199,10 +166,10 @@ def from_inspector(
     layers = [_layer(entry, ops, in_float) for entry in entries if isinstance(entry, dict)]
     unread = [entry for entry in entries if not isinstance(entry, dict)]
     what = f"{len(unread)} of {len(entries)} layers of the inspector's report can't be read, such as {unread[:1]!r}"
-    return LayerReport(_following([layer for layer in layers if layer is not None]), what if unread else "")
+    return LayerReport(tuple(layer for layer in layers if layer is not None), what if unread else "")
 
 
-def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Collection[str]) -> _Joined | None:
+def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Collection[str]) -> LayerInfo | None:
     """A layer as the inspector has it; None: it touches no floating or quantized tensor."""
     name = str(entry.get("Name", ""))
     given, made = (
@@ -225,8 +192,7 @@ def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Co
         precision = _precision([*made, *held], quantized=False) or precision
     kind = _kind(str(entry.get("LayerType", "")), name, str(entry.get("ParameterType", "")), nodes, ops)
     tactic = str(entry.get("TacticName") or entry.get("TacticValue") or "")
-    layer = LayerInfo(name, kind, precision, nodes, _formats(given), _formats(made), tactic)
-    return _Joined(layer, *([str(tensor["Name"]) for tensor in side if tensor.get("Name")] for side in (given, made)))
+    return LayerInfo(name, kind, precision, nodes, _formats(given), _formats(made), tactic)
 
 
 def _formats(tensors: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

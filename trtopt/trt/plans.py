@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.library_output import unwarned
@@ -22,8 +22,6 @@ _VERSION_AT = 24  # four bytes: major, minor, patch, build
 # A shared library of a CPU's: plans hold the lean runtime as it is. Kernels are ELF files, too; e_machine is x86-64 or aarch64.
 _HOST_CODE = re.compile(rb"\x7fELF.{14}[\x3e\xb7]\0", re.DOTALL)
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
-_TARGETS_AT = 32  # TensorRT-RTX: a bit for each compute capability, eight bytes; as seen in plans of 1.7
-_TARGETS = (75, 80, 86, 89, 120, 121)
 
 
 @dataclass(frozen=True)
@@ -32,39 +30,24 @@ class PlanHeader:
 
     Attributes:
         nbytes: length of the plan, where its header says it (TensorRT-RTX); 0: it doesn't.
-        targets: compute capabilities it was built for, where its header says them (TensorRT-RTX); empty: it doesn't.
     """
 
     product: str
     version: str
     nbytes: int = 0
-    targets: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.product} {self.version}"
 
 
 def plan_header(plan: bytes | memoryview) -> PlanHeader | None:
-    """Read a plan's header, the first 28 bytes of it or, for all that TensorRT-RTX says, 40; None when they aren't a plan's
-    as known here."""
-    start = bytes(memoryview(plan)[: _TARGETS_AT + 8])
+    """Read a plan's header, its first 28 bytes; None when they aren't a plan's as known here."""
+    start = bytes(memoryview(plan)[: _VERSION_AT + 4])
     product = _TAGS.get(start[:4])
     if product is None or len(start) < _VERSION_AT + 4:
         return None
-    version = ".".join(map(str, start[_VERSION_AT : _VERSION_AT + 4]))
-    if product != "TensorRT-RTX" or len(start) < _TARGETS_AT + 8:
-        return PlanHeader(product, version)
-    bits = int.from_bytes(start[_TARGETS_AT:], "little")
-    known = bits < 1 << len(_TARGETS)  # a bit of a capability that isn't known here leaves the rest in doubt
-    targets = tuple(target for place, target in enumerate(_TARGETS) if known and bits >> place & 1)
-    return PlanHeader(product, version, int.from_bytes(start[_SIZE_AT : _SIZE_AT + 8], "little"), targets)
-
-
-class OutputAllocator(Protocol):
-    """TensorRT's IOutputAllocator with what its callbacks couldn't raise."""
-
-    def check(self) -> None:
-        """Raise the first exception of a callback since the last check, if there was one."""
+    nbytes = int.from_bytes(start[_SIZE_AT:_VERSION_AT], "little") if product == "TensorRT-RTX" else 0
+    return PlanHeader(product, ".".join(map(str, start[_VERSION_AT:])), nbytes)
 
 
 @dataclass(frozen=True)
@@ -191,7 +174,7 @@ class LoadedEngine:
 
     def output_allocator(
         self, reallocate: Callable[[str, int, int], int], notify: Callable[[str, tuple[int, ...]], None]
-    ) -> OutputAllocator:
+    ) -> Any:
         """An IOutputAllocator for `context.set_output_allocator`; keep it as long as the context.
 
         TensorRT calls it during enqueue, on the enqueuing thread. What a callback raises is kept: TensorRT sees a
@@ -242,8 +225,7 @@ class LoadedEngine:
                 if error is not None:
                     raise error
 
-        allocator: OutputAllocator = Allocator()
-        return allocator
+        return Allocator()
 
     def profiler(self, note: Callable[[str, float], None]) -> Any:
         """An IProfiler for `context.profiler`, which tells `note` each layer's name and milliseconds; keep it as long as the
