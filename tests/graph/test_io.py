@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +15,6 @@ from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel, OutputError, TrtoptError, UsageError
-from trtopt.graph import lazy_weights
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint, skeleton, tensor_chunks, tensor_size
 
@@ -336,24 +335,6 @@ def test_a_hugging_face_cache_links_all_files_into_one_folder(tmp_path: Path) ->
     (snapshot / "w.bin").unlink()
     (snapshot / "w.bin").symlink_to(tmp_path / "secret")
     refused(snapshot / "m.onnx", "outside the model's folder")
-
-
-@pytest.mark.parametrize("lazy", [True, False])
-def test_a_file_that_is_cut_while_it_is_read_is_an_error(
-    lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "m.onnx"
-    proto = model([node("Add", "x w", "y")], inputs={"x": [1 << 20]}, weights={"w": values(1 << 20)})
-    path.write_bytes(proto.SerializeToString())
-    parse = lazy_weights.parse_light
-
-    def cut(file: BinaryIO, size: int, limit: int) -> object:
-        os.truncate(path, 1 << 20)
-        return parse(file, size, limit)
-
-    monkeypatch.setattr("trtopt.graph.io.parse_light", cut)
-    with pytest.raises(InvalidModel, match="truncated"):
-        load_model(path, lazy=lazy)
 
 
 def test_names_are_text() -> None:

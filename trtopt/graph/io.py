@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from dataclasses import dataclass, field
@@ -13,10 +12,10 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from trtopt.core.errors import InvalidModel, UsageError
-from trtopt.core.files import existing_file, opened_regular, whole, writing, writing_together
+from trtopt.core.files import existing_file, whole, writing, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
-from trtopt.graph.lazy_weights import make_lazy, parse_light, read_in, set_external
+from trtopt.graph.lazy_weights import make_lazy, read_in, set_external
 from trtopt.graph.old_exporters import upgrade_legacy_model
 from trtopt.graph.proto import (
     LARGE,
@@ -35,8 +34,6 @@ PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
 ALLOW_EXTERNAL = "TRTOPT_ALLOW_EXTERNAL"  # a variable, since every command and process that reads a model heeds it
 _ALIGNMENT = 4096  # bytes: lets readers map the external data
-_LIGHT = 1 << 20  # bytes: files of this size or more are read without their weights first
-_Weight = tuple[TensorProto, Path, int, int]  # and the place of its content: file, offset and length in bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +75,8 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     """Read and validate a model.
 
     Args:
-        lazy: leave weights over `LARGE` bytes in their files. For code that reads them by `tensor_chunks` or `in_memory`
-            alone, as this room's and calibration's do; no library knows what to make of such a model.
+        lazy: leave external weights over `LARGE` bytes in their files. For code that reads them by `tensor_chunks` or
+            `in_memory` alone, as this room's and calibration's do; no library knows what to make of such a model.
 
     Raises:
         UsageError: the file doesn't exist, is a folder, or can't be read.
@@ -88,19 +85,14 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     if isinstance(source, Model):
         return source
     if isinstance(source, ModelProto):
-        path, proto, what, left_out = None, ModelProto(), "the model", list[_Weight]()
+        path, proto, what = None, ModelProto(), "the model"
         proto.CopyFrom(source)
     else:
         path = existing_file(source, "the model", _instead(os.fspath(source)))
-        what = str(path)
-        proto, left_out = _parse(path)
+        what, proto = str(path), _parse(path)
     check_text(proto, what)
     check_versions(proto, what)
     _load_external_data(proto, path, what, lazy)
-    for weight in left_out:
-        make_lazy(*weight)
-        if not lazy:
-            read_in(weight[0])
     if proto.ir_version == 3 and {item.name for item in proto.graph.initializer} - {
         item.name for item in proto.graph.input
     }:
@@ -140,8 +132,7 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 
-def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
-    """Return a file's content, and the places in it of weights that stay there: read with it, they would be in memory twice."""
+def _parse(path: Path) -> ModelProto:
     try:
         size = path.stat().st_size
         if size > PROTOBUF_LIMIT:
@@ -149,22 +140,9 @@ def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
                 f"{path} is {size} bytes; an ONNX file can hold at most {PROTOBUF_LIMIT}: save it with external data "
                 "(onnx.save(model, path, save_as_external_data=True))"
             )
-        with opened_regular(path) as file, contextlib.suppress(DecodeError, IndexError, ValueError):
-            if size >= _LIGHT:
-                proto, places = parse_light(file, size, LARGE)
-                inside = (item for item in proto.graph.initializer if item.data_location != TensorProto.EXTERNAL)
-                bare = [
-                    item for item in inside if item.HasField("raw_data") and not item.raw_data and tensor_size(item)
-                ]
-                if [tensor_size(tensor) for tensor in bare] == [length for _, length in places]:
-                    return proto, [(tensor, path, *place) for tensor, place in zip(bare, places)]
-        return _parsed(whole(path, PROTOBUF_LIMIT), path), []  # if only to say what is wrong with it
+        content = whole(path, PROTOBUF_LIMIT)
     except OSError as error:
         raise UsageError(f"can't read the model {path}: {error.strerror}") from error
-
-
-def _parsed(content: bytes, path: Path) -> ModelProto:
-    size = len(content)
     if not content:
         raise InvalidModel(f"{path} is empty (0 bytes); an ONNX model is needed: export or copy it again")
     proto = ModelProto()
