@@ -146,27 +146,11 @@ def test_what_an_opset_cannot_express_is_named(proto: ModelProto, word: str) -> 
             "images of 4 dimensions",
         ),
         (
-            model([node("AveragePool", "x", "y", "a", kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1)], opset=19),
-            "",
-        ),
-        (
-            model(
-                [node("AveragePool", "x", "y", "a", kernel_shape=[1, 1], strides=[3, 3], ceil_mode=1)],
-                inputs={"x": [1, 1, 9, 9]},
-                opset=19,
-            ),
-            "its last window would start behind the data",
-        ),
-        (
-            model(
-                [node("AveragePool", "x", "y", "a", kernel_shape=[2, 2], ceil_mode=1)],
-                inputs={"x": ["n", 1, "h", 9]},
-                opset=19,
-            ),
-            "its input's size is dynamic",
+            model([node("AveragePool", "x", "y", "a", kernel_shape=[2, 2], ceil_mode=1)], opset=19),
+            "which meant something else before",
         ),
     ],
-    ids=["old type", "new type", "wrap", "volume", "window inside", "window behind", "size unknown"],
+    ids=["old type", "new type", "wrap", "volume", "window"],
 )
 def test_types_and_values_that_an_older_opset_lacks(proto: ModelProto, word: str) -> None:
     if not word:
@@ -207,24 +191,6 @@ def test_raising_keeps_outputs_names_and_weights_in_their_files(old: int, new: i
     inputs = {"x": values(2, 64, 6, 6)}
     expected = OnnxSession(proto, threads=1)(inputs)
     assert difference(expected, OnnxSession(whole_copy(raised), threads=1)(inputs)).relative < 1e-6
-
-
-def test_raising_keeps_the_name_of_what_the_converter_writes_anew() -> None:
-    """An Upsample by computed scales, as PyTorch 1.2 exports it, becomes a Resize; scales go by its tensor's name."""
-    nodes = [
-        node("Mul", "s one", "scales", "m"),
-        node("Upsample", "x scales", "u", "up", mode="nearest"),
-        node("Concat", "u u", "c", "join", axis=1),
-        node("Relu", "c", "y", "r"),
-    ]
-    weights = {"one": np.ones(4, np.float32)}
-    proto = model(nodes, inputs={"x": [1, 3, 4, 4], "s": [4]}, weights=weights, opset=9)
-    raised = to_proto(to_ir_at(proto, 19))
-    readers = {item.op_type: (list(item.input), list(item.output)) for item in raised.graph.node}
-    assert readers["Resize"][1] == ["u"] and readers["Concat"][0] == ["u", "u"]
-    inputs = {"x": values(1, 3, 4, 4), "s": np.array([1, 1, 2, 2], np.float32)}
-    expected = OnnxSession(proto, threads=1)(inputs)
-    assert difference(expected, OnnxSession(raised, threads=1)(inputs)).relative < 1e-6
 
 
 def test_scales_of_groups_become_scales_of_channels_or_are_refused() -> None:

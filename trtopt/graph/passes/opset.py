@@ -158,32 +158,8 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
         raise ModelError(_not_raised(version, minimum, error)) from error
     put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
-    _rename_back(converted, proto)
     name_nodes(converted)
     return converted
-
-
-def _rename_back(converted: ModelProto, original: ModelProto) -> None:
-    """Give tensors the names that the converter took from them, as from what an Upsample gives, which becomes a Resize.
-
-    Scales and options go by names. Who read a tensor reads its successor; readers are known from the outputs upwards, whose
-    names stay.
-    """
-    makers = {name: node for node in original.graph.node for name in node.output if name}
-    there = {name for node in converted.graph.node for name in node.output}
-    names: dict[str, str] = {}
-    for node in reversed(converted.graph.node):
-        outputs = [names.get(name, name) for name in node.output]
-        before = next((makers[name] for name in outputs if name in makers), None)
-        for now, then in zip(node.input, before.input if before else ()):
-            taken = then not in there and then in makers and then not in names.values()
-            if taken and now in there and now not in makers:
-                names.setdefault(now, then)
-    for node in converted.graph.node if names else ():
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-    for value in converted.graph.value_info if names else ():
-        value.name = names.get(value.name, value.name)
 
 
 def _lower(present: int, target: int, node: ir.Node, editor: Editor) -> bool:
@@ -295,21 +271,9 @@ def _grid_sample(node: ir.Node, editor: Editor) -> None:
 
 
 def _pool(node: ir.Node, editor: Editor) -> None:
-    """Windows that would start behind the data are left out with ceil_mode."""
-    if not attribute(node, "ceil_mode", 0):
-        return
-    kernel, shape = attribute(node, "kernel_shape"), sizes(node.inputs[0])
-    rank = len(kernel)
-    strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
-    pads = attribute(node, "pads", [0] * 2 * rank)
-    for axis, size in enumerate(shape[2:] if shape else (None,)):
-        if size is None:
-            why = "which meant something else before, and its input's size is dynamic"
-            raise Refused(f"rounds the size of its result up, {why}")
-        covered = size + pads[axis] + pads[axis + rank] - (dilations[axis] * (kernel[axis] - 1) + 1)
-        last = -(-covered // strides[axis]) * strides[axis]
-        if last >= size + pads[axis]:
-            raise Refused("its last window would start behind the data, which counted before")
+    """Windows that would start behind the data are left out with ceil_mode since, and counted before."""
+    if attribute(node, "ceil_mode", 0):
+        raise Refused("rounds the size of its result up (ceil_mode), which meant something else before")
 
 
 # Operator → the opset that changed it, and how to say the same before.
