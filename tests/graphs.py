@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.parser import parse_graph
 
 from trtopt.core.values import Precision
 from trtopt.graph.passes.opset import to_ir_at
@@ -46,6 +47,14 @@ def model(
 
 def node(op: str, inputs: str, outputs: str, name: str = "", **attributes: Any) -> NodeProto:
     return helper.make_node(op, inputs.split(), outputs.split(), name or f"{op}_{outputs.split()[0]}", **attributes)
+
+
+def nodes(text: str) -> list[NodeProto]:
+    """Nodes in ONNX's own text; `[name]` in front of one names it, else it is named as `node` does."""
+    made = list(parse_graph(f"g () => () {{ {text} }}").node)
+    for item in made:
+        item.name = item.name or f"{item.op_type}_{item.output[0]}"
+    return made
 
 
 def values(*shape: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32]:

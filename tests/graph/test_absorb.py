@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, node, nodes as graph_nodes, values
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -158,11 +158,7 @@ def test_a_product_and_a_sum_become_one_only_in_two_dimensions() -> None:
 
 
 def test_quantized_weights_stay_with_what_scales_them() -> None:
-    nodes = [
-        node("DequantizeLinear", "q s", "w"),
-        node("Conv", "x w", "h"),
-        node("Mul", "h c", "y"),
-    ]
+    nodes = graph_nodes("w = DequantizeLinear (q, s) h = Conv (x, w) y = Mul (h, c)")
     weights = {"q": np.ones((S, 3, 1, 1), np.int8), "s": np.float32(0.5), "c": values(S, 1, 1)}
     assert operators(model(nodes, weights=weights)) == ["DequantizeLinear", "Conv", "Mul"]  # type: ignore[arg-type]
 
@@ -176,12 +172,7 @@ def test_factors_beyond_the_type_stay_outside() -> None:
 
 
 def test_a_bias_that_is_computed_stays() -> None:
-    nodes = [
-        node("ReduceSum", "x", "b", keepdims=0),
-        node("Expand", "b f", "e"),
-        node("Conv", "x w e", "h"),
-        node("Mul", "h c", "y"),
-    ]
+    nodes = graph_nodes("b = ReduceSum <keepdims = 0> (x) e = Expand (b, f) h = Conv (x, w, e) y = Mul (h, c)")
     weights = {"w": values(S, 3, 1, 1), "c": values(S, 1, 1), "f": np.array([S])}
     assert "Mul" in operators(model(nodes, weights=weights))
 

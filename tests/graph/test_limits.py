@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import conv_relu, model, node
+from graphs import conv_relu, model, node, nodes as graph_nodes
 from onnx import ModelProto, TensorProto, helper
 
 from trtopt.graph.limits import issues
@@ -30,11 +30,7 @@ def test_types_of_inputs_and_outputs(kind: int, name: str) -> None:
 
 
 def test_types_inside_and_of_constants() -> None:
-    nodes = [
-        node("Cast", "x", "a", "to16", to=TensorProto.INT16),
-        node("Add", "a c", "b", "add"),
-        node("Cast", "b", "y", to=1),
-    ]
+    nodes = graph_nodes("[to16] a = Cast <to = 5> (x) [add] b = Add (a, c) y = Cast <to = 1> (b)")
     reasons = found(model(nodes, weights={"c": np.zeros(1, np.int16)}))
     assert [name for name, _ in reasons] == ["to16", "add", "add"]
     assert "gives 'a' in type int16" in reasons[0][1]

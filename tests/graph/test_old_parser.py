@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import model, node, values
+from graphs import model, node, nodes as graph_nodes, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import UnsupportedOperator
@@ -148,12 +148,10 @@ def test_bodies_are_read_too_and_other_models_stay_as_they_are() -> None:
 def _looped(**attributes: Any) -> ModelProto:
     flag, number = TensorProto.BOOL, TensorProto.FLOAT
     body = helper.make_graph(
-        [
-            helper.make_node("ReduceMax", ["sum"], ["top"], "max", keepdims=0),
-            helper.make_node("Less", ["top", "limit"], ["go_on"], "less"),
-            helper.make_node("Add", ["sum", "sum"], ["next"], "double"),
-            helper.make_node("Identity", ["next"], ["kept"], "keep"),
-        ],
+        graph_nodes(
+            "[max] top = ReduceMax <keepdims = 0> (sum) [less] go_on = Less (top, limit) "
+            "[double] next = Add (sum, sum) [keep] kept = Identity (next)"
+        ),
         "body",
         [
             helper.make_tensor_value_info("step", TensorProto.INT64, []),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, points_of, quantized, rapidocr, typed, values
+from graphs import model, node, nodes as graph_nodes, points_of, quantized, rapidocr, typed, values
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import UsageError
@@ -48,7 +48,6 @@ WEIGHTS = {
     "two2": np.array([2, 2, 4]),
     "nothing": np.zeros(0, np.float32),
     "twice": np.array([1, 1, 2, 2], np.float32),
-    "halved": np.array([1, 1, 0.5, 0.5], np.float32),
 }
 VECTORS: dict[str, Sequence[int | str]] = {"x": ["n", 32]}
 WORDS: dict[str, Sequence[int | str]] = {"x": ["n", "l", 32], "m": ["n", "l", 1]}
@@ -113,11 +112,6 @@ CASES: dict[str, Case] = {
         VECTORS, _in(10), "embedding",
     ),
     "Tanh": ("h = Gemm (x, w, b) y = Tanh (h)", VECTORS, _in(10), "embedding"),
-    "sigmoids, weighted by attention": (
-        f"{_HEAD} shares = Softmax <axis = 2> (f21) parts = Mul (shares, scores) y = ReduceSum <keepdims = 0> (parts, last)",
-        FIXED, _in(21), "other",
-    ),
-    "a mean of sigmoids": (f"{_HEAD} y = ReduceMean <axes = [-1], keepdims = 0> (scores)", FIXED, _in(21), "other"),
     "pooled image": (f"{_CONV} r = Relu (h) p = GlobalAveragePool (r) y = Flatten (p)", IMAGES, _in(16), "embedding"),
     "pooled image, not flattened": (f"{_CONV} y = GlobalAveragePool (h)", IMAGES, _in(16, 1, 1), "embedding"),
     "convolution of a pooled image": (
@@ -184,7 +178,6 @@ CASES: dict[str, Case] = {
         f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up3) y = Softmax <axis = 1> (k)",
         IMAGES, _in(3, "a", "b"), "mask",
     ),
-    "reduced classes": (f"{_CONV} k = Conv (h, c21) y = Resize (k, nothing, halved)", FIXED, _in(21, 8, 8), "other"),
     "objects": (f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up1) y = Sigmoid (k)", IMAGES, _in(1, "a", "b"), "mask"),
     "depths": (f"{_CONV} k = Conv (h, c1) y = Resize (k, nothing, twice)", IMAGES, _in(1, "a", "b"), "other"),
     "softmax of channels": (f"{_CONV} k = Conv (h, c21) y = Softmax <axis = 1> (k)", IMAGES, _in(21, "h", "w"), "mask"),
@@ -372,13 +365,10 @@ def test_what_has_the_shape_of_an_input_is_no_scores(shape: list[int | str], exp
 
 
 def test_integers_are_tokens_and_what_is_unknown_is_other() -> None:
-    nodes = [
-        node("ArgMax", "x", "index", axis=1),
-        node("Greater", "x x", "mask"),
-        node("Identity", "x", "again"),
-        node("Identity", "w0", "weight"),
-        node("ReduceSum", "x", "scalar", keepdims=0),
-    ]
+    nodes = graph_nodes(
+        "index = ArgMax <axis = 1> (x) mask = Greater (x, x) again = Identity (x) weight = Identity (w0) "
+        "scalar = ReduceSum <keepdims = 0> (x)"
+    )
     proto = model(nodes, inputs={"x": ["n", 32]}, outputs={"again": ["n", 32]}, weights={"w0": values(4, 4)})
     for name, kind in (("index", TensorProto.INT64), ("mask", TensorProto.BOOL), ("scalar", TensorProto.FLOAT)):
         proto.graph.output.append(helper.make_tensor_value_info(name, kind, None))
@@ -466,18 +456,13 @@ def test_without_a_graph_type_and_shape_decide() -> None:
 
 
 def test_what_is_taken_at_chosen_places_follows_a_choice() -> None:
-    nodes = [
-        node("MatMul", "x w", "scores", "product"),
-        node("TopK", "scores k", "best places", "top", axis=1),
-        node("GatherElements", "x places", "taken", "take", axis=1),
-        node("Relu", "taken", "boxes"),
-        node("ArgMax", "boxes", "largest", "arg", axis=1, keepdims=1),
-        node("Cast", "largest", "late", to=TensorProto.FLOAT),
-        node("ArgMax", "ids", "last", "of_integers", axis=1, keepdims=1),
-        node("GatherElements", "x last", "pooled", "pool", axis=1),
-        node("Shape", "places", "size"),
-        node("Expand", "one size", "shaped"),
-    ]
+    nodes = graph_nodes(
+        "[product] scores = MatMul (x, w) [top] best, places = TopK <axis = 1> (scores, k) "
+        "[take] taken = GatherElements <axis = 1> (x, places) boxes = Relu (taken) "
+        "[arg] largest = ArgMax <axis = 1, keepdims = 1> (boxes) late = Cast <to = 1> (largest) "
+        "[of_integers] last = ArgMax <axis = 1, keepdims = 1> (ids) "
+        "[pool] pooled = GatherElements <axis = 1> (x, last) size = Shape (places) shaped = Expand (one, size)"
+    )
     outputs = ["scores", "best", "boxes", "late", "pooled", "shaped"]
     proto = model(
         nodes, inputs={"x": ["n", 8]}, weights={"w": values(8, 8), "one": values(1, 1)}, outputs=dict.fromkeys(outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import model, node, values
+from graphs import model, node, nodes as graph_nodes, values
 from onnx import ModelProto, NodeProto
 from onnx.reference import ReferenceEvaluator
 
@@ -18,56 +18,38 @@ def numbers(*entries: int) -> np.ndarray:
 
 def flat(*target: int, out: int | str = "batch") -> ModelProto:
     """x → Conv → pooled → Reshape → Gemm."""
-    nodes = [
-        node("Conv", "x w", "c"),
-        node("GlobalAveragePool", "c", "p"),
-        node("Reshape", "p s", "f", "flat"),
-        node("Gemm", "f v b", "y", "fc"),
-    ]
+    nodes = graph_nodes("c = Conv (x, w) p = GlobalAveragePool (c) [flat] f = Reshape (p, s) [fc] y = Gemm (f, v, b)")
     weights = {"w": values(8, 3, 3, 3), "s": numbers(*target), "v": values(8, 5), "b": values(5)}
     return model(nodes, weights=weights, outputs={"y": [out, 5]})
 
 
 def shuffle() -> ModelProto:
-    nodes = [
-        node("Reshape", "x a", "r", "apart"),
-        node("Transpose", "r", "t", perm=[0, 2, 1, 3, 4]),
-        node("Reshape", "t b", "y", "joined"),
-    ]
+    nodes = graph_nodes(
+        "[apart] r = Reshape (x, a) t = Transpose <perm = [0, 2, 1, 3, 4]> (r) [joined] y = Reshape (t, b)"
+    )
     shapes = {"a": numbers(1, 2, 4, 3, 3), "b": numbers(1, -1, 3, 3)}
     return model(nodes, weights=shapes, inputs={"x": ["batch", 8, 3, 3]}, outputs={"y": ["batch", 8, 3, 3]})
 
 
 def attention() -> ModelProto:
     """Steps first, as nn.MultiheadAttention writes it: samples lie in the middle, and are merged with heads."""
-    nodes = [
-        node("Transpose", "x", "t", perm=[1, 0, 2]),
-        node("Reshape", "t heads", "h", "heads"),
-        node("Transpose", "h", "q", perm=[1, 0, 2]),
-        node("Transpose", "h", "k", perm=[1, 2, 0]),
-        node("MatMul", "q k", "scores"),
-        node("Softmax", "scores", "shares"),
-        node("MatMul", "shares q", "o"),
-        node("Transpose", "o", "back", perm=[1, 0, 2]),
-        node("Reshape", "back whole", "w", "whole"),
-        node("Transpose", "w", "y", perm=[1, 0, 2]),
-    ]
+    nodes = graph_nodes(
+        "t = Transpose <perm = [1, 0, 2]> (x) [heads] h = Reshape (t, heads) "
+        "q = Transpose <perm = [1, 0, 2]> (h) k = Transpose <perm = [1, 2, 0]> (h) scores = MatMul (q, k) "
+        "shares = Softmax (scores) o = MatMul (shares, q) back = Transpose <perm = [1, 0, 2]> (o) "
+        "[whole] w = Reshape (back, whole) y = Transpose <perm = [1, 0, 2]> (w)"
+    )
     shapes = {"heads": numbers(6, 4, 2), "whole": numbers(6, 1, 8)}
     return model(nodes, weights=shapes, inputs={"x": ["batch", 6, 8]}, outputs={"y": ["batch", 6, 8]})
 
 
 def windows() -> ModelProto:
     """Swin's: windows are merged with samples, and `int()` made a number of how many samples there are."""
-    nodes = [
-        node("Reshape", "x a", "r"),
-        node("Transpose", "r", "t", perm=[0, 1, 3, 2, 4, 5]),
-        node("Reshape", "t b", "u"),
-        node("MatMul", "u w", "m"),
-        node("Reshape", "m c", "v", "apart"),
-        node("Transpose", "v", "z", perm=[0, 1, 3, 2, 4, 5]),
-        node("Reshape", "z d", "q", "image"),
-        node("Add", "q x", "y"),
-    ]
+    nodes = graph_nodes(
+        "r = Reshape (x, a) t = Transpose <perm = [0, 1, 3, 2, 4, 5]> (r) u = Reshape (t, b) m = MatMul (u, w) "
+        "[apart] v = Reshape (m, c) z = Transpose <perm = [0, 1, 3, 2, 4, 5]> (v) [image] q = Reshape (z, d) "
+        "y = Add (q, x)"
+    )
     shapes = {"a": numbers(-1, 2, 2, 2, 2, 3), "b": numbers(-1, 4, 3), "c": numbers(1, 2, 2, 2, 2, -1)}
     weights = {**shapes, "d": numbers(1, 16, -1), "w": values(3, 3)}
     return model(nodes, weights=weights, inputs={"x": ["batch", 16, 3]}, outputs={"y": ["batch", 16, 3]})
@@ -103,11 +85,7 @@ def token() -> ModelProto:
 
 def merged() -> ModelProto:
     """Steps × samples, in which the samples lie inside."""
-    nodes = [
-        node("Transpose", "x", "t", perm=[1, 0, 2]),
-        node("Reshape", "t s", "f", "merged"),
-        node("Gemm", "f v b", "y"),
-    ]
+    nodes = graph_nodes("t = Transpose <perm = [1, 0, 2]> (x) [merged] f = Reshape (t, s) y = Gemm (f, v, b)")
     weights = {"s": numbers(6, 4), "v": values(4, 5), "b": values(5)}
     return model(nodes, weights=weights, inputs={"x": ["batch", 6, 4]}, outputs={"y": [6, 5]})
 

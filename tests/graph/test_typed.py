@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, photos, points_of, quantized, typed, typing, values
+from graphs import conv_relu, model, node, nodes as graph_nodes, photos, points_of, quantized, typed, typing, values
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.core.values import Override, Precision
@@ -83,14 +83,11 @@ def test_quantized_graphs_get_typed_scales_and_keep_their_codes(base: Precision)
 
 def test_normalizations_and_squares_stay_fp32_with_what_follows_them() -> None:
     proto = model(
-        [
-            node("Mul", "x x", "squares", "square"),
-            node("ReduceMean", "squares", "mean", "mean", axes=[3]),
-            node("Add", "mean eps", "shifted", "shift"),
-            node("Sqrt", "shifted", "root", "root"),
-            node("Div", "x root", "normal", "divide"),
-            node("Mul", "normal gain", "y", "gain"),
-        ],
+        graph_nodes(
+            "[square] squares = Mul (x, x) [mean] mean = ReduceMean <axes = [3]> (squares) "
+            "[shift] shifted = Add (mean, eps) [root] root = Sqrt (shifted) [divide] normal = Div (x, root) "
+            "[gain] y = Mul (normal, gain)"
+        ),
         weights={"eps": np.array(1e-6, np.float32), "gain": np.array(2.0, np.float32)},
     )
     reasons = _reasons(proto)
@@ -124,23 +121,6 @@ def test_what_keeps_values_from_zero_does_so_in_fp16_too(guard: str, least: floa
     assert np.isfinite(OnnxSession(_typed(proto), threads=1)({"x": zeros})["y"]).all()
 
 
-def test_a_mask_of_minus_infinity_makes_no_nan() -> None:
-    proto = model(
-        [
-            node("Sub", "one x", "gap", "gap"),
-            node("Mul", "gap low", "mask", "mask"),
-            node("Softmax", "mask", "y", axis=3),
-        ],
-        weights={"one": np.array(1.0, np.float32), "low": np.array(np.finfo(np.float32).min, np.float32)},
-    )
-    x = np.ones((1, 3, 8, 8), np.float32)
-    x[..., 5:] = 0
-    made = _typed(proto)
-    actual = OnnxRunner(made, optimize=False, threads=1)({"x": x})["y"]
-    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=1e-3)
-    assert "mask" not in _reasons(proto)  # the sentinel is clamped: the node itself runs in FP16
-
-
 def test_a_constant_that_fp16_cannot_hold_keeps_its_node() -> None:
     proto = model([node("Mul", "x big", "y", "scale")], weights={"big": np.array(1e5, np.float32)})
     assert "1e+05" in _reasons(proto)["scale"]
@@ -172,13 +152,11 @@ def test_inputs_that_onnx_defines_as_fp32_stay_so() -> None:
 
 def test_sizes_are_computed_in_fp32() -> None:
     proto = model(
-        [
-            node("Shape", "x", "shape", "shape"),
-            node("Cast", "shape", "sizes", "to_float", to=TensorProto.FLOAT),
-            node("Mul", "sizes half", "halves", "halve"),
-            node("ReduceMax", "halves", "largest", "largest", keepdims=0),
-            node("Mul", "x largest", "y", "use"),
-        ],
+        graph_nodes(
+            "[shape] shape = Shape (x) [to_float] sizes = Cast <to = 1> (shape) "
+            "[halve] halves = Mul (sizes, half) [largest] largest = ReduceMax <keepdims = 0> (halves) "
+            "[use] y = Mul (x, largest)"
+        ),
         weights={"half": np.array(0.5, np.float32)},
     )
     assert set(_reasons(proto)) == {"to_float", "halve", "largest"}
@@ -259,15 +237,12 @@ def test_the_original_is_not_changed() -> None:
 
 def test_sizes_that_become_integers_again_are_not_rounded() -> None:
     proto = model(
-        [
-            node("Shape", "x", "shape", "shape"),
-            node("Cast", "shape", "size", "to_float", to=TensorProto.FLOAT),
-            node("Mul", "size half", "halves", "halve"),
-            node("Floor", "halves", "floor", "floor"),
-            node("Cast", "floor", "length", "to_int", to=TensorProto.INT64),
-            node("ConstantOfShape", "length", "zeros", "zeros"),
-            node("Identity", "zeros", "y", "copy"),
-        ],
+        graph_nodes(
+            "[shape] shape = Shape (x) [to_float] size = Cast <to = 1> (shape) "
+            "[halve] halves = Mul (size, half) [floor] floor = Floor (halves) "
+            "[to_int] length = Cast <to = 7> (floor) [zeros] zeros = ConstantOfShape (length) "
+            "[copy] y = Identity (zeros)"
+        ),
         inputs={"x": ["n"]},
         outputs={"y": ["m"]},
         weights={"half": np.array([0.5], np.float32)},
@@ -298,13 +273,10 @@ def test_counts_and_comparisons_see_fp32_values_unrounded() -> None:
 @pytest.mark.parametrize("low", [float(np.finfo(np.float32).min), -1e9, -1e12])
 def test_a_row_that_is_masked_whole_makes_no_nan(base: Precision, low: float) -> None:
     proto = model(
-        [
-            node("Sub", "one x", "gap", "gap"),
-            node("Mul", "gap low", "mask", "mask"),
-            node("Softmax", "mask", "y", axis=3),
-        ],
+        graph_nodes("[gap] gap = Sub (one, x) [mask] mask = Mul (gap, low) y = Softmax <axis = 3> (mask)"),
         weights={"one": np.array(1.0, np.float32), "low": np.array(low, np.float32)},
     )
+    assert "mask" not in _reasons(proto)  # the sentinel is clamped: the node itself runs in FP16
     x = np.ones((1, 3, 8, 8), np.float32)
     x[:, :, 4:] = 0  # whole rows; the others meet 0 × low
     x[..., :2, 5:] = 0
@@ -324,13 +296,11 @@ def test_minus_infinity_itself_stays() -> None:
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
 def test_operators_that_onnx_defines_in_fp32_only_stay_fp32(base: Precision) -> None:
     proto = model(
-        [
-            node("Range", "zero eight one", "ramp", "range"),
-            node("RandomNormal", "", "noise", "noise", shape=[1, 3, 8, 8], seed=1.0),
-            node("Celu", "x", "c", "celu"),
-            node("Add", "c ramp", "d", "add"),
-            node("Add", "d noise", "y", "add2"),
-        ],
+        graph_nodes(
+            "[range] ramp = Range (zero, eight, one) "
+            "[noise] noise = RandomNormal <shape = [1, 3, 8, 8], seed = 1.0> () [celu] c = Celu (x) "
+            "[add] d = Add (c, ramp) [add2] y = Add (d, noise)"
+        ),
         inputs={"x": [1, 3, 8, 8]},
         weights={"zero": np.float32(0), "eight": np.float32(8), "one": np.float32(1)},  # type: ignore[dict-item]
     )
@@ -344,10 +314,7 @@ def test_a_loop_keeps_its_body_and_what_it_carries_in_fp32() -> None:
         return helper.make_tensor_value_info(name, kind, shape)
 
     body = helper.make_graph(
-        [
-            helper.make_node("Add", ["carried", "r"], ["next"], "inside"),
-            helper.make_node("Identity", ["go"], ["still"], "go_on"),
-        ],
+        graph_nodes("[inside] next = Add (carried, r) [go_on] still = Identity (go)"),
         "body",
         [
             value("step", TensorProto.INT64, []),
@@ -374,11 +341,7 @@ def test_a_loop_keeps_its_body_and_what_it_carries_in_fp32() -> None:
 
 def test_an_override_outranks_the_rules_of_thumb() -> None:
     proto = model(
-        [
-            node("Pow", "x two", "p", "power"),
-            node("ReduceMean", "p", "m", "mean", axes=[3]),
-            node("Sqrt", "m", "y", "root"),
-        ],
+        graph_nodes("[power] p = Pow (x, two) [mean] m = ReduceMean <axes = [3]> (p) [root] y = Sqrt (m)"),
         weights={"two": np.array(2.0, np.float32)},
     )
     assert set(_reasons(proto)) == {"power", "mean", "root"}

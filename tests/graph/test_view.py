@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from graphs import conv_relu, model, node, values
+from graphs import conv_relu, model, node, nodes as graph_nodes, values
 from onnx import TensorProto, helper
 
 from trtopt.core.errors import ModelError
@@ -49,10 +49,7 @@ def test_operators_that_onnx_infers_nothing_of_and_bodies_have_shapes_too() -> N
 
 
 def test_a_sequence_is_no_tensor() -> None:
-    nodes = [
-        node("SplitToSequence", "x", "parts", axis=1),
-        node("ConcatFromSequence", "parts", "y", axis=1),
-    ]
+    nodes = graph_nodes("parts = SplitToSequence <axis = 1> (x) y = ConcatFromSequence <axis = 1> (parts)")
     (split, _) = to_ir(model(nodes)).graph
     assert isinstance(split.outputs[0].type, ir.SequenceType)
 

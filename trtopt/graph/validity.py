@@ -7,11 +7,9 @@ or something else), so every one of them is refused here, by name.
 from __future__ import annotations
 
 import graphlib
-import heapq
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 
 import onnx
 from google.protobuf.message import Message
@@ -243,12 +241,14 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
     for value in graph.output:
         if value.name not in known:
             raise InvalidModel(f"{what}: the output {value.name!r} is computed by no node")
-    try:
-        order = _sorted(needs)
-    except graphlib.CycleError as error:
-        cycle = [node_label(graph.node[index]) for index in error.args[1]]  # with the data, the first node also last
-        raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
-    if order != list(range(len(order))):
+    if any(index <= max(before, default=-1) for index, before in enumerate(needs)):
+        try:
+            order = list(graphlib.TopologicalSorter(dict(enumerate(needs))).static_order())
+        except graphlib.CycleError as error:
+            cycle = [
+                node_label(graph.node[index]) for index in error.args[1]
+            ]  # with the data, the first node also last
+            raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
         refill(graph.node, [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order])
     _check_projections(graph, what)
     for node in graph.node:
@@ -269,24 +269,6 @@ def _check_projections(graph: GraphProto, what: str) -> None:
             )
 
 
-def _sorted(needs: Sequence[set[int]]) -> list[int]:
-    """A topological order that keeps the given one where it is valid.
-
-    Raises:
-        graphlib.CycleError: there is none.
-    """
-    sorter = graphlib.TopologicalSorter(dict(enumerate(needs)))
-    sorter.prepare()
-    ready, order = list(sorter.get_ready()), list[int]()
-    heapq.heapify(ready)
-    while ready:
-        order.append(heapq.heappop(ready))
-        sorter.done(order[-1])
-        for index in sorter.get_ready():
-            heapq.heappush(ready, index)
-    return order
-
-
 def _check_onnx(light: ModelProto, what: str) -> ModelProto:
     """onnx's own checker and strict shape inference; gives the light model with inferred shapes."""
     for value in light.graph.input:
@@ -300,7 +282,7 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
         _complete_outputs(light)
         onnx.checker.check_model(light)
         forget_output_shapes(light)
-        inferred = _inferred(light)
+        inferred = infer_shapes(light, strict=all(node.op_type not in _INFERRED_WRONGLY for node in light.graph.node))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}: export it again") from error
     except MemoryError as error:
@@ -311,10 +293,6 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
     return inferred
 
 
-def _inferred(light: ModelProto) -> ModelProto:
-    return infer_shapes(light, strict=not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node))
-
-
 def _complete_outputs(light: ModelProto) -> None:
     """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't."""
     if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
@@ -323,7 +301,7 @@ def _complete_outputs(light: ModelProto) -> None:
     given |= {it.name: helper.make_tensor_value_info(it.name, it.data_type, it.dims) for it in light.graph.initializer}
     for value in light.graph.output:  # inference forgets what it knows of a weight that is an output, too
         value.CopyFrom(given.get(value.name, value))
-    for value, typed in zip(light.graph.output, _inferred(light).graph.output):
+    for value, typed in zip(light.graph.output, infer_shapes(light).graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.CopyFrom(typed)
             value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
