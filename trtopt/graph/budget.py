@@ -41,11 +41,9 @@ class Budget:
 
     def __call__(self, node: ir.Node) -> bool:
         """Return whether a node whose inputs are all constants is evaluated."""
-        if (
-            node.op_type in NOT_FOLDED
-            or misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0))
-            or len(node.outputs) != 1
-        ):  # nor does onnxscript keep several results
+        if node.op_type in NOT_FOLDED or len(node.outputs) != 1:  # of several results onnxscript keeps none
+            return False
+        if misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0)):
             return False
         operands = [value for value in node.inputs if value is not None]
         constants = {value.name or "": value.const_value for value in operands if value.const_value is not None}

@@ -170,30 +170,22 @@ def _looks_like(content: bytes, path: Path) -> str:
     if path.suffix == ".npz":
         return f" (it looks like NumPy's arrays: they are given as `data={str(path)!r}`)"
     if content.startswith(b"{") and b'"trtopt.calib/' in content:
-        return (
-            f" (it is a calibration table: give the model that it was made for, and the table as `calib={str(path)!r}`)"
-        )
+        given = f"the table as `calib={str(path)!r}`"
+        return f" (it is a calibration table: give the model that it was made for, and {given})"
     if content.startswith(b"{") and b'"trtopt.engine/' in content:
         return " (it is an engine's manifest: give the ONNX model that it names under source)"
     manifest = Path(f"{path}.json")
     named = f", which {manifest} names under source" if manifest.is_file() else ""
+    torch, keras = "trtopt export makes ONNX from a PyTorch model", "model.export('model.onnx', format='onnx')"
     engine = f"a TensorRT engine: give the ONNX model that it was built from{named}"
     for place, start, what in (
-        (
-            0,
-            b"PK\x03\x04",
-            "a PyTorch checkpoint or another zip archive: trtopt export makes ONNX from a PyTorch model",
-        ),
-        (0, b"\x80", "a pickle, perhaps an old PyTorch checkpoint: trtopt export makes ONNX from a PyTorch model"),
+        (0, b"PK\x03\x04", f"a PyTorch checkpoint or another zip archive: {torch}"),
+        (0, b"\x80", f"a pickle, perhaps an old PyTorch checkpoint: {torch}"),
         (0, b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
         (0, b"ftrt", engine),
         (0, b"vtrt", engine),
         (0, b"\x1f\x8b", "a gzip archive: gunzip it"),
-        (
-            0,
-            b"\x89HDF",
-            "HDF5, as Keras writes it: Keras' model.export('model.onnx', format='onnx') makes ONNX from the model",
-        ),
+        (0, b"\x89HDF", f"HDF5, as Keras writes it: Keras' {keras} makes ONNX from the model"),
         (4, b"TFL3", "a TensorFlow Lite model: tf2onnx makes ONNX from it"),
         (4, b"ORTM", "ONNX Runtime's own format: give the ONNX file that it was made from"),
         (0, b"<", "a web page: the download went wrong"),

@@ -7,7 +7,6 @@ and folding a model, where memory is new to the process; see `trtopt.graph.io.lo
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,19 +59,15 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path, remaining = Path(entries["location"]), int(entries["length"])
     buffer = memoryview(bytearray(min(_CHUNK, remaining)))
-    with _changing(path), opened_regular(path) as file:
-        file.seek(int(entries["offset"]))
-        while remaining:
-            if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:remaining])):
-                raise OSError("another file")
-            yield buffer[:size]
-            remaining -= size
-
-
-@contextlib.contextmanager
-def _changing(path: str | Path) -> Iterator[None]:
     try:
-        yield
+        with opened_regular(path) as file:
+            file.seek(int(entries["offset"]))
+            while remaining:
+                stamp = _stamp(os.fstat(file.fileno()))
+                if stamp != entries[_STAMP] or not (size := file.readinto(buffer[:remaining])):
+                    raise OSError("another file")
+                yield buffer[:size]
+                remaining -= size
     except OSError as error:
         text = f"{path} was changed or moved while the model in it was being used"
         raise InvalidModel(f"{text}: start again when it is complete") from error

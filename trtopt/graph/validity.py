@@ -245,9 +245,8 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
         try:
             order = list(graphlib.TopologicalSorter(dict(enumerate(needs))).static_order())
         except graphlib.CycleError as error:
-            cycle = [
-                node_label(graph.node[index]) for index in error.args[1]
-            ]  # with the data, the first node also last
+            # With the data, the first node also last.
+            cycle = [node_label(graph.node[index]) for index in error.args[1]]
             raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
         refill(graph.node, [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order])
     _check_projections(graph, what)

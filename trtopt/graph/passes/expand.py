@@ -83,9 +83,8 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
     try:
         for node in all_nodes(light.graph):
             if node.op_type in operators and node.domain in STANDARD:
-                given = [
-                    types.get(name, b"") for name in node.input
-                ]  # nothing: left out, which ONNX's own inliner can't
+                # Nothing: left out, which ONNX's own inliner can't.
+                given = [types.get(name, b"") for name in node.input]
                 body = light.functions.add()
                 body.CopyFrom(_definition(node, given, opset))
                 body.domain, body.name = _OWN, f"{node.op_type}{len(light.functions)}"

@@ -147,9 +147,8 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
     if version >= min(minimum, _ONNXSCRIPT):
         return proto
     light = skeleton(proto, LARGE, external="weights")
-    for node in all_nodes(
-        light.graph
-    ):  # the converter leaves the value of a Pad that doesn't use it, which later ones haven't
+    for node in all_nodes(light.graph):
+        # The converter leaves the value of a Pad that doesn't use it, which later ones haven't.
         if node.op_type == "Pad" and message_attribute(node, "mode", b"constant") != b"constant":
             refill(node.attribute, [item for item in node.attribute if item.name != "value"])
     try:

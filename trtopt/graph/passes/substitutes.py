@@ -132,13 +132,8 @@ def _scattered_elements(line: Line, node: ir.Node) -> ir.Value | None:
         if made is None or made.op_type != "Expand" or (source := made.inputs[0]) is None:
             return None
         shape = sizes(source)
-        if (
-            shape is None
-            or len(shape) != len(form)
-            or any(
-                (size == 1) is (place == axis) for place, size in enumerate(shape)
-            )  # what is 1 may be made longer, too
-        ):
+        # What is 1 along the axis may be made longer, too.
+        if not shape or len(shape) != len(form) or any((size == 1) is (at == axis) for at, size in enumerate(shape)):
             return None
         others = [place for place in range(len(form)) if place != axis]
         if any(data.shape[place] != updates.shape[place] or data.shape[place] is None for place in others):

@@ -31,20 +31,13 @@ def tidy(model: ir.Model) -> None:
             _reshape(node, editor)
         elif node.op_type == "Concat":
             _concat(node)
-        elif (before := _before(node)) is not None:
+        elif (before := node.inputs[0].producer()) is not None and before.op_type == node.op_type and not before.domain:
             _join(before, node, editor, opset)
         if (given := _given(node, editor, opset)) is not None:
             node.resize_inputs(1)
             node.replace_input_with(0, given)
             node.op_type = "Identity"
             node.attributes.clear()
-
-
-def _before(node: ir.Node) -> ir.Node | None:
-    """The node of the same operator that gives its first input."""
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    same = before is not None and (before.op_type, before.domain) == (node.op_type, node.domain)
-    return before if same else None
 
 
 def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
