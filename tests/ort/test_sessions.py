@@ -21,23 +21,9 @@ from trtopt.ort.sessions import OnnxSession
 ONE = {"y": values(4, 5)}
 
 
-def test_equal_and_close_outputs() -> None:
-    assert difference(ONE, ONE).relative == 0
-    gap = difference(ONE, {"y": ONE["y"] + np.float32(1e-3)})
-    assert gap.absolute == pytest.approx(1e-3, rel=1e-3) and gap.relative == pytest.approx(gap.absolute / gap.scale)
-    assert gap.within(1e-2) and not gap.within(1e-5)
-
-
 @pytest.mark.parametrize("wrong", [{}, {"z": ONE["y"]}, {"y": ONE["y"][:3]}, {"y": ONE["y"] * np.nan}])
 def test_missing_outputs_other_shapes_and_nan_are_infinitely_far(wrong: dict[str, np.ndarray]) -> None:
     assert difference(ONE, wrong).relative == float("inf")
-
-
-def test_equal_nan_and_infinity_are_no_difference() -> None:
-    special = {"y": np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)}
-    assert difference(special, special).absolute == 0
-    assert difference(special, {"y": -special["y"]}).absolute == float("inf")
-    assert difference(special, {"y": np.array([np.nan, np.inf, -np.inf, 1.5], np.float32)}).relative == 0.5
 
 
 def test_the_worst_output_is_named() -> None:
