@@ -1,4 +1,4 @@
-"""Is it ONNX? Versions, names, cycles, sizes, then onnx's own checker and strict shape inference.
+"""Check that a model is ONNX: versions, names, cycles, sizes, then onnx's own checker and strict shape inference.
 
 TensorRT's parser accepts an empty file, random bytes, opset 99 and short `pads` without a word (it then builds nothing,
 or something else), so every one of them is refused here, by name.

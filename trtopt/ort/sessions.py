@@ -33,7 +33,7 @@ GPU = "CUDAExecutionProvider"
 
 
 def version(purpose: str) -> str:
-    """Of the ONNX Runtime that is installed.
+    """Return the version of the ONNX Runtime that is installed.
 
     Raises:
         MissingDependency: there is none; the message says what `purpose` needs it.
@@ -142,7 +142,7 @@ def _older(model: ModelProto | str | os.PathLike[str], message: str) -> ModelPro
 
 
 def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """What of `feed` a session takes; in FP32 where it does and the arrays are of a half type (`graph.half.widen`)."""
+    """Return what of `feed` a session takes; in FP32 where it does and the arrays are of a half type (`graph.half.widen`)."""
     types = {item.name: item.type for item in session.get_inputs()}
     return {
         name: np.asarray(array, np.float32) if types[name] == "tensor(float)" else np.asarray(array)

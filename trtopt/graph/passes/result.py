@@ -34,7 +34,7 @@ class PassResult:
 
 
 class Refused(Exception):
-    """Why a rule can't write a node as it should be."""
+    """The reason why a rule can't write a node as it should be."""
 
 
 class Line:

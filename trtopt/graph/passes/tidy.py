@@ -127,7 +127,7 @@ def _picked(numbers: list[_Number], node: ir.Node) -> list[_Number] | None:
 
 
 def _reshape(node: ir.Node, editor: Editor) -> None:
-    """By a constant, where at most one size is open, and of what wasn't reshaped before; Flatten becomes one."""
+    """Reshape by a constant, where at most one size is open, and of what wasn't reshaped before; Flatten becomes one."""
     held, after = constant(operand(node, 1)), sizes(node.outputs[0]) or ()
     target = None if held is None else held.tolist()
     if node.op_type == "Flatten" and attribute(node, "axis", 1) == 1:

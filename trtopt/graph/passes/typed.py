@@ -253,7 +253,7 @@ def _is_fp32(value: ir.Value | None) -> bool:
 
 
 def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
-    """Why the node's FP32 results can't be of type `base`, or an empty string."""
+    """Return why the node's FP32 results can't be of type `base`, or an empty string."""
     types = slots(node, opsets.get(node.domain, 1))
     if types is None or node.domain not in STANDARD:
         return f"{node.op_type} of {node.domain} isn't one of ONNX's own operators: which types it takes isn't known"
