@@ -13,6 +13,7 @@ import pytest
 from graphs import conv_relu, model, node, rapidocr, values
 from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.errors import InvalidModel, OutputError, TrtoptError, UsageError
 from trtopt.graph.io import load_model, save_model
@@ -337,6 +338,10 @@ def test_a_hugging_face_cache_links_all_files_into_one_folder(tmp_path: Path) ->
     refused(snapshot / "m.onnx", "outside the model's folder")
 
 
+def test_an_opset_below_7_is_refused() -> None:
+    refused(model([node("Relu", "x", "y")], opset=6), "is of opset 6; TensorRT reads 7 and newer", "at opset 13")
+
+
 def test_names_are_text() -> None:
     content = conv_relu().SerializeToString().replace(b"test", b"t\xe9st")
     refused(ModelProto.FromString(content), "isn't UTF-8", "xe9")
@@ -443,3 +448,29 @@ def test_weights_of_one_dimension_are_named() -> None:
     proto = conv_relu()
     proto.graph.node[0].input[1] = "b"
     refused(proto, "c")
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["codes", "weights"])
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_scale_of_0_is_mended_where_all_that_it_scales_is_0(stored: bool, dead: bool) -> None:
+    weight = values(4, 3, 3, 3)
+    weight[1] = 0 if dead else 1
+    scale = np.abs(weight).max((1, 2, 3)) / 127
+    scale[1] = 0
+    codes = np.rint(weight / np.where(scale, scale, 1).reshape(-1, 1, 1, 1)).astype(np.int8)
+    nodes = [] if stored else [node("QuantizeLinear", "v s z", "w", axis=0)]
+    nodes += [node("DequantizeLinear", "w s z", "d", axis=0), node("Conv", "x d", "y", "c")]
+    weights = {
+        "w" if stored else "v": codes if stored else weight,
+        "s": scale.astype(np.float32),
+        "z": np.zeros(4, np.int8),
+    }
+    loaded = load_model(model(nodes, weights=weights, opset=19))
+    found = next(numpy_helper.to_array(item) for item in loaded.proto.graph.initializer if item.name == "s")
+    assert (
+        loaded.mended is dead and found[1] == dead and np.array_equal(np.delete(found, 1), np.delete(weights["s"], 1))
+    )
+    if dead:
+        x = values(1, 3, 8, 8, seed=1)
+        (y,) = ReferenceEvaluator(loaded.proto).run(None, {"x": x})
+        assert not y[:, 1].any() and y[:, 0].any()

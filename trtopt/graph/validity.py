@@ -38,6 +38,7 @@ from trtopt.graph.proto import (
 )
 
 OLDEST_IR = 3
+OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
 FUNCTION_NODES = 50_000  # every call replaced by what it calls: 27 functions that call each other twice make 10⁸
 FUNCTION_DEPTH = 100
@@ -127,6 +128,11 @@ def check_versions(proto: ModelProto, what: str) -> None:
         raise InvalidModel(
             f"{what} has opset {versions['']}; allowed: 1 to {newest} (onnx {onnx.__version__}): "
             "export it again with an older opset, or pip install -U onnx if it is newer"
+        )
+    if 0 < versions.get("", 0) < OLDEST:
+        raise InvalidModel(
+            f"{what} is of opset {versions['']}; TensorRT reads {OLDEST} and newer: export it again at opset 13 or newer, or "
+            "try onnx.version_converter.convert_version(model, 13)"
         )
 
 
