@@ -84,11 +84,13 @@ def test_where_nothing_or_everything_is_mixed_samples_stay_first_or_are_whole(en
     assert axes(proto) == {"x": None if len(end) == 2 else 0}
 
 
-def test_a_table_of_positions_may_end() -> None:
+@pytest.mark.parametrize("length", ["of = Identity (all)", "one = Squeeze (all) of = Reshape (one, axis1)"])
+def test_a_table_of_positions_may_end(length: str) -> None:
     nodes = [
         node("Gather", "words ids", "x"),
-        node("Shape", "ids", "length", "", start=0, end=1),
-        node("Slice", "table none length", "places"),
+        node("Shape", "ids", "all", "", start=0, end=1),
+        *graph_nodes(length),
+        node("Slice", "table none of", "places"),
         node("Add", "x places", "placed"),
         *attention("placed"),
     ]

@@ -11,13 +11,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from onnx import ModelProto, NodeProto
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.values import TensorInfo
 from trtopt.graph.op_types import ELEMENTWISE
-from trtopt.graph.proto import STANDARD, Links, attribute, opset_version, subgraphs, to_array
-from trtopt.graph.work import shapes_at
+from trtopt.graph.proto import STANDARD, attribute, opset_version, schema_of, subgraphs
 
 # Large ones, and where tables of positions end before them, small ones; of both those that the model's own sizes haven't.
 _PRIMES = (
@@ -25,6 +28,7 @@ _PRIMES = (
     (29, 31, 37, 41, 43, 47, 53, 59, 61),
 )
 _NODES = 20_000  # of a model that is looked at
+_SMALL = 64  # numbers of a tensor that may be a shape
 # Operator → its default axis: those that go along it, and those that go along it and all that follow.
 _ALONG = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Gather": 0, "GatherElements": 0, "Split": 0, "LpNormalization": -1}
 _ALONG |= dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), -1)
@@ -56,10 +60,10 @@ def independent_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dic
             continue
         primes = dict(zip(dict.fromkeys(keys), free))
         sizes = {place: primes[key] for place, key in zip(places, keys)}
-        graph = _Sizes(proto, sizes)
+        graph = _Sizes(proto, inputs, sizes)
         try:
             mixed = {size for node in proto.graph.node for size in graph.mixed(node)}
-        except _Open:
+        except Exception:  # `_Open`, and what ONNX's inference and evaluator raise, which has no common base
             continue
         free = [prime for prime in primes.values() if all(size % prime for size in mixed if size)]
         return {name: [axis for axis in info.open_axes if sizes[name, axis] in free] for name, info in inputs.items()}
@@ -67,31 +71,68 @@ def independent_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dic
 
 
 class _Sizes:
-    """Shapes through a graph whose inputs have these sizes."""
+    """Shapes and small values through a graph whose inputs have these sizes, found node by node: ONNX's inference of a whole
+    graph doesn't follow what is computed of shapes as far."""
 
-    def __init__(self, proto: ModelProto, sizes: Mapping[tuple[str, int], int]) -> None:
-        self._opset, self._constants = opset_version(proto), Links(proto.graph).constants
-        self._shapes, self._primes = shapes_at(proto, sizes, 1), set(sizes.values())
+    def __init__(
+        self, proto: ModelProto, inputs: Mapping[str, TensorInfo], sizes: Mapping[tuple[str, int], int]
+    ) -> None:
+        self._opset, self._primes = opset_version(proto), set(sizes.values())
+        self._imports = [helper.make_opsetid("", self._opset)]
+        self._types: dict[str, TypeProto] = {}
+        self._values: dict[str, TensorProto] = {}
+        for tensor in proto.graph.initializer:
+            self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            if math.prod(tensor.dims) <= _SMALL:
+                self._values[tensor.name] = tensor
+        for value in proto.graph.input:
+            if value.name in inputs:
+                shape = [sizes.get((value.name, axis), size) for axis, size in enumerate(inputs[value.name].shape)]
+                self._types[value.name] = helper.make_tensor_type_proto(value.type.tensor_type.elem_type, shape)
+
+    def _infer(self, node: NodeProto) -> None:
+        schema = schema_of(node.op_type, self._opset)
+        if schema is None:
+            raise _Open
+        reads = [name for name in node.input if name]
+        known = {name: self._types[name] for name in reads if name in self._types}
+        data = {name: self._values[name] for name in reads if name in self._values}
+        self._types |= onnx.shape_inference.infer_node_outputs(schema, node, known, data, None, self._imports)
+        name = node.output[0]
+        if node.op_type == "Shape":
+            shape = self._shape(node.input[0])
+            value: Any = np.asarray(shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))], np.int64)
+        elif data.keys() == set(reads) and len(node.output) == 1 and math.prod(self._shape(name)) <= _SMALL:
+            graph = helper.make_graph([node], "one", [], [onnx.ValueInfoProto(name=name)], list(data.values()))
+            (value,) = ReferenceEvaluator(helper.make_model(graph, opset_imports=self._imports)).run(None, {})
+        else:
+            return
+        if value.dtype.kind in "biuf":
+            self._values[name] = numpy_helper.from_array(np.asarray(value), name)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._shapes:
+        kind = self._types.get(name)
+        if kind is None or not kind.tensor_type.HasField("shape"):
             raise _Open
-        return self._shapes[name]
+        dims = kind.tensor_type.shape.dim
+        if not all(dim.HasField("dim_value") for dim in dims):
+            raise _Open
+        return tuple(dim.dim_value for dim in dims)
 
     def _numbers(self, name: str) -> list[int]:
-        if name not in self._constants:
+        if name not in self._values:
             raise _Open
-        return [int(number) for number in to_array(self._constants[name]).ravel()]
+        return [int(number) for number in numpy_helper.to_array(self._values[name]).ravel()]
 
     def mixed(self, node: NodeProto) -> Iterator[int]:
         """The sizes of the axes that a node mixes.
 
         Raises:
-            _Open: that isn't known, or the sizes don't go together.
+            _Open: that isn't known.
+            Exception: the sizes don't go together.
         """
         op = node.op_type
-        for name in filter(None, node.output):
-            self._shape(name)
+        self._infer(node)
         if op == "Reshape" and math.prod(self._shape(node.input[0])) != math.prod(self._shape(node.output[0])):
             raise _Open  # made for one size alone, as by a trace
         if op in ELEMENTWISE:
