@@ -100,12 +100,8 @@ def _chosen() -> ModelProto:
 
 def test_defaults_and_missing_inputs_are_written_out() -> None:
     weights = {"s": values(8, seed=1), "ones": np.full(3, 0.1, np.float32)}
-    steps = {"a": np.array([0, 1]), "b": np.array([2, 3]), "c": np.array([1, 2])}
     made = _agree(_free(model([node("LayerNormalization", "x s", "y")], weights=weights)), x=IMAGES)
     assert len(made.graph.node[0].input) == 3
-    sliced = model([node("Slice", "x a b  c", "y")], weights=steps)
-    sliced.graph.node[0].input[:] = ["x", "a", "b", "", "c"]
-    assert "" not in _agree(_free(sliced), x=IMAGES).graph.node[0].input
     assert _ops(_agree(model([node("Selu", "x", "y")]), x=IMAGES))["Selu"].keys() == {"alpha", "gamma"}
     proto = model([node("Constant", "", "k", value_ints=[2, 3, 8, 8]), node("Reshape", "x k", "y")])
     assert _ops(_agree(_free(proto), x=IMAGES))["Constant"].keys() == {"value"}
@@ -203,10 +199,14 @@ def _looped(**attributes: Any) -> ModelProto:
             ),
             r"up \(ConvTranspose\): it gives its output's shape \[16, 16\]",
         ),
+        (
+            model(graph_nodes("[slice] y = Slice (x, a, b, , a)"), weights={"a": np.array([1]), "b": np.array([2])}),
+            r"slice \(Slice\): it has steps without axes",
+        ),
         (_chosen(), r"if \(If\): its outputs, of which it has several"),
         (model([node("ReduceSum", "x", "y", "sum", noop_with_empty_axes=1)]), r"sum \(ReduceSum\): it reduces no axis"),
     ],
-    ids=["scatter", "recurrent", "uint8", "loop", "transposed", "if", "sum"],
+    ids=["scatter", "recurrent", "uint8", "loop", "transposed", "steps", "if", "sum"],
 )
 def test_what_the_parser_would_compute_otherwise_is_refused_by_name(proto: ModelProto, reason: str) -> None:
     with pytest.raises(UnsupportedOperator, match=reason):

@@ -244,17 +244,7 @@ def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: b
         tensor.ClearField("data_location")  # so that the fingerprint doesn't depend on where weights were stored
 
 
-def external_files(proto: ModelProto, path: Path) -> list[Path]:
-    """The files beside the model at `path` that hold weights of it.
-
-    Raises:
-        InvalidModel: a reference that `load_model` would refuse.
-    """
-    external = [tensor for tensor in all_tensors(proto.graph) if tensor.data_location == TensorProto.EXTERNAL]
-    return sorted({_external_place(tensor, path, str(path))[0] for tensor in external})
-
-
-def named_weights(path: Path) -> dict[str, Path]:
+def external_files(path: Path) -> dict[str, Path]:
     """The files that hold weights of an ONNX file, by what it calls them: their places relative to its folder.
 
     Raises:

@@ -154,16 +154,6 @@ def _gather(node: ir.Node, editor: Editor) -> bool:
     return _set(node, 1, indices)
 
 
-def _slice(node: ir.Node, editor: Editor) -> bool:
-    """Steps without axes end the process."""
-    if operand(node, 4) is None or operand(node, 3) is not None:
-        return False
-    count = (sizes(node.inputs[1]) or (None,))[0]
-    if count is None:
-        raise Refused("it has steps without axes, for a number of starts that isn't known")
-    return _set(node, 3, editor.constant(f"{node.outputs[0].name}_axes", range(count), np.int64))
-
-
 def _constant(node: ir.Node, editor: Editor) -> bool:
     """`value_int` and `value_ints` become zero, or nothing."""
     content = attribute(node, "value_int", attribute(node, "value_ints"))
@@ -278,6 +268,9 @@ _RULES: Mapping[str, Callable[[ir.Node, Editor], bool]] = {
     "ScatterND": _reduces,
     "Selu": lambda node, editor: _fill(node, alpha=1.6732632423543772, gamma=1.0507009873554805),
     "Shape": _shape,
-    "Slice": _slice,
+    "Slice": _refused(
+        lambda node: operand(node, 4) is not None and operand(node, 3) is None,
+        "it has steps without axes, which end the process there: give it axes",
+    ),
     "Trilu": _trilu,
 }
