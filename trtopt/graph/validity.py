@@ -95,9 +95,7 @@ def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None
         held, problem = links.constants.get(node.input[1]) if len(node.input) > 1 else None, ""
         if held is None or node.domain not in STANDARD:
             continue
-        if node.op_type in ("Conv", "ConvTranspose") and len(held.dims) < 3:
-            problem = f"has weights of {len(held.dims)} dimensions ({node.input[1]}); at least 3 are needed"
-        elif node.op_type in ("Div", "Mod") and held.data_type in _INTEGERS and not to_array(held).all():
+        if node.op_type in ("Div", "Mod") and held.data_type in _INTEGERS and not to_array(held).all():
             problem = f"divides integers by {node.input[1]}, in which there is a 0"
         elif node.op_type == "Gather" and (form := shapes.get(node.input[0])) and math.prod(held.dims):
             axis, indices = attribute(node, "axis", 0), to_array(held)
