@@ -213,7 +213,7 @@ def _check_tensor(tensor: TensorProto, what: str) -> None:
 
 
 def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
-    """Names defined once, inputs defined somewhere, no cycle; then sorts the nodes, as TensorRT and ONNX Runtime do."""
+    """Inputs defined somewhere, no cycle; then sorts the nodes, as TensorRT and ONNX Runtime do."""
     if not graph.output:
         raise InvalidModel(f"{what} has no outputs, so there is nothing to compute: export it again with output names")
     constants = {tensor.name for tensor in graph.initializer}
@@ -223,15 +223,7 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
             if count > 1:
                 raise InvalidModel(f"{what}: two {kind} are named {name!r}; names must differ: export the model again")
     defined = {value.name for value in graph.input} | constants
-    producer: dict[str, int] = {}
-    for index, node in enumerate(graph.node):
-        for name in filter(None, node.output):
-            if name in defined or name in producer or name in outer:
-                raise InvalidModel(
-                    f"{what}: {node_label(node)} writes the tensor {name!r}, which something else already defines; "
-                    "names must differ: export the model again"
-                )
-            producer[name] = index
+    producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     known = outer | defined | producer.keys()
     needs: list[set[int]] = []
     for node in graph.node:
