@@ -189,7 +189,10 @@ def test_a_dangling_input_inside_a_body_is_found_and_outer_names_are_seen() -> N
 def test_duplicate_names() -> None:
     twice = [node("Relu", "x", "h", "same"), node("Relu", "h", "y", "same")]
     assert load_model(model(twice)).outputs  # packages ship such files; folding tells them apart
-    refused(model([node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")]), "'y' has been used as output names multiple times")
+    refused(
+        model([node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")]),
+        "'y' has been used as output names multiple times",
+    )
     proto = conv_relu()
     proto.graph.initializer.append(proto.graph.initializer[0])
     refused(proto, "two initializers are named 'w'")

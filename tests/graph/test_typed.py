@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, nodes as graph_nodes, photos, points_of, quantized, typed, typing, values
+from graphs import (
+    conv_relu,
+    model,
+    node,
+    nodes as graph_nodes,
+    photos,
+    points_of,
+    quantized,
+    typed,
+    typing,
+    values,
+    written,
+)
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.core.values import Override, Precision
@@ -151,20 +163,14 @@ def test_inputs_that_onnx_defines_as_fp32_stay_so() -> None:
 
 
 def test_sizes_are_computed_in_fp32() -> None:
-    proto = model(
-        graph_nodes(
-            "[shape] shape = Shape (x) [to_float] sizes = Cast <to = 1> (shape) "
-            "[halve] halves = Mul (sizes, half) [largest] largest = ReduceMax <keepdims = 0> (halves) "
-            "[use] y = Mul (x, largest)"
-        ),
-        weights={"half": np.array(0.5, np.float32)},
+    proto = written(
+        "(float[a,b,c,d] x) => (float[] y) { shape = Shape (x) [to_float] sizes = Cast <to = 1> (shape) "
+        "[halve] halves = Mul (sizes, half) [largest] largest = ReduceMax <keepdims = 0> (halves) y = Mul (x, largest) }",
+        half=np.float32(0.5),
     )
     assert set(_reasons(proto)) == {"to_float", "halve", "largest"}
     x = np.ones((1, 1, 1, 4098), np.float32)  # 2049 isn't an FP16 number
-    free = model(
-        list(proto.graph.node), inputs={"x": ["a", "b", "c", "d"]}, weights={"half": np.array(0.5, np.float32)}
-    )
-    actual = OnnxRunner(_typed(free), optimize=False, threads=1)({"x": x})["y"]
+    actual = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": x})["y"]
     assert actual.max() == np.float16(2049.0)
 
 
@@ -199,24 +205,19 @@ def test_an_input_that_is_an_output_passes_through() -> None:
     np.testing.assert_allclose(outputs["same"], x, rtol=1e-3)
 
 
-def test_bodies_of_control_flow_stay_as_they_are() -> None:
-    def branch(op: str) -> onnx.GraphProto:
-        out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
-        return helper.make_graph([helper.make_node(op, ["r"], ["out"], f"{op}_inside")], op, [], [out])
+CHOICE = """total = ReduceSum <keepdims = 0> (r) large = Greater (total, one) [body] h = If (large) <
+    then_branch = t () => (float[] a) { a = Neg (r) }, else_branch = e () => (float[] b) { b = Abs (r) }> y = Add (h, r)"""
+LOOP = """[body] h = Loop <body = b (int64 step, bool go, float[1,3,8,8] carried) => (bool still, float[1,3,8,8] next) {
+    next = Add (carried, r) still = Identity (go) }> (steps, yes, r) y = Sigmoid (h)"""
 
-    proto = model(
-        [
-            node("Relu", "x", "r", "relu"),
-            node("ReduceSum", "r", "total", "total", keepdims=0),
-            node("Greater", "total limit", "large", "large"),
-            node("If", "large", "chosen", "choose", then_branch=branch("Neg"), else_branch=branch("Abs")),
-            node("Add", "chosen r", "y", "sum"),
-        ],
-        weights={"limit": np.array(1.0, np.float32)},
-    )
-    made = typed(proto, Precision.FP16)
+
+@pytest.mark.parametrize("text", [CHOICE, LOOP], ids=["if", "loop"])
+def test_bodies_of_control_flow_stay_as_they_are(text: str) -> None:
+    weights = {"one": np.float32(1), "steps": 3, "yes": True}
+    proto = written(f"(float[1,3,8,8] x) => (float[1,3,8,8] y) {{ r = Relu (x) {text} }}", **weights)
+    assert "body" in _reasons(proto)
     x = values(1, 3, 8, 8)
-    actual = OnnxSession(made, threads=1)({"x": x})["y"]
+    actual = OnnxSession(_typed(proto), threads=1)({"x": x})["y"]
     np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=5e-3)
 
 
@@ -236,16 +237,10 @@ def test_the_original_is_not_changed() -> None:
 
 
 def test_sizes_that_become_integers_again_are_not_rounded() -> None:
-    proto = model(
-        graph_nodes(
-            "[shape] shape = Shape (x) [to_float] size = Cast <to = 1> (shape) "
-            "[halve] halves = Mul (size, half) [floor] floor = Floor (halves) "
-            "[to_int] length = Cast <to = 7> (floor) [zeros] zeros = ConstantOfShape (length) "
-            "[copy] y = Identity (zeros)"
-        ),
-        inputs={"x": ["n"]},
-        outputs={"y": ["m"]},
-        weights={"half": np.array([0.5], np.float32)},
+    proto = written(
+        "(float[n] x) => (float[m] y) { shape = Shape (x) size = Cast <to = 1> (shape) halves = Mul (size, half) "
+        "floor = Floor (halves) length = Cast <to = 7> (floor) zeros = ConstantOfShape (length) y = Identity (zeros) }",
+        half=np.array([0.5], np.float32),
     )
     x = np.zeros(4098, np.float32)  # half of it, 2049, isn't an FP16 number
     for base in (Precision.FP16, Precision.BF16):
@@ -253,18 +248,11 @@ def test_sizes_that_become_integers_again_are_not_rounded() -> None:
 
 
 def test_counts_and_comparisons_see_fp32_values_unrounded() -> None:
-    proto = model(
-        [
-            node("ReduceSum", "x", "total", "total", keepdims=0),
-            node("Cast", "total", "count", "to_int", to=TensorProto.INT64),
-            node("Greater", "total limit", "over", "over"),
-        ],
-        inputs={"x": ["n"]},
-        outputs={"count": [], "over": []},
-        weights={"limit": np.array(4098.5, np.float32)},
+    proto = written(
+        "(float[n] x) => (int64 count, bool over) { total = ReduceSum <keepdims = 0> (x) count = Cast <to = 7> (total) "
+        "over = Greater (total, limit) }",
+        limit=np.float32(4098.5),
     )
-    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.BOOL
     outputs = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": np.ones(4099, np.float32)})
     assert (int(outputs["count"]), bool(outputs["over"])) == (4099, True)
 
@@ -295,48 +283,15 @@ def test_minus_infinity_itself_stays() -> None:
 
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
 def test_operators_that_onnx_defines_in_fp32_only_stay_fp32(base: Precision) -> None:
-    proto = model(
-        graph_nodes(
-            "[range] ramp = Range (zero, eight, one) "
-            "[noise] noise = RandomNormal <shape = [1, 3, 8, 8], seed = 1.0> () [celu] c = Celu (x) "
-            "[add] d = Add (c, ramp) [add2] y = Add (d, noise)"
-        ),
-        inputs={"x": [1, 3, 8, 8]},
-        weights={"zero": np.float32(0), "eight": np.float32(8), "one": np.float32(1)},  # type: ignore[dict-item]
-    )
+    proto = written(
+        "(float[1,3,8,8] x) => (float[] y) { [range] ramp = Range (zero, eight, one) "
+        "[noise] noise = RandomNormal <shape = [1, 3, 8, 8], seed = 1.0> () [celu] c = Celu (x) d = Add (c, ramp) "
+        "y = Add (d, noise) }",
+        zero=np.float32(0), eight=np.float32(8), one=np.float32(1),
+    )  # fmt: skip
     assert {item.node for item in typing(proto, base).kept} == {"range", "noise", "celu"}
     assert set(_reasons(proto, base)) <= {"celu"}  # a weakly typed build chooses among the types that TensorRT has
     _typed(proto, base)
-
-
-def test_a_loop_keeps_its_body_and_what_it_carries_in_fp32() -> None:
-    def value(name: str, kind: int, shape: list[int] | None) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    body = helper.make_graph(
-        graph_nodes("[inside] next = Add (carried, r) [go_on] still = Identity (go)"),
-        "body",
-        [
-            value("step", TensorProto.INT64, []),
-            value("go", TensorProto.BOOL, []),
-            value("carried", TensorProto.FLOAT, [1, 3, 8, 8]),
-        ],
-        [value("still", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [1, 3, 8, 8])],
-    )
-    proto = model(
-        [
-            node("Relu", "x", "r", "relu"),
-            node("Loop", "steps go_in r", "sum", "loop", body=body),
-            node("Sigmoid", "sum", "y", "sigmoid"),
-        ],
-        inputs={"x": [1, 3, 8, 8]},
-        outputs={"y": [1, 3, 8, 8]},
-        weights={"steps": np.array(3), "go_in": np.array(True)},
-    )
-    assert "loop" in _reasons(proto)
-    x = values(1, 3, 8, 8)
-    actual = OnnxSession(_typed(proto), threads=1)({"x": x})["y"]
-    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=2e-3)
 
 
 def test_an_override_outranks_the_rules_of_thumb() -> None:
@@ -368,29 +323,22 @@ def test_real_networks_stay_near_fp32(name: str, exported: Callable[[str], Path]
 
 def test_what_onnx_infers_nothing_of_is_typed_all_the_same() -> None:
     """ONNX's inference has no rule for GroupNormalization, and so none for what follows it."""
-    proto = model(
-        [
-            node("Conv", "x w", "c", "conv", pads=[1] * 4),
-            node("GroupNormalization", "c s b", "n", "norm", num_groups=2),
-            node("Conv", "n v", "y", "next", pads=[1] * 4),
-        ],
-        weights={"w": values(4, 3, 3, 3), "v": values(3, 4, 3, 3), "s": values(4), "b": values(4, seed=2)},
-        opset=21,
-    )
+    proto = written(
+        "(float[batch,3,8,8] x) => (float[] y) { [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w) "
+        "[norm] n = GroupNormalization <num_groups = 2> (c, s, b) [next] y = Conv <pads = [1, 1, 1, 1]> (n, v) }",
+        21, w=values(4, 3, 3, 3), v=values(3, 4, 3, 3), s=values(4), b=values(4, seed=2),
+    )  # fmt: skip
     made = typing(proto, Precision.FP16)
     assert {"conv", "next"} <= made.changes.keys()
     assert [item.node for item in made.kept] == ["norm"]
 
 
 def test_a_recurrent_layer_may_omit_outputs_and_takes_what_moves_its_input_along() -> None:
-    weights = {"w": values(1, 12, 3), "r": values(1, 12, 4)}
-    nodes = [
-        node("Transpose", "x", "t", "moved", perm=[1, 0, 2]),
-        node("GRU", "t w r", " h".replace(" ", "", 1), "gru", hidden_size=4),
-        node("Relu", "h", "y", "relu"),
-    ]
-    proto = model(nodes, inputs={"x": [2, 5, 3]}, weights=weights, opset=17)
-    proto.graph.node[1].output[:] = ["", "h"]
+    proto = written(
+        "(float[2,5,3] x) => (float[] y) { [moved] t = Transpose <perm = [1, 0, 2]> (x) "
+        "[gru] , h = GRU <hidden_size = 4> (t, w, r) y = Relu (h) }",
+        w=values(1, 12, 3), r=values(1, 12, 4),
+    )  # fmt: skip
     assert "gru" in typing(proto, Precision.FP16).changes
     kept = {item.node: item.reason for item in typing(proto, Precision.BF16).kept}
     assert set(kept) == {"gru", "moved"}
