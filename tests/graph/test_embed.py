@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, typed, values
+from graphs import conv_relu, model, node, typed, values, written
 from hypothesis import given, settings
 from onnx import ModelProto, TensorProto
 from pixels import PIXELS, preprocessings
@@ -88,39 +88,27 @@ def embedding_of_half(half: ModelProto) -> tuple[ModelProto, Embedded]:
 
 
 def test_other_inputs_stay_in_their_places_and_names_that_are_taken_too() -> None:
-    nodes = [
-        node("Add", "a x_prepared", "x_cast", "x_cast/Cast"),
-        node("Conv", "x w", "h", "c"),
-        node("Add", "h x_cast", "y", "s"),
-        node("Relu", "x", "z", "r"),
-    ]
-    weights = {"w": values(4, 3, 1, 1), "x_prepared": values(4, 1, 1)}
-    net = model(
-        nodes,
-        weights=weights,
-        inputs={"a": ["n", 4, 1, 1], "x": ["n", 3, 4, 4], "b": [2]},
-        outputs={"y": None, "z": None},
-    )
+    net = written(
+        "(float[n,4,1,1] a, float[n,3,4,4] x, float[2] b) => (float[] y, float[] z) { x_cast = "
+        "Add (a, x_prepared) h = Conv (x, w) y = Add (h, x_cast) z = Relu (x) }",
+        w=values(4, 3, 1, 1), x_prepared=values(4, 1, 1),
+    )  # fmt: skip
+    net.graph.node[0].name = "x_cast/Cast"
     inside, embedded = embedding(net, PRESETS["imagenet"])
     assert [item.name for item in inside.graph.input] == ["a", "x", "b"]
     assert [item.name for item in inside.graph.output] == ["y", "z"]
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
     feed = {"a": values(2, 4, 1, 1), "x": pixels, "b": values(2)}
-    feed = {name: array for name, array in feed.items() if name in {item.name for item in inside.graph.input}}
     for one, two in zip(outputs(inside, feed), outputs(net, embedded.from_pixels(feed))):
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
 def test_an_input_that_a_body_reads_is_prepared_there_too() -> None:
-    body = onnx.helper.make_graph(
-        [node("Relu", "x", "inner")], "body", [], [onnx.helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)]
+    net = written(
+        "(float[n,3,4,4] x) => (float[] y) { y = If (c) <then_branch = t () => (float[] a) { a = Relu (x) }, "
+        "else_branch = e () => (float[] b) { b = Neg (x) }> }",
+        c=True,
     )
-    other = onnx.helper.make_graph(
-        [node("Neg", "x", "outer")], "other", [], [onnx.helper.make_tensor_value_info("outer", TensorProto.FLOAT, None)]
-    )
-    choice = onnx.helper.make_node("If", ["c"], ["y"], "if", then_branch=body, else_branch=other)
-    weights = {"c": np.array(True)}
-    net = model([choice], inputs={"x": ["n", 3, 4, 4]}, weights=weights)
     inside, embedded = embedding(net, PRESETS["imagenet"])
     feed = {"x": np.random.default_rng(0).integers(0, 256, (1, 4, 4, 3), dtype=np.uint8)}
     np.testing.assert_allclose(outputs(inside, feed)[0], outputs(net, embedded.from_pixels(feed))[0], atol=1e-5)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, rapidocr, values
+from graphs import conv_relu, model, node, rapidocr, values, written
 from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -172,18 +172,10 @@ def test_a_cycle_names_its_nodes_in_order() -> None:
 
 
 def test_a_dangling_input_inside_a_body_is_found_and_outer_names_are_seen() -> None:
-    def body(name: str, reads: str) -> onnx.GraphProto:
-        result = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-        return helper.make_graph([helper.make_node("Relu", [reads], [name], f"{name}_relu")], name, [], [result])
-
-    def branch(reads: str) -> ModelProto:
-        chosen = helper.make_node(
-            "If", ["c"], ["y"], "choose", then_branch=body("t", "x"), else_branch=body("e", reads)
-        )
-        return model([chosen], weights={"c": np.array(True)})
-
-    assert load_model(branch("x")).outputs[0].name == "y"
-    refused(branch("ghost"), "'ghost'", "choose")
+    text = """(float[4] x) => (float[] y) { [choose] y = If (c) <then_branch = t () => (float[] a) { a = Relu (x) },
+        else_branch = e () => (float[] b) { b = Relu (READ) }> }"""
+    assert load_model(written(text.replace("READ", "x"), c=True)).outputs[0].name == "y"
+    refused(written(text.replace("READ", "ghost"), c=True), "'ghost'", "choose")
 
 
 def test_duplicate_names() -> None:
