@@ -236,13 +236,10 @@ def test_external_data_missing_or_short(external: Path) -> None:
 @pytest.mark.parametrize("location", ["/etc/hostname", "../outside.data"])
 def test_external_data_outside_the_folder_is_refused(external: Path, location: str) -> None:
     proto = onnx.load(str(external), load_external_data=False)
+    refused(proto, "without its path")
     proto.graph.initializer[0].external_data[0].value = location
     external.write_bytes(proto.SerializeToString())
     refused(external, location)
-
-
-def test_external_data_without_a_path_is_refused(external: Path) -> None:
-    refused(onnx.load(str(external), load_external_data=False), "without its path")
 
 
 def test_saving_leaves_nothing_behind_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,46 +353,34 @@ def test_sizes_that_were_edited_leave_nothing_behind(tmp_path: Path) -> None:
     assert [dim.dim_value for dim in loaded.proto.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 64, 64]
 
 
+DIVIDED = "(float[2,2] x) => (float[] y) { c = Cast <to = 7> (x) q = %s (c, d) y = Cast <to = 1> (q) }"
+PICKED = "(float[2,4] x) => (float[] y) { y = Gather <axis = 1> (x, i) }"
+
+
 @pytest.mark.parametrize(
-    ("nodes", "weights", "told"),
+    ("proto", "told"),
     [
         (
-            [node("Gather", "w i", "g"), node("Add", "x g", "y")],
-            {"w": np.ones((4, 4)), "i": np.array(10**9)},
-            "entry 1000000000 of 4",
+            written("(float[2,4] x) => (float[] y) { g = Gather (w, i) y = Add (x, g) }", w=values(4, 4), i=10**9),
+            "1000000000 of 4",
         ),
-        ([node("Gather", "x i", "y", axis=1)], {"i": np.array([-1, -5])}, "entry -5 of 4"),
-        (
-            [node("Cast", "x", "c", to=7), node("Div", "c d", "q"), node("Cast", "q", "y", to=1)],
-            {"d": np.array([2, 0])},
-            "in which there is a 0",
-        ),
-        (
-            [node("Cast", "x", "c", to=7), node("Mod", "c d", "q"), node("Cast", "q", "y", to=1)],
-            {"d": np.array(0)},
-            "in which there is a 0",
-        ),
+        (written(PICKED, i=[-1, -5]), "entry -5 of 4"),
+        (written(PICKED, i=[-4, 3]), ""),
+        (written(PICKED, i=np.zeros(0, np.int64)), ""),
+        (written(DIVIDED % "Div", d=[2, 0]), "in which there is a 0"),
+        (written(DIVIDED % "Mod", d=0), "in which there is a 0"),
+        (written("(float[2,4] x) => (float[] y) { y = Div (x, d) }", d=np.zeros(4, np.float32)), ""),
     ],
 )
-def test_constants_that_can_not_be_are_named(nodes: list[Any], weights: dict[str, Any], told: str) -> None:
-    held = {name: item if item.dtype == np.int64 else item.astype(np.float32) for name, item in weights.items()}
-    with pytest.raises(InvalidModel, match=told):
-        load_model(model(nodes, inputs={"x": [2, 4] if "d" not in held else [2, 2]}, weights=held))
-
-
-def test_constants_at_their_limits_are_taken() -> None:
-    weights = {"i": np.array([-4, 3]), "e": np.zeros(0, np.int64), "d": np.zeros(4, np.float32)}
-    nodes = [node("Gather", "x i", "g", axis=1), node("Gather", "x e", "h", axis=1), node("Div", "x d", "y")]
-    load_model(model(nodes, inputs={"x": [2, 4]}, weights=weights))
+def test_constants_that_can_not_be_are_named(proto: ModelProto, told: str) -> None:
+    if told:
+        refused(proto, told)
+    else:
+        load_model(proto)
 
 
 def test_an_output_that_is_a_weight_has_its_shape() -> None:
-    proto = model(
-        [node("Add", "x w", "y")],
-        inputs={"x": [2, 3]},
-        outputs={"y": None, "w": None},
-        weights={"w": np.ones((2, 3), np.float32)},
-    )  # type: ignore[dict-item]
+    proto = written("(float[2,3] x) => (float[] y, float[] w) { y = Add (x, w) }", w=values(2, 3))
     assert [value.shape for value in load_model(proto).outputs] == [(2, 3), (2, 3)]
 
 
@@ -404,22 +389,22 @@ def test_an_output_that_is_a_weight_has_its_shape() -> None:
 def test_a_scale_of_0_is_mended_where_all_that_it_scales_is_0(stored: bool, dead: bool) -> None:
     weight = values(4, 3, 3, 3)
     weight[1] = 0 if dead else 1
-    scale = np.abs(weight).max((1, 2, 3)) / 127
+    scale = (np.abs(weight).max((1, 2, 3)) / 127).astype(np.float32)
     scale[1] = 0
-    codes = np.rint(weight / np.where(scale, scale, 1).reshape(-1, 1, 1, 1)).astype(np.int8)
-    nodes = [] if stored else [node("QuantizeLinear", "v s z", "w", axis=0)]
-    nodes += [node("DequantizeLinear", "w s z", "d", axis=0), node("Conv", "x d", "y", "c")]
-    weights = {
-        "w" if stored else "v": codes if stored else weight,
-        "s": scale.astype(np.float32),
-        "z": np.zeros(4, np.int8),
-    }
-    loaded = load_model(model(nodes, weights=weights, opset=19))
+    if stored:
+        weight = np.rint(weight / np.where(scale, scale, 1).reshape(-1, 1, 1, 1)).astype(np.int8)
+    first, codes = ("", "v") if stored else ("w = QuantizeLinear <axis = 0> (v, s, z)", "w")
+    last = f"d = DequantizeLinear <axis = 0> ({codes}, s, z) y = Conv (x, d)"
+    text = f"(float[n,3,8,8] x) => (float[] y) {{ {first} {last} }}"
+    loaded = load_model(written(text, 19, v=weight, s=scale, z=np.zeros(4, np.int8)))
     found = next(numpy_helper.to_array(item) for item in loaded.proto.graph.initializer if item.name == "s")
-    assert (
-        loaded.mended is dead and found[1] == dead and np.array_equal(np.delete(found, 1), np.delete(weights["s"], 1))
-    )
+    assert loaded.mended is dead and found[1] == dead and np.array_equal(np.delete(found, 1), np.delete(scale, 1))
     if dead:
-        x = values(1, 3, 8, 8, seed=1)
-        (y,) = ReferenceEvaluator(loaded.proto).run(None, {"x": x})
+        (y,) = ReferenceEvaluator(loaded.proto).run(None, {"x": values(1, 3, 8, 8, seed=1)})
         assert not y[:, 1].any() and y[:, 0].any()
+
+
+@pytest.mark.parametrize(("axis", "count"), [(7, 4), (-7, 4), (0, 3)])
+def test_scales_of_0_that_fit_no_axis_stay(axis: int, count: int) -> None:
+    text = f"(float[n,3,8,8] x) => (float[] y) {{ d = DequantizeLinear <axis = {axis}> (v, s) y = Conv (x, d) }}"
+    assert not load_model(written(text, 19, v=np.zeros((4, 3, 3, 3), np.int8), s=np.zeros(count, np.float32))).mended

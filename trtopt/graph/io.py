@@ -218,7 +218,7 @@ def _positive_scales(proto: ModelProto) -> bool:
         elif zeros.size == 1:
             zeros &= not to_array(held).any()
         else:
-            fits = tuple(held.dims)[axis:][:1] == zeros.shape
+            fits = axis in range(-len(held.dims), len(held.dims)) and held.dims[axis] == zeros.size
             zeros &= fits and ~np.moveaxis(to_array(held), axis, 0).reshape(len(zeros), -1).any(1)
         dead[node.input[1]] = dead.get(node.input[1], True) & zeros
     for name, where in dead.items():
