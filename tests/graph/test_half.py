@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from graphs import conv_relu, model, node, values, written
+from graphs import conv_relu, values, written
 from half_models import half
 from onnx import ModelProto, TensorProto
 
@@ -49,23 +49,17 @@ def test_a_model_is_typed_by_most_of_its_products() -> None:
     assert str(typed_already(to_ir(half(conv_relu())))) == "fp16"
     assert str(typed_already(to_ir(_with_an_island()))) == "fp16"
     assert typed_already(to_ir(conv_relu())) is None
-    mixed = model(
-        [
-            node("Conv", "x w", "a", "one"), node("Conv", "a w", "b", "two"),
-            node("Cast", "b", "h", "narrow", to=TensorProto.FLOAT16), node("Conv", "h v", "c", "three"),
-            node("Cast", "c", "y", "widen", to=TensorProto.FLOAT),
-        ],
-        weights={"w": values(3, 3, 1, 1), "v": values(3, 3, 1, 1).astype(np.float16)},
+    mixed = written(
+        "(float[n,3,8,8] x) => (float[] y) { a = Conv (x, w) b = Conv (a, w) h = Cast <to = 10> (b) c = Conv (h, v) "
+        "y = Cast <to = 1> (c) }",
+        w=values(3, 3, 1, 1), v=values(3, 3, 1, 1).astype(np.float16),
     )  # fmt: skip
     assert has_half(mixed)
     assert typed_already(to_ir(mixed)) is None
 
 
 def test_inputs_are_rounded_to_their_type_too() -> None:
-    shape: dict[str, list[int | str]] = {"y": ["batch", 3, 8, 8]}
-    weights = {"s": np.array(0.5, np.float16)}
-    proto = model([node("Mul", "x s", "y")], weights=weights, outputs=shape, dtype=TensorProto.FLOAT16)
-    wide = widen(proto)
+    wide = widen(written("(float16[n,3,8,8] x) => (float16[n,3,8,8] y) { y = Mul (x, s) }", s=np.float16(0.5)))
     onnx.checker.check_model(wide, full_check=True)
     x = np.full((1, 3, 8, 8), 2049.0, np.float32)  # FP16 holds 2048 and 2050
     x[0, 0, 0, :2] = 65504.0, 70000.0
