@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.parser import parse_graph, parse_model
 
 from trtopt.core.values import Precision
 from trtopt.graph.passes.opset import to_ir_at
@@ -16,6 +17,7 @@ from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.quantize import OPSET, insert_qdq, is_quantized
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.passes.typed import to_typed, typed_opset
+from trtopt.graph.proto import name_nodes
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.recipes.loader import package_file
 
@@ -46,6 +48,22 @@ def model(
 
 def node(op: str, inputs: str, outputs: str, name: str = "", **attributes: Any) -> NodeProto:
     return helper.make_node(op, inputs.split(), outputs.split(), name or f"{op}_{outputs.split()[0]}", **attributes)
+
+
+def nodes(text: str) -> list[NodeProto]:
+    """Nodes in ONNX's own text; `[name]` in front of one names it, else it is named as `node` does."""
+    made = list(parse_graph(f"g () => () {{ {text} }}").node)
+    for item in made:
+        item.name = item.name or f"{item.op_type}_{item.output[0]}"
+    return made
+
+
+def written(text: str, opset: int = 17, **weights: Any) -> ModelProto:
+    """A model in ONNX's own text, from its inputs on: "(float[n,3] x) => (float[] y) { y = Relu (x) }"; nodes as in `nodes`."""
+    proto = parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> test {text}')
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(item), name) for name, item in weights.items())
+    name_nodes(proto)
+    return proto
 
 
 def values(*shape: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, node, nodes as graph_nodes, values, written
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -106,18 +106,12 @@ def test_what_something_else_reads_stays(given: bool) -> None:
 
 
 def test_what_a_branch_reads_stays() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,4,4] x, bool b) => (float[1,4,4,4] y, float[1,4,4,4] z)
-        <float[4,4,1,1] w, float[4,1,1] c> {
-        h = Conv(x, w)
-        y = Mul(h, c)
-        z = If(b) <then_branch = t () => (float[1,4,4,4] o) {o = Neg(h)}, else_branch = e () => (float[1,4,4,4] p) {p = Abs(h)}>
-    }"""
-    proto = onnx.parser.parse_model(text)
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(
-        onnx.numpy_helper.from_array(array, name)
-        for name, array in (("w", values(4, 4, 1, 1)), ("c", values(4, 1, 1, seed=1)))
-    )
+    form = "float[1,4,4,4]"
+    proto = written(
+        f"({form} x, bool b) => ({form} y, {form} z) {{ h = Conv (x, w) y = Mul (h, c) z = If (b) <"
+        f"then_branch = t () => ({form} o) {{ o = Neg (h) }}, else_branch = e () => ({form} p) {{ p = Abs (h) }}> }}",
+        w=values(4, 4, 1, 1), c=values(4, 1, 1, seed=1),
+    )  # fmt: skip
     made, report = fold(proto)
     assert not report.problem and [item.op_type for item in made.graph.node] == ["Conv", "Mul", "If"]
 
@@ -158,11 +152,7 @@ def test_a_product_and_a_sum_become_one_only_in_two_dimensions() -> None:
 
 
 def test_quantized_weights_stay_with_what_scales_them() -> None:
-    nodes = [
-        node("DequantizeLinear", "q s", "w"),
-        node("Conv", "x w", "h"),
-        node("Mul", "h c", "y"),
-    ]
+    nodes = graph_nodes("w = DequantizeLinear (q, s) h = Conv (x, w) y = Mul (h, c)")
     weights = {"q": np.ones((S, 3, 1, 1), np.int8), "s": np.float32(0.5), "c": values(S, 1, 1)}
     assert operators(model(nodes, weights=weights)) == ["DequantizeLinear", "Conv", "Mul"]  # type: ignore[arg-type]
 
@@ -176,12 +166,7 @@ def test_factors_beyond_the_type_stay_outside() -> None:
 
 
 def test_a_bias_that_is_computed_stays() -> None:
-    nodes = [
-        node("ReduceSum", "x", "b", keepdims=0),
-        node("Expand", "b f", "e"),
-        node("Conv", "x w e", "h"),
-        node("Mul", "h c", "y"),
-    ]
+    nodes = graph_nodes("b = ReduceSum <keepdims = 0> (x) e = Expand (b, f) h = Conv (x, w, e) y = Mul (h, c)")
     weights = {"w": values(S, 3, 1, 1), "c": values(S, 1, 1), "f": np.array([S])}
     assert "Mul" in operators(model(nodes, weights=weights))
 

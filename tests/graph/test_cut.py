@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import model, node, values
-from onnx import ModelProto, TensorProto, helper
+from graphs import values, written
+from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.errors import UsageError
@@ -15,18 +15,12 @@ from trtopt.graph.io import load_model
 
 def detector() -> ModelProto:
     """Boxes and scores of x, an NMS that reads both and another input, and an output without a part in it."""
-    nodes = [
-        node("MatMul", "x w", "h"),
-        node("Relu", "h", "boxes"),
-        node("Sigmoid", "h", "flat"),
-        node("Transpose", "flat", "scores", perm=[0, 2, 1]),
-        node("NonMaxSuppression", "boxes scores most", "found"),
-        node("Cast", "found", "out", to=1),
-        node("Neg", "boxes", "raw"),
-    ]
-    proto = model(nodes, inputs={"x": [1, 5, 4]}, outputs={"out": None, "raw": [1, 5, 4]}, weights={"w": values(4, 4)})
-    proto.graph.input.append(helper.make_tensor_value_info("most", TensorProto.INT64, [1]))
-    return proto
+    return written(
+        "(float[1,5,4] x, int64[1] most) => (float[] out, float[1,5,4] raw) { h = MatMul (x, w) boxes = Relu (h) "
+        "flat = Sigmoid (h) scores = Transpose <perm = [0, 2, 1]> (flat) found = NonMaxSuppression (boxes, scores, most) "
+        "out = Cast <to = 1> (found) raw = Neg (boxes) }",
+        w=values(4, 4),
+    )
 
 
 def test_what_the_ends_need_stays_and_computes_the_same() -> None:

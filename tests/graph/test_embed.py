@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, typed, values
+from graphs import conv_relu, model, node, typed, values, written
 from hypothesis import given, settings
 from onnx import ModelProto, TensorProto
 from pixels import PIXELS, preprocessings
@@ -70,7 +70,9 @@ def test_nothing_that_does_nothing_is_added() -> None:
 
 def test_a_cast_to_fp32_alone_reads_the_pixels_and_the_arithmetic_is_in_fp32() -> None:
     half = typed(conv_relu(), Precision.FP16, io_fp32=False)
-    inside, embedded = embedding_of_half(half)
+    embedded = Embedded.of(PRESETS["imagenet"], load_model(conv_relu()).inputs)
+    inside = to_proto(embed(to_ir(half), embedded).model)
+    onnx.checker.check_model(inside, full_check=True)
     readers = [item for item in inside.graph.node if "x" in item.input]
     assert [(item.op_type, item.attribute[0].i) for item in readers] == [("Cast", TensorProto.FLOAT)]
     assert {item.data_type for item in inside.graph.initializer if item.name.startswith("x_")} == {TensorProto.FLOAT}
@@ -80,47 +82,28 @@ def test_a_cast_to_fp32_alone_reads_the_pixels_and_the_arithmetic_is_in_fp32() -
     assert embedded.preprocess.dtype == "float32"  # the model's own
 
 
-def embedding_of_half(half: ModelProto) -> tuple[ModelProto, Embedded]:
-    embedded = Embedded.of(PRESETS["imagenet"], load_model(conv_relu()).inputs)
-    found = to_proto(embed(to_ir(half), embedded).model)
-    onnx.checker.check_model(found, full_check=True)
-    return found, embedded
-
-
 def test_other_inputs_stay_in_their_places_and_names_that_are_taken_too() -> None:
-    nodes = [
-        node("Add", "a x_prepared", "x_cast", "x_cast/Cast"),
-        node("Conv", "x w", "h", "c"),
-        node("Add", "h x_cast", "y", "s"),
-        node("Relu", "x", "z", "r"),
-    ]
-    weights = {"w": values(4, 3, 1, 1), "x_prepared": values(4, 1, 1)}
-    net = model(
-        nodes,
-        weights=weights,
-        inputs={"a": ["n", 4, 1, 1], "x": ["n", 3, 4, 4], "b": [2]},
-        outputs={"y": None, "z": None},
-    )
+    net = written(
+        "(float[n,4,1,1] a, float[n,3,4,4] x, float[2] b) => (float[] y, float[] z) { x_cast = "
+        "Add (a, x_prepared) h = Conv (x, w) y = Add (h, x_cast) z = Relu (x) }",
+        w=values(4, 3, 1, 1), x_prepared=values(4, 1, 1),
+    )  # fmt: skip
+    net.graph.node[0].name = "x_cast/Cast"
     inside, embedded = embedding(net, PRESETS["imagenet"])
     assert [item.name for item in inside.graph.input] == ["a", "x", "b"]
     assert [item.name for item in inside.graph.output] == ["y", "z"]
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
     feed = {"a": values(2, 4, 1, 1), "x": pixels, "b": values(2)}
-    feed = {name: array for name, array in feed.items() if name in {item.name for item in inside.graph.input}}
     for one, two in zip(outputs(inside, feed), outputs(net, embedded.from_pixels(feed))):
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
 def test_an_input_that_a_body_reads_is_prepared_there_too() -> None:
-    body = onnx.helper.make_graph(
-        [node("Relu", "x", "inner")], "body", [], [onnx.helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)]
+    net = written(
+        "(float[n,3,4,4] x) => (float[] y) { y = If (c) <then_branch = t () => (float[] a) { a = Relu (x) }, "
+        "else_branch = e () => (float[] b) { b = Neg (x) }> }",
+        c=True,
     )
-    other = onnx.helper.make_graph(
-        [node("Neg", "x", "outer")], "other", [], [onnx.helper.make_tensor_value_info("outer", TensorProto.FLOAT, None)]
-    )
-    choice = onnx.helper.make_node("If", ["c"], ["y"], "if", then_branch=body, else_branch=other)
-    weights = {"c": np.array(True)}
-    net = model([choice], inputs={"x": ["n", 3, 4, 4]}, weights=weights)
     inside, embedded = embedding(net, PRESETS["imagenet"])
     feed = {"x": np.random.default_rng(0).integers(0, 256, (1, 4, 4, 3), dtype=np.uint8)}
     np.testing.assert_allclose(outputs(inside, feed)[0], outputs(net, embedded.from_pixels(feed))[0], atol=1e-5)
@@ -134,16 +117,3 @@ def test_metadata_that_can_not_be_read_is_an_error_that_names_it(said: str) -> N
     inside.metadata_props[0].value = said
     with pytest.raises(InvalidModel, match=r"metadata trtopt\.embedded"):
         embedded_in(inside)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_real_photos_are_what_they_are_outside(preset: str) -> None:
-    from skimage import data
-
-    shape = ["n", 3, 96, 96]
-    net = model([node("Identity", "x", "y")], inputs={"x": shape}, outputs={"y": shape})
-    fitted = PRESETS[preset].fitted(load_model(net).inputs[0])
-    inside, embedded = embedding(net, fitted)
-    for photo in (data.astronaut(), data.chelsea(), data.rocket()):
-        [found] = outputs(inside, {"x": embedded.outside(photo)[None]})
-        np.testing.assert_allclose(found[0], fitted(photo), atol=1e-6)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import model, node, values
-from onnx import ModelProto, TensorProto, helper
+from graphs import model, node, values, written
+from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Issue
@@ -17,12 +17,7 @@ from trtopt.ort.sessions import OnnxSession
 
 
 def gelu() -> ModelProto:
-    return model(
-        [node("MatMul", "x w", "h", "m"), node("Gelu", "h", "y", "g")],
-        inputs={"x": ["n", 300]},
-        weights={"w": values(300, 64)},
-        opset=20,
-    )
+    return written("(float[n,300] x) => (float[] y) { [m] h = MatMul (x, w) [g] y = Gelu (h) }", 20, w=values(300, 64))
 
 
 def test_only_functions_can_be_written_out() -> None:
@@ -57,28 +52,16 @@ def test_a_definition_that_computes_something_else_is_refused(monkeypatch: pytes
 
 def scattered(op: str, axis: int = 0, *, same: bool = True) -> ModelProto:
     """Messages (edges × 3, or 3 × edges) that are added to the nodes where they end."""
-    data, messages = (["nodes", 3], ["edges", 3]) if axis == 0 else ([3, "nodes"], [3, "edges"])
-    weights = {"last": np.array([1 - axis])}
-    if op == "ScatterND":
-        nodes = [node("Unsqueeze", "ends last", "places", "u")]
-    elif same:
-        nodes = [
-            node("Unsqueeze", "ends last", "column", "u"), node("Shape", "messages", "form", "s"),
-            node("Expand", "column form", "places", "e"),
-        ]  # fmt: skip
-    else:
-        nodes = [node("Cast", "messages", "places", "c", to=TensorProto.INT64)]
-    options = {} if op == "ScatterND" else {"axis": axis}
-    last = node(op, "x places messages", "y", "scatter", reduction="add", **options)
-    made = model(
-        [*nodes, last],
-        inputs={"x": data, "messages": messages, "ends": ["edges"]},
-        outputs={"y": data},
-        weights=weights,
-        opset=18,
-    )
-    made.graph.input[2].type.tensor_type.elem_type = TensorProto.INT64
-    return made
+    places, option = "places = Unsqueeze (ends, last)", ""
+    if op == "ScatterElements":
+        expanded = "column = Unsqueeze (ends, last) form = Shape (messages) places = Expand (column, form)"
+        places, option = expanded if same else "places = Cast <to = 7> (messages)", f", axis = {axis}"
+    data, form = ("nodes,3", "edges,3") if axis == 0 else ("3,nodes", "3,edges")
+    return written(
+        f"(float[{data}] x, float[{form}] messages, int64[edges] ends) => (float[{data}] y) {{ {places} "
+        f'[scatter] y = {op} <reduction = "add"{option}> (x, places, messages) }}',
+        18, last=[1 - axis],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "axis"), [("ScatterND", 0), ("ScatterElements", 0), ("ScatterElements", 1)])
@@ -101,23 +84,17 @@ def test_a_scatter_to_places_of_each_entry_stays() -> None:
 
 def attention(*, masked: bool, within: bool = False) -> ModelProto:
     """A step of a decoder that gives its cache on; `within` an If."""
-    shapes: dict[str, list[int | str]] = {
-        name: [1, 2, 4 if "p" in name else 1, 8] for name in ("q", "k", "v", "pk", "pv")
-    }
-    mask = "mask" if masked else ""
-    step = helper.make_node("Attention", ["q", "k", "v", mask, "pk", "pv"], ["y", "nk", "nv"], "a")
-    outputs = {"y": [1, 2, 1, 8], "nk": [1, 2, 5, 8], "nv": [1, 2, 5, 8]}
-    inputs = {**shapes, **({"mask": [1, 5]} if masked else {})}
-    if not within:
-        return model([step], inputs=inputs, outputs=outputs, opset=23)
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
-    other = [node("Identity", "q", "y"), *(node("Concat", f"p{n} {n}", f"n{n}", axis=2) for n in "kv")]
-    bodies = {"then_branch": [step], "else_branch": other}
-    graphs = {name: helper.make_graph(nodes, name, [], infos) for name, nodes in bodies.items()}
-    ends = [node("ReduceMax", "q", "most", keepdims=0), node("Greater", "most zero", "on")]
-    branch = helper.make_node("If", ["on"], ["Y", "NK", "NV"], "if", **graphs)
-    results = {name.upper(): shape for name, shape in outputs.items()}
-    return model([*ends, branch], inputs=inputs, outputs=results, opset=23, weights={"zero": np.zeros((), np.float32)})
+    new, old, all_ = (f"float[1,2,{size},8]" for size in (1, 4, 5))
+    inputs = ", ".join([f"{new} q, {new} k, {new} v, {old} pk, {old} pv", *["float[1,5] mask"] * masked])
+    step, results = f"y, nk, nv = Attention (q, k, v, {'mask' * masked}, pk, pv)", f"({new} y, {all_} nk, {all_} nv)"
+    if within:
+        other = "y = Identity (q) nk = Concat <axis = 2> (pk, k) nv = Concat <axis = 2> (pv, v)"
+        step = (
+            "most = ReduceMax <keepdims = 0> (q) on = Greater (most, zero) Y, NK, NV = If (on) <"
+            f"then_branch = t () => {results} {{ {step} }}, else_branch = e () => {results} {{ {other} }}>"
+        )
+        results = f"({new} Y, {all_} NK, {all_} NV)"
+    return written(f"({inputs}) => {results} {{ {step} }}", 23, zero=np.float32(0))
 
 
 @pytest.mark.parametrize("within", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from graphs import model, node, values
+from graphs import model, node, values, written
 from onnx import ModelProto, TensorProto, helper
 from world import World, has
 
@@ -23,23 +23,12 @@ from trtopt.ort.sessions import OnnxSession
 
 def rated() -> ModelProto:
     """A convolution of its own for each rate, and one that is squeezed where there is one step."""
-    weights = {
-        "w8": values(16, 16, 3),
-        "w16": values(16, 16, 3, seed=1),
-        "rate": np.array(16000),
-        "last": np.array([2]),
-    }
-    bodies = {
-        f"{side}_branch": helper.make_graph(
-            [node("Conv", f"x {weight}", f"{side}_c", f"conv_{weight}"), node("Relu", f"{side}_c", f"{side}_y")],
-            side, [], [helper.make_tensor_value_info(f"{side}_y", TensorProto.FLOAT, None)],
-        )
-        for side, weight in (("then", "w16"), ("else", "w8"))
-    }  # fmt: skip
-    nodes = [node("Equal", "sr rate", "is16"), node("If", "is16", "y", "choice", **bodies)]
-    proto = model(nodes, inputs={"x": ["n", 16, "t"]}, outputs={"y": ["n", 16, None]}, weights=weights)
-    proto.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, []))
-    return proto
+    return written(
+        "(float[n,16,t] x, int64 sr) => (float[n,16,m] y) { is16 = Equal (sr, rate) [choice] y = If (is16) <"
+        "then_branch = then () => (float[] a) { [conv_w16] c = Conv (x, w16) a = Relu (c) }, "
+        "else_branch = other () => (float[] b) { [conv_w8] d = Conv (x, w8) b = Relu (d) }> }",
+        w8=values(16, 16, 3), w16=values(16, 16, 3, seed=1), rate=16000,
+    )  # fmt: skip
 
 
 def operators(proto: ModelProto) -> list[str]:
@@ -150,22 +139,11 @@ def test_data_that_decides_control_flow_is_no_setting() -> None:
 
 
 def test_sizes_are_named_where_they_decide() -> None:
-    body = {
-        f"{side}_branch": helper.make_graph(
-            [node(op, "x", f"{side}_y")],
-            side,
-            [],
-            [helper.make_tensor_value_info(f"{side}_y", TensorProto.FLOAT, None)],
-        )
-        for side, op in (("then", "Relu"), ("else", "Neg"))
-    }
-    nodes = [
-        node("Shape", "x", "s"),
-        node("Gather", "s one", "d"),
-        node("Equal", "d one", "is1"),
-        node("If", "is1", "y", "choice", **body),
-    ]
-    proto = model(nodes, inputs={"x": ["n", "t"]}, outputs={"y": None}, weights={"one": np.array(1)})
+    proto = written(
+        "(float[n,t] x) => (float[] y) { s = Shape (x) d = Gather (s, one) is1 = Equal (d, one) y = If (is1) <"
+        "then_branch = t () => (float[] a) { a = Relu (x) }, else_branch = e () => (float[] b) { b = Neg (x) }> }",
+        one=1,
+    )
     (found,) = [item for item in trtopt.check(proto).findings if item.code == "control-flow"]
     assert "`set=['x:SIZES']`" in found.hint
     assert operators(fold(fix_inputs(proto, ["x:4x1"]))[0]) == ["Relu"]

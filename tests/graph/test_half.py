@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 import onnx
-from graphs import conv_relu, model, node, values
+from graphs import conv_relu, values, written
 from half_models import half
 from onnx import ModelProto, TensorProto
-from onnx.helper import make_graph, make_tensor_value_info
 
 from trtopt.graph.half import fp32_typed, has_half, widen
 from trtopt.graph.passes.typed import typed_already
@@ -20,14 +16,10 @@ from trtopt.ort.sessions import OnnxSession
 
 def _with_an_island() -> ModelProto:
     """FP16, with a softmax between casts that its author keeps in FP32."""
-    proto = model(
-        [
-            node("Conv", "x w", "c", "conv"), node("Cast", "c", "wide", "widen", to=TensorProto.FLOAT),
-            node("Softmax", "wide", "s", "softmax", axis=1), node("Cast", "s", "t", "narrow", to=TensorProto.FLOAT16),
-            node("Conv", "t v", "y", "last"),
-        ],
-        weights={"w": values(4, 3, 1, 1).astype(np.float16), "v": values(4, 4, 1, 1, seed=1).astype(np.float16)},
-        dtype=TensorProto.FLOAT16,
+    proto = written(
+        "(float16[batch,3,8,8] x) => (float16[] y) { c = Conv (x, w) wide = Cast <to = 1> (c) "
+        "[softmax] s = Softmax <axis = 1> (wide) t = Cast <to = 10> (s) y = Conv (t, v) }",
+        w=values(4, 3, 1, 1).astype(np.float16), v=values(4, 4, 1, 1, seed=1).astype(np.float16),
     )  # fmt: skip
     return onnx.shape_inference.infer_shapes(proto)
 
@@ -57,23 +49,17 @@ def test_a_model_is_typed_by_most_of_its_products() -> None:
     assert str(typed_already(to_ir(half(conv_relu())))) == "fp16"
     assert str(typed_already(to_ir(_with_an_island()))) == "fp16"
     assert typed_already(to_ir(conv_relu())) is None
-    mixed = model(
-        [
-            node("Conv", "x w", "a", "one"), node("Conv", "a w", "b", "two"),
-            node("Cast", "b", "h", "narrow", to=TensorProto.FLOAT16), node("Conv", "h v", "c", "three"),
-            node("Cast", "c", "y", "widen", to=TensorProto.FLOAT),
-        ],
-        weights={"w": values(3, 3, 1, 1), "v": values(3, 3, 1, 1).astype(np.float16)},
+    mixed = written(
+        "(float[n,3,8,8] x) => (float[] y) { a = Conv (x, w) b = Conv (a, w) h = Cast <to = 10> (b) c = Conv (h, v) "
+        "y = Cast <to = 1> (c) }",
+        w=values(3, 3, 1, 1), v=values(3, 3, 1, 1).astype(np.float16),
     )  # fmt: skip
     assert has_half(mixed)
     assert typed_already(to_ir(mixed)) is None
 
 
 def test_inputs_are_rounded_to_their_type_too() -> None:
-    shape: dict[str, list[int | str]] = {"y": ["batch", 3, 8, 8]}
-    weights = {"s": np.array(0.5, np.float16)}
-    proto = model([node("Mul", "x s", "y")], weights=weights, outputs=shape, dtype=TensorProto.FLOAT16)
-    wide = widen(proto)
+    wide = widen(written("(float16[n,3,8,8] x) => (float16[n,3,8,8] y) { y = Mul (x, s) }", s=np.float16(0.5)))
     onnx.checker.check_model(wide, full_check=True)
     x = np.full((1, 3, 8, 8), 2049.0, np.float32)  # FP16 holds 2048 and 2050
     x[0, 0, 0, :2] = 65504.0, 70000.0
@@ -81,34 +67,15 @@ def test_inputs_are_rounded_to_their_type_too() -> None:
     assert found[0, 0, 0, :3].tolist() == [32752.0, np.inf, 1024.0]
 
 
-def _body(
-    nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[int, Any]], outputs: Mapping[str, tuple[int, Any]]
-) -> onnx.GraphProto:
-    ends = ([make_tensor_value_info(name, *of) for name, of in side.items()] for side in (inputs, outputs))
-    return make_graph(nodes, "body", *ends)
-
-
 def test_bodies_of_control_flow_round_as_the_graph_does() -> None:
-    half_image = TensorProto.FLOAT16, ["batch", 3, 8, 8]
-    halved = _body([node("Mul", "x s", "halved")], {}, {"halved": half_image})
-    above = [node("Greater", "x zero", "above"), node("Not", "above", "below")]
-    positive = _body([*above, node("Where", "below zero x", "positive")], {}, {"positive": half_image})
-    step = _body(
-        [node("Add", "carried quarter", "more"), node("Identity", "going", "on")],
-        {"turn": (TensorProto.INT64, []), "going": (TensorProto.BOOL, []), "carried": half_image},
-        {"on": (TensorProto.BOOL, []), "more": half_image},
-    )
-    proto = model(
-        [
-            node("ReduceMax", "x", "most", "most", keepdims=0), node("Greater", "most zero", "any", "any"),
-            node("If", "any", "chosen", "if", then_branch=halved, else_branch=positive),
-            node("Loop", "turns any chosen", "y", "loop", body=step),
-        ],
-        weights={
-            "s": np.array(0.5, np.float16), "zero": np.array(0, np.float16), "quarter": np.array(0.25, np.float16),
-            "turns": np.array(3, np.int64),
-        },
-        outputs={"y": ["batch", 3, 8, 8]}, dtype=TensorProto.FLOAT16,
+    half = "float16[batch,3,8,8]"
+    proto = written(
+        f"({half} x) => ({half} y) {{ most = ReduceMax <keepdims = 0> (x) any = Greater (most, zero) chosen = If (any) <"
+        f"then_branch = t () => ({half} halved) {{ halved = Mul (x, s) }}, else_branch = e () => ({half} positive) "
+        "{ above = Greater (x, zero) below = Not (above) positive = Where (below, zero, x) }> "
+        f"y = Loop <body = step (int64 turn, bool going, {half} carried) => (bool on, {half} more) "
+        "{ more = Add (carried, quarter) on = Identity (going) }> (turns, any, chosen) }",
+        s=np.float16(0.5), zero=np.float16(0), quarter=np.float16(0.25), turns=3,
     )  # fmt: skip
     wide = widen(proto)
     onnx.checker.check_model(wide, full_check=True)

@@ -114,7 +114,7 @@ BASES = (
     ),
 )
 NUMBERS = (0, 1, -1, 7, 2**31, 2**62, -(2**63))
-OPERATORS = (
+OPERATORS = [
     "Conv",
     "Gather",
     "Reshape",
@@ -128,7 +128,7 @@ OPERATORS = (
     "OneHot",
     "If",
     "Loop",
-)
+]
 
 
 def mutated(random: Generator) -> ModelProto:

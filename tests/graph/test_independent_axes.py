@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import model, node, values
+from graphs import model, node, nodes as graph_nodes, values
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.graph.independent_axes import independent_axes
@@ -84,11 +84,13 @@ def test_where_nothing_or_everything_is_mixed_samples_stay_first_or_are_whole(en
     assert axes(proto) == {"x": None if len(end) == 2 else 0}
 
 
-def test_a_table_of_positions_may_end() -> None:
+@pytest.mark.parametrize("length", ["of = Identity (all)", "one = Squeeze (all) of = Reshape (one, axis1)"])
+def test_a_table_of_positions_may_end(length: str) -> None:
     nodes = [
         node("Gather", "words ids", "x"),
-        node("Shape", "ids", "length", "", start=0, end=1),
-        node("Slice", "table none length", "places"),
+        node("Shape", "ids", "all", "", start=0, end=1),
+        *graph_nodes(length),
+        node("Slice", "table none of", "places"),
         node("Add", "x places", "placed"),
         *attention("placed"),
     ]
@@ -100,16 +102,11 @@ def test_a_table_of_positions_may_end() -> None:
 @pytest.mark.parametrize("sizes", ["s n t n", "? ? ? ?"])
 def test_two_sequences_have_their_samples_on_the_same_axis(sizes: str) -> None:
     s, n, t, m = sizes.split()
-    nodes = [
-        node("Transpose", "x", "q", perm=[1, 0, 2]),
-        node("Transpose", "z", "k", perm=[1, 2, 0]),
-        node("MatMul", "q k", "scores"),
-        node("Softmax", "scores", "p"),
-        node("Transpose", "z", "v", perm=[1, 0, 2]),
-        node("MatMul", "p v", "o"),
-        node("Transpose", "o", "back", perm=[1, 0, 2]),
-        node("Add", "back x", "y"),
-    ]
+    nodes = graph_nodes(
+        "q = Transpose <perm = [1, 0, 2]> (x) k = Transpose <perm = [1, 2, 0]> (z) scores = MatMul (q, k) "
+        "p = Softmax (scores) v = Transpose <perm = [1, 0, 2]> (z) o = MatMul (p, v) "
+        "back = Transpose <perm = [1, 0, 2]> (o) y = Add (back, x)"
+    )
     assert axes(net(nodes, x=[t, n, WIDTH], z=[s, m, WIDTH])) == {"x": 1, "z": 1}
 
 

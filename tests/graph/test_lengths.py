@@ -38,10 +38,8 @@ def read(nodes: str) -> ModelProto:
             True,
         ),
         (f"{LENGTH} y = Slice(table, one, size, zero)", False),  # not from the beginning on
-        (
-            f"{LENGTH} s = Squeeze(size) r = Range(none, s, step) t = Mod(r, step) y = Gather(table, t)",
-            False,
-        ),  # buckets
+        # Buckets.
+        (f"{LENGTH} s = Squeeze(size) r = Range(none, s, step) t = Mod(r, step) y = Gather(table, t)", False),
         ("size = Shape(table) s = Gather(size, one) y = Slice(table, zero, s, zero)", False),  # of no input
         ("f = Squeeze(ids) y = Gather(table, f)", False),  # tokens
     ],
@@ -61,10 +59,8 @@ COUNTED = "some = {}(ids, pad) kept = Cast<to = 7>(some) c = CumSum{}(kept, {}) 
         (f"{COUNTED.format('Greater', '', 'step')} p = Add(step, m) q = Sub(p, step) y = Gather(table, q)", 2),
         (f"{COUNTED.format('Greater', '<exclusive = 1>', 'step')} y = Gather(table, m)", 3),
         (f"{COUNTED.format('Add', '', 'step')} y = Gather(table, m)", None),  # of any numbers
-        (
-            f"{COUNTED.format('Greater', '', 'none')} p = Add(m, pad) y = Gather(table, p)",
-            None,
-        ),  # of samples: 3 - 1 - 7 rows
+        # Of samples: 3 - 1 - 7 rows.
+        (f"{COUNTED.format('Greater', '', 'none')} p = Add(m, pad) y = Gather(table, p)", None),
         (f"{LENGTH} s = Squeeze(size) r = Range(none, s, step) p = Add(r, step) y = Gather(table, p)", 2),
     ],
 )

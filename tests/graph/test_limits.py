@@ -5,117 +5,87 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import conv_relu, model, node
-from onnx import ModelProto, TensorProto, helper
+from graphs import conv_relu, model, node, written
+from onnx import ModelProto, TensorProto
 
 from trtopt.graph.limits import issues
 
 TYPES = {"float32", "float64", "float16", "int8", "int32", "int64", "bool", "uint8", "float8_e4m3fn", "int4"}
+FP8, BAD = np.zeros((), ml_dtypes.float8_e4m3fn), np.array([0.1, 0, np.inf], np.float32)
+PAIR = "[q] q = QuantizeLinear (x, s, z) r = Reshape (q, form) [d] y = DequantizeLinear (r, s, z)"
+DOUBLED = " ".join(f"[join{index}] c{index + 1} = Concat <axis = 0> (c{index}, c{index})" for index in range(33))
 
 
-def found(proto: ModelProto) -> list[tuple[str, str]]:
-    return [(item.node, item.reason) for item in issues(proto, TYPES, {"NonMaxSuppression": "nobody runs it"})]
-
-
-def test_an_ordinary_model_has_none() -> None:
-    assert found(conv_relu()) == []
+def image(text: str, opset: int = 17, **weights: object) -> ModelProto:
+    return written(f"(float[n,3,8,8] x) => (float[] y) {{ {text} }}", opset, **weights)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(TensorProto.UINT16, "uint16"), (TensorProto.STRING, "string"), (TensorProto.INT2, "int2")]
+    ("proto", "told"),
+    [
+        (conv_relu(), []),
+        *(
+            (
+                model([node("Identity", "x", "y")], dtype=kind),
+                [("x", f"the input is of type {name}"), ("y", f"the output is of type {name}")],
+            )
+            for kind, name in (
+                (TensorProto.UINT16, "uint16"),
+                (TensorProto.STRING, "string"),
+                (TensorProto.INT2, "int2"),
+            )
+        ),
+        (
+            image("[to16] a = Cast <to = 5> (x) [add] b = Add (a, c) y = Cast <to = 1> (b)", c=np.zeros(1, np.int16)),
+            [
+                ("to16", "gives 'a' in type int16"),
+                ("add", "reads the constant 'c' of type int16"),
+                ("add", "gives 'b'"),
+            ],
+        ),
+        (written("(seq(float[n]) x) => (int64 y) { y = SequenceLength (x) }"), [("x", "of type sequence")]),
+        (image(PAIR, 19, s=np.float32(0.1), z=FP8, form=[-1]), []),
+        (
+            image("[narrow] f = Cast <to = 17> (x) [widen] y = Cast <to = 1> (f)", 19),
+            [("narrow", "float8_e4m3fn"), ("widen", "float8_e4m3fn")],
+        ),
+        (
+            written("(int8[3] x) => (int8[] y) { [add] y = Add (x, c) }", c=np.ones(1, np.int8)),
+            [("add", "the int8 constant 'c'")],
+        ),
+        (
+            written("(float[2,3] x, float s, int8 z, int64[1] form) => (float[] y) { " + PAIR + " }"),
+            [("q", "its zero point 'z' isn't constant"), ("d", "its zero point 'z' isn't constant")],
+        ),
+        (
+            written("(float[1,4,4] b, float[1,1,4] s) => (int64[n,3] y) { [nms] y = NonMaxSuppression (b, s) }"),
+            [("nms", "nobody runs it")],
+        ),
+        (written("(float[2] x) => (float[2] x, float[2] y) { y = Relu (x) }"), [("x", "an input, too")]),
+        (
+            image(PAIR, s=BAD, z=np.zeros(3, np.int8), form=[0, 0, 0, 0]),
+            [
+                (
+                    name,
+                    f"its scale 's', of '{of}', is 0 in channel 1 and others; TensorRT takes positive, finite ones only",
+                )
+                for name, of in (("q", "x"), ("d", "r"))
+            ],
+        ),
+        (image("y, i = TopK (x, k)", k=[3840]), []),
+        (
+            image("[top] y, i = TopK (x, k)", k=[3841]),
+            [("top", "takes the best 3841, and TensorRT's at most 3840: export the model with a smaller k")],
+        ),
+        (
+            written(
+                f"(float[1] x) => (float[] y) {{ {DOUBLED} [top] y = ReduceMax (c33) }}", c0=np.ones(1, np.float32)
+            ),
+            [("join32", "gives 8,589,934,592 numbers in 'c33'; up to 4,294,967,296 are built: make the sizes smaller")],
+        ),
+    ],
 )
-def test_types_of_inputs_and_outputs(kind: int, name: str) -> None:
-    reasons = dict(found(model([node("Identity", "x", "y")], dtype=kind)))
-    assert f"the input is of type {name}" in reasons["x"] and f"the output is of type {name}" in reasons["y"]
-
-
-def test_types_inside_and_of_constants() -> None:
-    nodes = [
-        node("Cast", "x", "a", "to16", to=TensorProto.INT16),
-        node("Add", "a c", "b", "add"),
-        node("Cast", "b", "y", to=1),
-    ]
-    reasons = found(model(nodes, weights={"c": np.zeros(1, np.int16)}))
-    assert [name for name, _ in reasons] == ["to16", "add", "add"]
-    assert "gives 'a' in type int16" in reasons[0][1]
-    assert any("reads the constant 'c' of type int16" in reason for _, reason in reasons)
-
-
-def test_sequences() -> None:
-    value = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, None)
-    graph = helper.make_graph(
-        [node("SequenceLength", "x", "y")], "g", [value], [helper.make_tensor_value_info("y", 7, [])]
-    )
-    assert "of type sequence" in dict(found(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])))["x"]
-
-
-def test_quantized_types_only_between_q_and_dq() -> None:
-    good = [
-        node("QuantizeLinear", "x s z", "q", "q"), node("Reshape", "q shape", "r"), node("DequantizeLinear", "r s z", "y", "d"),
-    ]  # fmt: skip
-    weights = {
-        "s": np.array(0.1, np.float32),
-        "z": np.zeros((), ml_dtypes.float8_e4m3fn),
-        "shape": np.array([-1], np.int64),
-    }
-    assert found(model(good, weights=weights, opset=19)) == []
-    cast = [node("Cast", "x", "f", "narrow", to=TensorProto.FLOAT8E4M3FN), node("Cast", "f", "y", "widen", to=1)]
-    assert [name for name, _ in found(model(cast, opset=19))] == ["narrow", "widen"]
-
-
-def test_int8_constants_are_for_dequantizing() -> None:
-    proto = model([node("Add", "x c", "y", "add")], weights={"c": np.ones(1, np.int8)}, dtype=TensorProto.INT8)
-    [(name, reason)] = found(proto)
-    assert name == "add" and "the int8 constant 'c'" in reason
-
-
-def test_zero_points_must_be_constant() -> None:
-    proto = model(
-        [node("QuantizeLinear", "x s z", "q", "q"), node("DequantizeLinear", "q s z", "y", "d")],
-        inputs={"x": [2, 3], "s": []},
-    )
-    proto.graph.input.append(helper.make_tensor_value_info("z", TensorProto.INT8, []))
-    assert [name for name, _ in found(proto)] == ["q", "d"]
-    assert "its zero point 'z' isn't constant" in found(proto)[0][1]
-
-
-def test_operators_that_nothing_runs() -> None:
-    proto = model(
-        [node("NonMaxSuppression", "boxes scores", "y", "nms")],
-        inputs={"boxes": [1, 4, 4], "scores": [1, 1, 4]},
-        outputs={"y": ["n", 3]},
-    )
-    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    assert ("nms", "nobody runs it") in found(proto)
-
-
-def test_an_output_that_is_an_input_is_named() -> None:
-    proto = model([node("Relu", "x", "y")])
-    proto.graph.output.append(proto.graph.input[0])
-    assert [(item.node, "Identity" in item.reason) for item in issues(proto, TYPES, {})] == [("x", True)]
-
-
-def test_scales_that_are_none_are_named_with_tensor_and_channel() -> None:
-    nodes = [node("QuantizeLinear", "x s z", "q", "q"), node("DequantizeLinear", "q s z", "y", "d")]
-    weights = {"s": np.array([0.1, 0, np.inf], np.float32), "z": np.zeros(3, np.int8)}
-    assert found(model(nodes, weights=weights))[0] == (
-        "q",
-        "its scale 's', of 'x', is 0 in channel 1 and others; TensorRT takes positive, finite ones only",
-    )
-
-
-@pytest.mark.parametrize(("k", "refused"), [(3840, False), (3841, True)])
-def test_topk_beyond_tensorrts_most(k: int, refused: bool) -> None:
-    weights = {"k": np.array([k], np.int64)}
-    proto = model([node("TopK", "x k", "y i", "top")], inputs={"x": [1, 9000]}, weights=weights)
-    assert [reason for name, reason in found(proto) if name == "top"] == [
-        f"takes the best {k}, and TensorRT's at most 3840: export the model with a smaller k"
-    ] * refused
-
-
-def test_a_tensor_that_no_engine_holds_is_named() -> None:
-    doubled = [node("Concat", f"c{index} c{index}", f"c{index + 1}", f"join{index}", axis=0) for index in range(33)]
-    proto = model([*doubled, node("ReduceMax", "c33", "y", "top")], weights={"c0": np.ones(1, np.float32)})
-    assert found(proto) == [
-        ("join32", "gives 8,589,934,592 numbers in 'c33'; up to 4,294,967,296 are built: make the sizes smaller")
-    ]
+def test_what_can_not_be_built_is_named(proto: ModelProto, told: list[tuple[str, str]]) -> None:
+    found = issues(proto, TYPES, {"NonMaxSuppression": "nobody runs it"})
+    assert [item.node for item in found] == [name for name, _ in told], found
+    assert all(words in item.reason for item, (_, words) in zip(found, told)), found

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import model, node, values
+from graphs import model, node, values, written
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import UnsupportedOperator
@@ -49,63 +49,31 @@ def test_a_part_of_a_shape_is_cut_out_afterwards(bounds: dict[str, int]) -> None
     """PyTorch's exporter asks for the batch so: the parser would give all four sizes."""
     made = _agree(_free(model([node("Shape", "x", "y", "sizes", **bounds)]), TensorProto.INT64), x=IMAGES)
     assert _ops(made)["Shape"] == {}
-    assert {item.name: item.op_type for item in made.graph.node} == {"sizes": "Shape", "sizes_part": "Slice"}
+    assert {item.name: item.op_type for item in made.graph.node} == {"sizes/Shape": "Shape", "sizes": "Slice"}
 
 
 @pytest.mark.parametrize("index", [-1, -8, [0, -1], [[-2], [1]]])
 def test_an_index_from_the_end_of_a_dynamic_axis_is_counted_by_its_size(index: Any) -> None:
-    proto = model(
-        [node("Gather", "x i", "y", "last", axis=2)], inputs={"x": ["n", 3, "h", 8]}, weights={"i": np.array(index)}
-    )
-    made = _agree(_free(proto), x=IMAGES)
+    text = "(float[n,3,%s,8] x) => (float[] y) { [last] y = Gather <axis = 2> (x, i) }"
+    made = _agree(written(text % "h", i=index), x=IMAGES)
     assert made.graph.node[-1].input[1] != "i"
-    fixed = model(
-        [node("Gather", "x i", "y", "last", axis=2)], inputs={"x": ["n", 3, 8, 8]}, weights={"i": np.array(index)}
-    )
-    assert readable_model(_free(fixed), 17) == fixed
+    fixed = written(text % "8", i=index)
+    assert readable_model(fixed, 17) == fixed
 
 
 def test_masks_of_infinities_stay_masks() -> None:
     """The parser multiplies what is cut away by 0."""
-    for upper in ({}, {"upper": 0}, {"upper": 1}):
-        proto = model(
-            [node("Trilu", "x one", "y", "mask", **upper)], inputs={"x": ["t", "t"]}, weights={"one": np.array(1)}
-        )
-        made = _agree(_free(proto), x=np.full((5, 5), -np.inf, np.float32))
-        assert _ops(made)["Trilu"]["upper"] == upper.get("upper", 1)
+    for said, upper in (("", 1), ("<upper = 0>", 0), ("<upper = 1>", 1)):
+        proto = written(f"(float[t,t] x) => (float[] y) {{ [mask] y = Trilu {said} (x, one) }}", one=1)
+        made = _agree(proto, x=np.full((5, 5), -np.inf, np.float32))
+        assert _ops(made)["Trilu"]["upper"] == upper
         assert [item.op_type for item in made.graph.node][-1] == "Where"
-
-
-def _branch(name: str, op: str) -> Any:
-    outputs = [helper.make_tensor_value_info(f"{name}{index}", TensorProto.FLOAT, None) for index in range(2)]
-    nodes = [
-        helper.make_node(op, ["x"], [f"{name}0"], f"{name}_a"),
-        helper.make_node("Neg", ["x"], [f"{name}1"], f"{name}_b"),
-    ]
-    return helper.make_graph(nodes, name, [], outputs)
-
-
-def _chosen() -> ModelProto:
-    """Its outputs are paired by the order of a hash table."""
-    proto = model(
-        [
-            node("If", "flag", "a b", "if", then_branch=_branch("t", "Relu"), else_branch=_branch("e", "Abs")),
-            node("Concat", "a b", "y", "both", axis=0),
-        ],
-        inputs={"x": ["n", 3, 8, 8], "flag": []},
-    )
-    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
-    return proto
 
 
 def test_defaults_and_missing_inputs_are_written_out() -> None:
     weights = {"s": values(8, seed=1), "ones": np.full(3, 0.1, np.float32)}
-    steps = {"a": np.array([0, 1]), "b": np.array([2, 3]), "c": np.array([1, 2])}
     made = _agree(_free(model([node("LayerNormalization", "x s", "y")], weights=weights)), x=IMAGES)
     assert len(made.graph.node[0].input) == 3
-    sliced = model([node("Slice", "x a b  c", "y")], weights=steps)
-    sliced.graph.node[0].input[:] = ["x", "a", "b", "", "c"]
-    assert "" not in _agree(_free(sliced), x=IMAGES).graph.node[0].input
     assert _ops(_agree(model([node("Selu", "x", "y")]), x=IMAGES))["Selu"].keys() == {"alpha", "gamma"}
     proto = model([node("Constant", "", "k", value_ints=[2, 3, 8, 8]), node("Reshape", "x k", "y")])
     assert _ops(_agree(_free(proto), x=IMAGES))["Constant"].keys() == {"value"}
@@ -116,28 +84,17 @@ def test_defaults_and_missing_inputs_are_written_out() -> None:
 
 
 def test_boxes_without_a_threshold_all_count() -> None:
-    proto = model(
-        [node("NonMaxSuppression", "boxes scores", "y", "nms"), node("Relu", "x", "z")],
-        inputs={"x": [1], "boxes": [1, 3, 4], "scores": [1, 1, 3]},
-        weights={},
+    proto = written(
+        "(float[1,3,4] boxes, float[1,1,3] scores) => (int64[] y) { y = NonMaxSuppression (boxes, scores) }"
     )
-    made = readable_model(_free(proto, TensorProto.INT64), 17)
-    assert [bool(name) for name in made.graph.node[0].input] == [True, True, False, False, True]
+    assert [bool(name) for name in readable_model(proto, 17).graph.node[0].input] == [True, True, False, False, True]
 
 
 def test_bodies_are_read_too_and_other_models_stay_as_they_are() -> None:
-    def body(name: str, **bounds: int) -> Any:
-        shape = helper.make_node("Shape", ["x"], [f"{name}_s"], f"{name}_shape", **bounds)
-        return helper.make_graph(
-            [shape], name, [], [helper.make_tensor_value_info(f"{name}_s", TensorProto.INT64, [1])]
-        )
-
-    branches = {"then_branch": body("then", end=1), "else_branch": body("other", start=-1)}
-    proto = model(
-        [node("If", "flag", "y", "if", **branches)], inputs={"x": ["n", 3, 8, 8], "flag": []}, outputs={"y": [1]}
+    proto = written(
+        "(float[n,3,8,8] x, bool flag) => (int64[1] y) { y = If (flag) <then_branch = t () => (int64[1] a) "
+        "{ a = Shape <end = 1> (x) }, else_branch = e () => (int64[1] b) { b = Shape <start = -1> (x) }> }"
     )
-    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
-    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
     for flag in (True, False):
         _agree(proto, x=IMAGES, flag=np.array(flag))
     plain = model([node("Shape", "x", "s"), node("Reshape", "x s", "y")])
@@ -145,74 +102,60 @@ def test_bodies_are_read_too_and_other_models_stay_as_they_are() -> None:
     assert readable_model(proto, None) is proto  # later generations read it
 
 
-def _looped(**attributes: Any) -> ModelProto:
-    flag, number = TensorProto.BOOL, TensorProto.FLOAT
-    body = helper.make_graph(
-        [
-            helper.make_node("ReduceMax", ["sum"], ["top"], "max", keepdims=0),
-            helper.make_node("Less", ["top", "limit"], ["go_on"], "less"),
-            helper.make_node("Add", ["sum", "sum"], ["next"], "double"),
-            helper.make_node("Identity", ["next"], ["kept"], "keep"),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("step", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", flag, []),
-            helper.make_tensor_value_info("sum", number, None),
-        ],
-        [
-            helper.make_tensor_value_info("go_on", flag, []),
-            helper.make_tensor_value_info("next", number, None),
-            helper.make_tensor_value_info("kept", number, None),
-        ],
-    )
-    weights: dict[str, Any] = {"steps": np.array(3), "yes": np.array(True), "limit": np.float32(9)}
-    return _free(model([node("Loop", "steps yes x", "last y", "loop", body=body)], weights=weights))
+IMAGE = "(float[n,3,8,8] x) => (float[] y)"
+LOOP = """{ [loop] last, y = Loop <body = b (int64 step, bool go, float[] sum) => (bool go_on, float[] next, float[] kept) {
+    top = ReduceMax <keepdims = 0> (sum) go_on = Less (top, limit) next = Add (sum, sum) kept = Identity (next) }>
+    (steps, yes, x) }"""
+
+CHOICE = """(float[n,3] x, bool flag) => (float[] y) { [if] a, b = If (flag) <
+    then_branch = t () => (float[] c, float[] d) { c = Relu (x) d = Neg (x) },
+    else_branch = e () => (float[] f, float[] g) { f = Abs (x) g = Neg (x) }> y = Concat <axis = 0> (a, b) }"""
 
 
 @pytest.mark.parametrize(
     ("proto", "reason"),
     [
         (
-            model(
-                [node("ScatterND", "x i u", "y", "accumulate", reduction="add")],
-                weights={"i": np.zeros((1, 1), np.int64), "u": values(1, 3, 8, 8)},
-                inputs={"x": [2, 3, 8, 8]},
-            ),
-            r"accumulate \(ScatterND\): its reduction 'add' isn't read",
+            written(f'{IMAGE} {{ [a] y = ScatterND <reduction = "add"> (x, i, u) }}', i=[[0]], u=values(1, 3, 8, 8)),
+            r"a \(ScatterND\): its reduction 'add' isn't read",
         ),
         (
-            model(
-                [node("GRU", "x w r", "y", "gru", hidden_size=4, layout=1)],
-                inputs={"x": [2, 5, 3]},
-                weights={"w": values(1, 12, 3), "r": values(1, 12, 4)},
+            written(
+                "(float[2,5,3] x) => (float[] y) { [gru] y = GRU <hidden_size = 4, layout = 1> (x, w, r) }",
+                w=values(1, 12, 3), r=values(1, 12, 4),
             ),
             r"gru \(GRU\): its layout 1",
         ),
         (
-            model(
-                [node("QuantizeLinear", "x s z", "q", "quantize"), node("DequantizeLinear", "q s z", "y", "back")],
-                weights={"s": np.float32(0.1), "z": np.uint8(0)},  # type: ignore[dict-item]
-            ),
-            r"quantize \(QuantizeLinear\): it quantizes to uint8",
+            written(f"{IMAGE} {{ [q] q = QuantizeLinear (x, s, z) y = Cast <to = 1> (q) }}", s=np.float32(1), z=np.uint8(0)),
+            r"q \(QuantizeLinear\): it quantizes to uint8",
         ),
-        (_looped(), r"loop \(Loop\): what it collects has the length of its limit"),
         (
-            model(
-                [node("ConvTranspose", "x w", "y", "up", kernel_shape=[3, 3], output_shape=[16, 16], strides=[2, 2])],
-                inputs={"x": ["n", 3, "h", "w"]},
-                weights={"w": values(3, 4, 3, 3)},
-            ),
-            r"up \(ConvTranspose\): it gives its output's shape \[16, 16\]",
+            written(f"{IMAGE} {LOOP}", steps=3, yes=True, limit=np.float32(9)),
+            r"Loop.*: what it collects has the length of its limit",
         ),
-        (_chosen(), r"if \(If\): its outputs, of which it has several"),
-        (model([node("ReduceSum", "x", "y", "sum", noop_with_empty_axes=1)]), r"sum \(ReduceSum\): it reduces no axis"),
+        (
+            written(f"{IMAGE} {{ [up] y = ConvTranspose <output_shape = [10, 10]> (x, w) }}", w=values(3, 4, 3, 3)),
+            r"up \(ConvTranspose\): it gives its output's shape \[10, 10\]",
+        ),
+        (
+            written(f"{IMAGE} {{ [slice] y = Slice (x, a, b, , a) }}", a=[1], b=[2]),
+            r"slice \(Slice\): it has steps without axes",
+        ),
+        (
+            written(CHOICE),
+            r"If.*: its outputs, of which it has several",
+        ),
+        (
+            written(f"{IMAGE} {{ [sum] y = ReduceSum <noop_with_empty_axes = 1> (x) }}"),
+            r"sum \(ReduceSum\): it reduces no axis",
+        ),
     ],
-    ids=["scatter", "recurrent", "uint8", "loop", "transposed", "if", "sum"],
-)
+    ids=["scatter", "recurrent", "uint8", "loop", "transposed", "steps", "if", "sum"],
+)  # fmt: skip
 def test_what_the_parser_would_compute_otherwise_is_refused_by_name(proto: ModelProto, reason: str) -> None:
     with pytest.raises(UnsupportedOperator, match=reason):
-        readable_model(_free(proto), 17)
+        readable_model(load_model(proto).proto, 17)
 
 
 @pytest.mark.parametrize("kind", [np.int8, ml_dtypes.float8_e4m3fn])

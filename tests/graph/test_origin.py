@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphs import model, node
+from graphs import model, node, nodes
 
 from trtopt.core.values import Issue
 from trtopt.graph.origin import Origins
@@ -12,10 +12,7 @@ def test_names_of_the_model_need_no_words_and_others_say_what_they_give() -> Non
     original = model([node("Relu", "x", "a", "mine"), node("Gelu", "a", "b"), node("Neg", "b", "y")], opset=20)
     original.graph.node[1].name = original.graph.node[2].name = ""
     made = model(
-        [
-            node("Relu", "x", "a", "mine"), node("Erf", "a", "e", "node_1"), node("Mul", "a e", "b", "Mul_b"),
-            node("Neg", "b", "y", "Neg_y"),
-        ],
+        nodes("[mine] a = Relu (x) [node_1] e = Erf (a) b = Mul (a, e) y = Neg (b)"),
         opset=20,
     )  # fmt: skip
     origins = Origins(original, made)

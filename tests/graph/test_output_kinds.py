@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, points_of, quantized, rapidocr, typed, values
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from graphs import model, node, points_of, quantized, rapidocr, typed, values, written
+from onnx import ModelProto
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Precision, TensorInfo
@@ -48,7 +48,6 @@ WEIGHTS = {
     "two2": np.array([2, 2, 4]),
     "nothing": np.zeros(0, np.float32),
     "twice": np.array([1, 1, 2, 2], np.float32),
-    "halved": np.array([1, 1, 0.5, 0.5], np.float32),
 }
 VECTORS: dict[str, Sequence[int | str]] = {"x": ["n", 32]}
 WORDS: dict[str, Sequence[int | str]] = {"x": ["n", "l", 32], "m": ["n", "l", 1]}
@@ -113,11 +112,6 @@ CASES: dict[str, Case] = {
         VECTORS, _in(10), "embedding",
     ),
     "Tanh": ("h = Gemm (x, w, b) y = Tanh (h)", VECTORS, _in(10), "embedding"),
-    "sigmoids, weighted by attention": (
-        f"{_HEAD} shares = Softmax <axis = 2> (f21) parts = Mul (shares, scores) y = ReduceSum <keepdims = 0> (parts, last)",
-        FIXED, _in(21), "other",
-    ),
-    "a mean of sigmoids": (f"{_HEAD} y = ReduceMean <axes = [-1], keepdims = 0> (scores)", FIXED, _in(21), "other"),
     "pooled image": (f"{_CONV} r = Relu (h) p = GlobalAveragePool (r) y = Flatten (p)", IMAGES, _in(16), "embedding"),
     "pooled image, not flattened": (f"{_CONV} y = GlobalAveragePool (h)", IMAGES, _in(16, 1, 1), "embedding"),
     "convolution of a pooled image": (
@@ -184,7 +178,6 @@ CASES: dict[str, Case] = {
         f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up3) y = Softmax <axis = 1> (k)",
         IMAGES, _in(3, "a", "b"), "mask",
     ),
-    "reduced classes": (f"{_CONV} k = Conv (h, c21) y = Resize (k, nothing, halved)", FIXED, _in(21, 8, 8), "other"),
     "objects": (f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up1) y = Sigmoid (k)", IMAGES, _in(1, "a", "b"), "mask"),
     "depths": (f"{_CONV} k = Conv (h, c1) y = Resize (k, nothing, twice)", IMAGES, _in(1, "a", "b"), "other"),
     "softmax of channels": (f"{_CONV} k = Conv (h, c21) y = Softmax <axis = 1> (k)", IMAGES, _in(21, "h", "w"), "mask"),
@@ -234,43 +227,32 @@ def test_the_end_of_the_graph_says_what_an_output_holds_in_every_form(name: str)
 
 
 @pytest.mark.parametrize(
-    ("output", "nodes", "shape", "expected"),
+    ("output", "end", "shape", "expected"),
     [
-        ("sentence_embedding", [node("Gemm", "x w b", "y")], ["n", 10], "embedding"),
-        ("textEmbeds", [node("Gemm", "x w b", "y")], ["n", 10], "embedding"),
-        ("pooler.output", [node("Relu", "x", "y")], ["n", 32], "embedding"),
-        ("remembered", [node("Gemm", "x w b", "y")], ["n", 10], "classes"),
-        ("logits", [node("Gemm", "x wide", "y")], ["n", 128], "classes"),
-        ("class_scores", [node("ReduceMean", "x3", "y", axes=[1], keepdims=0)], ["n", 32], "classes"),
-        ("logits", [node("Tanh", "x", "y")], ["n", 32], "embedding"),  # the graph says more than a name
-        ("features", [node("Relu", "x3", "y")], ["n", "l", 32], "embedding"),
-        ("logits", [node("MatMul", "x3 wide", "y")], ["n", "l", 128], "tokens"),
-        ("pred_boxes", [node("Sigmoid", "boxes4", "y")], ["n", 100, 4], "boxes"),
-        ("inbox", [node("Sigmoid", "boxes4", "y")], ["n", 100, 4], "other"),
-        ("bbox", [node("Relu", "x", "y")], ["n", 32], "other"),  # no axis of 4
-        ("pred_masks", [node("Relu", "x4", "y")], ["n", 1, "h", "w"], "mask"),
-        ("depth", [node("Relu", "x4", "y")], ["n", 1, "h", "w"], "other"),
+        ("sentence_embedding", "Gemm (x, w, b)", "n,10", "embedding"),
+        ("textEmbeds", "Gemm (x, w, b)", "n,10", "embedding"),
+        ("pooler_output", "Relu (x)", "n,32", "embedding"),
+        ("remembered", "Gemm (x, w, b)", "n,10", "classes"),
+        ("logits", "Gemm (x, wide)", "n,128", "classes"),
+        ("class_scores", "ReduceMean <axes = [1], keepdims = 0> (x3)", "n,32", "classes"),
+        ("logits", "Tanh (x)", "n,32", "embedding"),  # the graph says more than a name
+        ("features", "Relu (x3)", "n,l,32", "embedding"),
+        ("logits", "MatMul (x3, wide)", "n,l,128", "tokens"),
+        ("pred_boxes", "Sigmoid (boxes4)", "n,100,4", "boxes"),
+        ("inbox", "Sigmoid (boxes4)", "n,100,4", "other"),
+        ("bbox", "Relu (x)", "n,32", "other"),  # no axis of 4
+        ("pred_masks", "Relu (x4)", "n,1,h,w", "mask"),
+        ("depth", "Relu (x4)", "n,1,h,w", "other"),
     ],
 )
-def test_a_name_decides_what_the_graph_leaves_open(
-    output: str, nodes: list[NodeProto], shape: list[int | str], expected: str
-) -> None:
-    inputs = {"x": ["n", 32], "x3": ["n", "l", 32], "boxes4": ["n", 100, 4], "x4": ["n", 1, "h", "w"]}
-    read = {name for item in nodes for name in item.input}
-    renamed = [NodeProto.FromString(item.SerializeToString()) for item in nodes]
-    renamed[-1].output[0] = output
-    proto = model(
-        renamed,
-        inputs={name: size for name, size in inputs.items() if name in read},
-        outputs={output: shape},
-        weights={name: value for name, value in WEIGHTS.items() if name in read},
-    )
-    loaded = load_model(proto)
+def test_a_name_decides_what_the_graph_leaves_open(output: str, end: str, shape: str, expected: str) -> None:
+    inputs = "(float[n,32] x, float[n,l,32] x3, float[n,100,4] boxes4, float[n,1,h,w] x4)"
+    weights = {name: WEIGHTS[name] for name in ("w", "b", "wide")}
+    loaded = load_model(written(f"{inputs} => (float[{shape}] {output}) {{ {output} = {end} }}", **weights))
     assert guess(loaded.proto, loaded.outputs) == {output: Kind(expected)}
 
 
-_SEGMENTATION = """<ir_version: 8, opset_import: ["" : 18]> g (float[n,1,%s] x) => (float[n,%d,%s] %s) <
-    float[4,1,3,3] w, float[%d,8,1,1] v, float[4] s = {1., 1., 4., 4.}> {
+_SEGMENTATION = """(float[n,1,%s] x) => (float[n,%d,%s] %s) {
     a = Conv <pads = [1, 1, 1, 1]> (x, w)
     small = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (a)
     large = Resize (small, , s)
@@ -296,32 +278,23 @@ def test_segmentation_may_have_open_sizes_and_any_number_of_classes(
 ) -> None:
     """What comes out is 4·(height//4) high, which isn't called height."""
     given = size.replace("height", "out_h").replace("width", "out_w")
-    proto = onnx.parser.parse_model(_SEGMENTATION % (size, channels, given, name, channels, name))
-    proto.graph.initializer.extend(
-        onnx.numpy_helper.from_array(values(*shape), key)
-        for key, shape in (("w", (4, 1, 3, 3)), ("v", (channels, 8, 1, 1)))
-    )
+    weights = {"w": values(4, 1, 3, 3), "v": values(channels, 8, 1, 1), "s": np.array([1, 1, 4, 4], np.float32)}
+    proto = written(_SEGMENTATION % (size, channels, given, name, name), 18, **weights)
     for form in (proto, fold(proto)[0]):
         assert guess(form, load_model(form).outputs) == {name: Kind(expected)}
 
 
 def test_logits_of_several_maps_are_a_detectors() -> None:
-    nodes = [node("Conv", "x c8", "logits_small", strides=[2, 2]), node("Conv", "x c21", "y")]
-    shapes = {"logits_small": ["n", 8, "a", "b"], "y": ["n", 21, "c", "d"]}
-    weights = {name: WEIGHTS[name] for name in ("c8", "c21")}
-    two = model(nodes, inputs={"x": ["n", 16, "h", "w"]}, outputs=shapes, weights=weights)
-    assert guess(two, load_model(two).outputs)["logits_small"] == Kind.OTHER
-    one = model(
-        nodes[:1], inputs={"x": ["n", 16, "h", "w"]}, outputs={"logits_small": shapes["logits_small"]}, weights=weights
+    text = (
+        "(float[n,16,h,w] x) => (float[n,8,a,b] logits_small%s) { logits_small = Conv <strides = [2, 2]> (x, c8) %s }"
     )
-    assert guess(one, load_model(one).outputs) == {"logits_small": Kind.MASK}
+    two = load_model(written(text % (", float[n,21,c,d] y", "y = Conv (x, c21)"), c8=WEIGHTS["c8"], c21=WEIGHTS["c21"]))
+    assert guess(two.proto, two.outputs)["logits_small"] == Kind.OTHER
+    one = load_model(written(text % ("", ""), c8=WEIGHTS["c8"]))
+    assert guess(one.proto, one.outputs) == {"logits_small": Kind.MASK}
 
 
-_FOUND = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,32] x) => (int64[n,k] y)
-    <int64[1] ten = {10}, int64[1] all = {100}, int64[1] one = {1}, int64 offset = {5}, int64[100] ids, float[32,100] w> {
-    scores = MatMul (x, w)
-    %s
-}"""
+_FOUND = "(float[n,32] x) => (int64[n,k] y) { scores = MatMul (x, w) %s }"
 
 
 @pytest.mark.parametrize(
@@ -329,21 +302,20 @@ _FOUND = """<ir_version: 8, opset_import: ["" : 17]> g (float[n,32] x) => (int64
     [
         ("best, y = TopK (scores, ten)", "ranking"),
         (
-            "best, i = TopK (scores, ten) \n j = Cast <to = 6> (i) \n m = Cast <to = 7> (j) \n y = Gather (ids, m)",
+            "best, i = TopK (scores, ten) j = Cast <to = 6> (i) m = Cast <to = 7> (j) y = Gather (ids, m)",
             "ranking",
         ),
-        ("best, i = TopK (scores, ten) \n y = Add (i, offset)", "ranking"),
+        ("best, i = TopK (scores, ten) y = Add (i, offset)", "ranking"),
         ("best, y = TopK (scores, all)", "tokens"),  # sorted: the order is what counts
         ("best, y = TopK (scores, one)", "tokens"),
-        ("t = Transpose <perm = [1, 0]> (scores) \n best, y = TopK <axis = 0> (t, ten)", "tokens"),
-        ("best, i = TopK (scores, ten) \n a = ArgMax (x) \n y = GatherElements <axis = 1> (a, i)", "tokens"),
+        ("t = Transpose <perm = [1, 0]> (scores) best, y = TopK <axis = 0> (t, ten)", "tokens"),
+        ("best, i = TopK (scores, ten) a = ArgMax (x) y = GatherElements <axis = 1> (a, i)", "tokens"),
         ("y = ArgMax (scores)", "tokens"),
     ],
 )
 def test_the_best_of_more_are_a_ranking(ends: str, expected: str) -> None:
-    proto = onnx.parser.parse_model(_FOUND % ends.replace("\\n", "\n"))
     arrays = {"ids": np.arange(100)[::-1].copy(), "w": values(32, 100)}
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    proto = written(_FOUND % ends, ten=[10], all=[100], one=[1], offset=5, **arrays)
     for form in (proto, fold(proto)[0], typed(fold(proto)[0], Precision.FP16)):
         assert _kind(form) == expected
 
@@ -372,17 +344,12 @@ def test_what_has_the_shape_of_an_input_is_no_scores(shape: list[int | str], exp
 
 
 def test_integers_are_tokens_and_what_is_unknown_is_other() -> None:
-    nodes = [
-        node("ArgMax", "x", "index", axis=1),
-        node("Greater", "x x", "mask"),
-        node("Identity", "x", "again"),
-        node("Identity", "w0", "weight"),
-        node("ReduceSum", "x", "scalar", keepdims=0),
-    ]
-    proto = model(nodes, inputs={"x": ["n", 32]}, outputs={"again": ["n", 32]}, weights={"w0": values(4, 4)})
-    for name, kind in (("index", TensorProto.INT64), ("mask", TensorProto.BOOL), ("scalar", TensorProto.FLOAT)):
-        proto.graph.output.append(helper.make_tensor_value_info(name, kind, None))
-    proto.graph.output.append(helper.make_tensor_value_info("weight", TensorProto.FLOAT, [4, 4]))
+    proto = written(
+        "(float[n,32] x) => (float[n,32] again, int64[] index, bool[] mask, float[] scalar, float[4,4] weight) "
+        "{ index = ArgMax <axis = 1> (x) mask = Greater (x, x) again = Identity (x) weight = Identity (w0) "
+        "scalar = ReduceSum <keepdims = 0> (x) }",
+        w0=values(4, 4),
+    )  # fmt: skip
     loaded = load_model(proto)
     found = {name: str(kind) for name, kind in guess(loaded.proto, loaded.outputs).items()}
     assert found == {"index": "tokens", "mask": "tokens", "again": "other", "weight": "other", "scalar": "other"}
@@ -466,26 +433,15 @@ def test_without_a_graph_type_and_shape_decide() -> None:
 
 
 def test_what_is_taken_at_chosen_places_follows_a_choice() -> None:
-    nodes = [
-        node("MatMul", "x w", "scores", "product"),
-        node("TopK", "scores k", "best places", "top", axis=1),
-        node("GatherElements", "x places", "taken", "take", axis=1),
-        node("Relu", "taken", "boxes"),
-        node("ArgMax", "boxes", "largest", "arg", axis=1, keepdims=1),
-        node("Cast", "largest", "late", to=TensorProto.FLOAT),
-        node("ArgMax", "ids", "last", "of_integers", axis=1, keepdims=1),
-        node("GatherElements", "x last", "pooled", "pool", axis=1),
-        node("Shape", "places", "size"),
-        node("Expand", "one size", "shaped"),
-    ]
-    outputs = ["scores", "best", "boxes", "late", "pooled", "shaped"]
-    proto = model(
-        nodes, inputs={"x": ["n", 8]}, weights={"w": values(8, 8), "one": values(1, 1)}, outputs=dict.fromkeys(outputs)
-    )
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([3]), "k"))
-    ids = proto.graph.input.add()
-    ids.CopyFrom(proto.graph.input[0])
-    ids.name, ids.type.tensor_type.elem_type = "ids", TensorProto.INT64
+    proto = written(
+        "(float[n,8] x, int64[n,8] ids) => (float[] scores, float[] best, float[] boxes, float[] late, float[] pooled, "
+        "float[] shaped) { scores = MatMul (x, w) [top] best, places = TopK <axis = 1> (scores, k) "
+        "taken = GatherElements <axis = 1> (x, places) boxes = Relu (taken) "
+        "[arg] largest = ArgMax <axis = 1, keepdims = 1> (boxes) late = Cast <to = 1> (largest) "
+        "last = ArgMax <axis = 1, keepdims = 1> (ids) pooled = GatherElements <axis = 1> (x, last) "
+        "size = Shape (places) shaped = Expand (one, size) }",
+        w=values(8, 8), one=values(1, 1), k=[3],
+    )  # fmt: skip
     assert index_outputs(proto) == {"boxes": "TopK top", "late": "ArgMax arg"}
     del proto.graph.node[1:]
     assert index_outputs(proto) == {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, points_of, rapidocr, values
+from graphs import model, node, nodes as graph_nodes, points_of, rapidocr, values, written
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.values import Override, Precision
@@ -32,13 +32,27 @@ class Net:
         self.nodes.append(helper.make_node(op, list(inputs), [out], name=f"{out}_node", **attributes))
         return out
 
-    def const(self, name: str, values: object, dtype: str = "float32") -> str:
+    def const(self, name: str, values: object, dtype: Any = "float32") -> str:
         self.weights.append(numpy_helper.from_array(np.asarray(values, dtype), name))
         return name
 
     def conv(self, source: str, out: str, shape: tuple[int, ...] = (32, 32, 1, 1), **attributes: object) -> str:
         weight = self.const(f"{out}_w", self.random.normal(size=shape))
         return self.add("Conv", source, weight, out=out, **attributes)
+
+    def write(self, text: str, **held: Any) -> Net:
+        """Nodes in ONNX's text; constants, and shapes of the weights of convolutions, where they aren't 32 × 32 × 1 × 1."""
+        for name, content in held.items():
+            if isinstance(content, np.ndarray):
+                self.const(name, content, content.dtype)
+        for item in onnx.parser.parse_graph(f"g () => () {{ {text} }}").node:
+            (out,) = item.output
+            item.name = f"{out}_node"
+            if item.op_type == "Conv":
+                weight = self.random.normal(size=held.get(out, (32, 32, 1, 1)))
+                item.input.append(self.const(f"{out}_w", weight))
+            self.nodes.append(item)
+        return self
 
     def model(self, *outputs: str) -> ModelProto:
         results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
@@ -69,10 +83,7 @@ def test_twins_of_one_network_are_placed_alike() -> None:
 
 
 def test_a_layer_reads_its_input_quantized_after_the_activation() -> None:
-    net = Net()
-    net.conv("x", "c1")
-    net.add("Relu", "c1", out="r1")
-    net.conv("r1", "c2")
+    net = Net().write("c1 = Conv (x) r1 = Relu (c1) c2 = Conv (r1)")
     points = points_of(net.model("c2"))
     assert points.reads == {"x": (("c1_node", 0),), "r1": (("c2_node", 0),)}
     assert [(weight.node, weight.axis) for weight in points.weights] == [("c1_node", 0), ("c2_node", 0)]
@@ -80,13 +91,9 @@ def test_a_layer_reads_its_input_quantized_after_the_activation() -> None:
 
 
 def test_only_the_skip_of_a_residual_is_quantized() -> None:
-    net = Net()
-    net.conv("x", "c0")
-    net.add("Relu", "c0", out="skip")
-    net.conv("skip", "c1")
-    net.add("Add", "c1", "skip", out="sum")
-    net.add("Relu", "sum", out="r")
-    net.conv("r", "c2")
+    net = Net().write(
+        "c0 = Conv (x) skip = Relu (c0) c1 = Conv (skip) sum = Add (c1, skip) r = Relu (sum) c2 = Conv (r)"
+    )
     points = points_of(net.model("c2"))
     assert points.reads["skip"] == (("c1_node", 0), ("sum_node", 1))
     assert "c1" not in points.reads
@@ -94,36 +101,26 @@ def test_only_the_skip_of_a_residual_is_quantized() -> None:
 
 
 def test_of_two_convolutions_that_are_added_the_shorter_branch_is_the_skip() -> None:
-    net = Net()
-    net.add("Relu", "x", out="start")
-    net.conv("start", "a1")
-    net.conv("a1", "a2")
-    net.conv("start", "short")
-    net.add("Add", "short", "a2", out="sum")
-    net.conv("sum", "last")
+    net = Net().write(
+        "start = Relu (x) a1 = Conv (start) a2 = Conv (a1) short = Conv (start) sum = Add (short, a2) last = Conv (sum)"
+    )
     points = points_of(net.model("last"))
     assert points.reads["short"] == (("sum_node", 0),)
     assert "a2" not in points.reads
 
 
 def test_broadcast_additions_are_left_alone() -> None:
-    net = Net()
-    net.conv("x", "c1")
-    net.add("GlobalAveragePool", "x", out="pooled")
-    net.add("Add", "c1", "pooled", out="sum")
+    net = Net().write("c1 = Conv (x) pooled = GlobalAveragePool (x) sum = Add (c1, pooled)")
     points = points_of(net.model("sum"))
     assert all(node != "sum_node" for readers in points.reads.values() for node, _ in readers)
 
 
 @pytest.mark.parametrize("left_out", ["deep_node", "short_node", "middle_node"])
 def test_leaving_a_convolution_out_quantizes_no_other_tensor(left_out: str) -> None:
-    net = Net()
-    net.add("Relu", "x", out="start")
-    net.conv("start", "short")
-    net.conv("start", "middle")
-    net.add("Relu", "middle", out="active")
-    net.conv("active", "deep")
-    net.add("Add", "short", "deep", out="sum")
+    net = Net().write(
+        "start = Relu (x) short = Conv (start) middle = Conv (start) active = Relu (middle) "
+        "deep = Conv (active) sum = Add (short, deep)"
+    )
     proto = net.model("sum")
     all_in, some_out = points_of(proto), points_of(proto, overrides=[Override(left_out, Precision.FP16)])
     assert set(all_in.activations) == {"start", "active", "short"}
@@ -132,13 +129,11 @@ def test_leaving_a_convolution_out_quantizes_no_other_tensor(left_out: str) -> N
 
 
 def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
-    net = Net()
-    net.add("Relu", "x", out="start")
-    net.conv("start", "a")
-    net.conv("start", "b")
-    net.add("Concat", "a", "b", out="joined", axis=1)
-    net.add("MaxPool", "joined", out="pooled", kernel_shape=[2, 2])
-    net.conv("pooled", "last", (32, 64, 1, 1))
+    net = Net().write(
+        "start = Relu (x) a = Conv (start) b = Conv (start) joined = Concat <axis = 1> (a, b) "
+        "pooled = MaxPool <kernel_shape = [2, 2]> (joined) last = Conv (pooled)",
+        last=(32, 64, 1, 1),
+    )
     points = points_of(net.model("last"))
     assert points.groups == (("a", "b", "pooled"),)
     assert points.reads["a"] == (("joined_node", 0),)
@@ -157,11 +152,11 @@ def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
 )
 def test_what_is_only_handed_out_is_not_rounded(movers: Sequence[tuple[str, dict[str, Any]]], quantized: bool) -> None:
     """A context that is fed back, or a cache: a copy of what came in, beside what a quantized layer reads."""
-    net = Net()
-    net.add("Relu", "x", out="old")
-    net.add("Concat", "old", "x", out="joined", axis=1)
-    net.add("MaxPool", "joined", out="pooled", kernel_shape=[2, 2])
-    net.conv("pooled", "last", (32, 64, 1, 1))
+    net = Net().write(
+        "old = Relu (x) joined = Concat <axis = 1> (old, x) "
+        "pooled = MaxPool <kernel_shape = [2, 2]> (joined) last = Conv (pooled)",
+        last=(32, 64, 1, 1),
+    )
     out = "joined"
     for op, attributes in movers:
         inputs = (out, "x") if op == "Concat" else (out,)
@@ -175,37 +170,29 @@ def test_what_is_only_handed_out_is_not_rounded(movers: Sequence[tuple[str, dict
 
 def test_a_part_of_a_concat_that_no_input_changes_needs_no_scale_of_the_others() -> None:
     """A class token beside patches: only the patches come to the convolution, and the token would be lost in their scale."""
-    net = Net(("batch", 32, 8, 8))
-    net.add("Shape", "x", out="sizes")
-    net.add("Slice", "sizes", net.const("zero", [0], "int64"), net.const("first", [1], "int64"), out="batch")
-    net.add("Concat", "batch", net.const("rest", [32, 1, 8], "int64"), out="token_shape", axis=0)
-    net.add("Expand", net.const("token", np.full((1, 32, 1, 8), 0.01)), "token_shape", out="tokens")
-    net.add("Relu", "x", out="patches")
-    net.add("Concat", "tokens", "patches", out="joined", axis=2)
-    ends = [net.const(name, [value], "int64") for name, value in (("from", 1), ("to", 9), ("axis", 2))]
-    net.add("Slice", "joined", *ends, out="behind")
-    net.conv("behind", "last")
+    net = Net().write(
+        "sizes = Shape (x) batch = Slice (sizes, zero, one) form = Concat <axis = 0> (batch, rest) t = Expand (token, form) "
+        "patches = Relu (x) joined = Concat <axis = 2> (t, patches) behind = Slice (joined, one, nine, two) "
+        "last = Conv (behind)",
+        rest=np.array([32, 1, 8]), token=np.full((1, 32, 1, 8), 0.01, np.float32),
+        **{name: np.array([index]) for name, index in (("zero", 0), ("one", 1), ("two", 2), ("nine", 9))},
+    )  # fmt: skip
     points = points_of(net.model("last", "joined"))
     assert set(points.reads) == {"behind"} and not points.groups
 
 
 def test_average_pooling_reads_int8_unless_someone_needs_the_tensor_in_floating_point() -> None:
-    net = Net()
-    net.conv("x", "c1")
-    net.add("Relu", "c1", out="r1")
-    net.add("GlobalAveragePool", "r1", out="pooled")
+    net = Net().write("c1 = Conv (x) r1 = Relu (c1) pooled = GlobalAveragePool (r1)")
     assert points_of(net.model("pooled")).reads["r1"] == (("pooled_node", 0),)
     net.add("Mul", "r1", "pooled", out="scaled")  # squeeze-and-excite
     assert "r1" not in points_of(net.model("scaled")).reads
 
 
 def test_average_pooling_behind_a_residual_reads_int8_too() -> None:
-    net = Net()
-    net.add("Relu", "x", out="start")
-    net.conv("start", "a1")
-    net.add("Add", "start", "a1", out="sum")
-    net.add("Relu", "sum", out="end")
-    net.add("ReduceMean", "end", out="pooled", axes=[2, 3])
+    net = Net().write(
+        "start = Relu (x) a1 = Conv (start) sum = Add (start, a1) end = Relu (sum) "
+        "pooled = ReduceMean <axes = [2, 3]> (end)"
+    )
     assert points_of(net.model("pooled")).reads["end"] == (("pooled_node", 0),)
     unquantized = Net()
     unquantized.add("Add", "x", "x", out="sum")
@@ -214,13 +201,14 @@ def test_average_pooling_behind_a_residual_reads_int8_too() -> None:
 
 
 def test_what_does_not_pay_is_kept_with_its_reason() -> None:
-    net = Net()
-    net.conv("x", "first", (8, 32, 1, 1))
-    net.conv("first", "narrow", (32, 8, 1, 1))
-    net.conv("narrow", "depthwise", (32, 1, 3, 3), group=32, pads=[1, 1, 1, 1])
-    net.add("GlobalAveragePool", "depthwise", out="pooled")
-    net.conv("pooled", "squeeze")
-    net.add("Add", "depthwise", "squeeze", out="y")
+    net = Net().write(
+        "first = Conv (x) narrow = Conv (first) "
+        "depthwise = Conv <group = 32, pads = [1, 1, 1, 1]> (narrow) "
+        "pooled = GlobalAveragePool (depthwise) squeeze = Conv (pooled) y = Add (depthwise, squeeze)",
+        first=(8, 32, 1, 1),
+        narrow=(32, 8, 1, 1),
+        depthwise=(32, 1, 3, 3),
+    )
     points = points_of(net.model("y"))
     assert set(points.quantized) == {"first_node", "depthwise_node"}
     reasons = _reasons(points)
@@ -231,26 +219,20 @@ def test_what_does_not_pay_is_kept_with_its_reason() -> None:
 
 @pytest.mark.parametrize(("trans", "shape", "axis"), [(0, (32, 16), 1), (1, (16, 32), 0)])
 def test_gemm_weights_are_quantized_per_output_channel(trans: int, shape: tuple[int, int], axis: int) -> None:
-    net = Net(("batch", 32))
-    weight = net.const("w", net.random.normal(size=shape))
-    net.add("Gemm", "x", weight, out="y", transB=trans)
-    points = points_of(net.model("y"))
-    assert [weight.axis for weight in points.weights] == [axis]
+    net = Net(("batch", 32)).write(f"y = Gemm <transB = {trans}> (x, w)", w=values(*shape))
+    assert [weight.axis for weight in points_of(net.model("y")).weights] == [axis]
 
 
 def test_matrix_products_too_small_or_of_one_row_are_kept() -> None:
-    net = Net((1, 32))
-    net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 32))), out="row")
-    assert "one row" in _reasons(points_of(net.model("row")))["row_node"]
-    net = Net(("batch", 32))
-    net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 8))), out="narrow")
-    assert "N=8" in _reasons(points_of(net.model("narrow")))["narrow_node"]
+    for rows, columns, reason in ((1, 32, "one row"), ("batch", 8, "N=8")):
+        net = Net((rows, 32)).write("y = MatMul (x, w)", w=values(32, columns))
+        assert reason in _reasons(points_of(net.model("y")))["y_node"]
+    forced = [Override("y_node", Precision.INT8)]
+    assert points_of(net.model("y"), overrides=forced).quantized == ("y_node",)
 
 
 def test_attention_products_quantize_both_operands_or_none() -> None:
-    net = Net(("batch", 4, 32, 32))
-    net.add("Transpose", "x", out="t", perm=[0, 1, 3, 2])
-    net.add("MatMul", "x", "t", out="scores")
+    net = Net(("batch", 4, 32, 32)).write("t = Transpose <perm = [0, 1, 3, 2]> (x) scores = MatMul (x, t)")
     model = net.model("scores")
     assert points_of(model).reads == {}
     assert "attention" in _reasons(points_of(model))["scores_node"]
@@ -259,9 +241,7 @@ def test_attention_products_quantize_both_operands_or_none() -> None:
 
 
 def test_overrides_take_nodes_out_by_name_or_operator_and_the_last_one_wins() -> None:
-    net = Net()
-    net.conv("x", "c1")
-    net.conv("c1", "c2")
+    net = Net().write("c1 = Conv (x) c2 = Conv (c1)")
     model = net.model("c2")
     out = points_of(model, overrides=[Override("c1_*", Precision.FP32)])
     assert out.quantized == ("c2_node",)
@@ -272,20 +252,14 @@ def test_overrides_take_nodes_out_by_name_or_operator_and_the_last_one_wins() ->
 
 
 def test_what_the_target_cannot_run_is_kept_for_its_reason() -> None:
-    net = Net()
-    net.add("ConvTranspose", "x", net.const("w", net.random.normal(size=(32, 32, 2, 2))), out="up", strides=[2, 2])
-    model = net.model("up")
+    model = Net().write("up = ConvTranspose <strides = [2, 2]> (x, w)", w=values(32, 32, 2, 2)).model("up")
     (weight,) = points_of(model).weights
     assert weight.axis == 1
     assert _reasons(points_of(model, excluded={"ConvTranspose": "planned in float"})) == {"up_node": "planned in float"}
 
 
 def test_fp8_quantizes_per_tensor_and_only_around_its_layers() -> None:
-    net = Net()
-    net.conv("x", "c0")
-    net.add("Relu", "c0", out="skip")
-    net.conv("skip", "c1")
-    net.add("Add", "c1", "skip", out="sum")
+    net = Net().write("c0 = Conv (x) skip = Relu (c0) c1 = Conv (skip) sum = Add (c1, skip)")
     points = points_of(net.model("sum"), Precision.FP8)
     assert points.reads == {"x": (("c0_node", 0),), "skip": (("c1_node", 0),)}
     assert [weight.axis for weight in points.weights] == [None, None]
@@ -333,20 +307,9 @@ def test_lite0_is_int8_throughout_and_its_ten_skips_are_quantized(exported: Call
     assert {value.name for value in folded.graph.output}.isdisjoint(points.reads)
 
 
-def test_an_override_forces_what_does_not_pay() -> None:
-    net = Net(("batch", 32))
-    net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 8))), out="y")
-    model = net.model("y")
-    assert points_of(model).quantized == ()
-    assert points_of(model, overrides=[Override("y_node", Precision.INT8)]).quantized == ("y_node",)
-
-
 def test_operands_that_cannot_be_quantized_say_so_even_when_forced() -> None:
-    net = Net((32, 32))
-    weight = net.const("w", net.random.normal(size=(32, 32)))
-    net.add("MatMul", weight, "x", out="left")
-    net.add("Gemm", "x", weight, out="turned", transA=1)
-    net.add("Gemm", "x", "left", out="varying")
+    text = "left = MatMul (w, x) turned = Gemm <transA = 1> (x, w) varying = Gemm (x, left)"
+    net = Net((32, 32)).write(text, w=values(32, 32))
     points = points_of(net.model("left", "turned", "varying"), overrides=[Override("*", Precision.INT8)])
     reasons = _reasons(points)
     assert points.reads == {}
@@ -357,37 +320,25 @@ def test_operands_that_cannot_be_quantized_say_so_even_when_forced() -> None:
 
 def test_what_depends_on_shapes_alone_is_not_quantized() -> None:
     """An LSTM that is written as a loop begins with a state of zeros: a scale of it can't be measured."""
-    net = Net(("n", 32))
-    weight = net.const("w", net.random.normal(size=(32, 32)))
-    net.add("Shape", "x", out="shape")
-    net.add("Expand", net.const("zero", np.zeros((1, 1))), "shape", out="state")
-    net.add("MatMul", "state", weight, out="first")
-    net.add("MatMul", "x", weight, out="second")
-    net.add("Add", "first", "second", out="y")
+    text = "f = Shape (x) state = Expand (zero, f) first = MatMul (state, w) second = MatMul (x, w) y = Add (first, second)"
+    net = Net(("n", 32)).write(text, w=values(32, 32), zero=np.zeros((1, 1), np.float32))
     points = points_of(net.model("y"))
     assert points.quantized == ("second_node",)
     assert _reasons(points)["first_node"] == "its left operand is the same for every input"
 
 
 def test_a_recurrent_layer_is_said_to_stay_out() -> None:
-    net = Net((5, "n", 32))
-    weights = [net.const(name, np.ones(shape)) for name, shape in (("w", (1, 96, 32)), ("r", (1, 96, 32)))]
-    net.add("GRU", "x", *weights, out="y", hidden_size=32)
+    net = Net((5, "n", 32)).write("y = GRU <hidden_size = 32> (x, w, w)", w=values(1, 96, 32))
     assert _reasons(points_of(net.model("y"))) == {"y_node": "GRU is never quantized"}
 
 
 def test_double_precision_is_not_quantized() -> None:
-    weights = [numpy_helper.from_array(np.ones((32, 32)), "w")]
-    ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, ["n", 32]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], "g", ends[:1], ends[1:], weights)
-    points = points_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    points = points_of(written("(double[n,32] x) => (double[n,32] y) { [fc] y = MatMul (x, w) }", w=np.ones((32, 32))))
     assert points.quantized == () and "float64" in _reasons(points)["fc"]
 
 
 def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
-    net = Net()
-    net.conv("x", "c1")
-    net.conv("c1", "c2")
+    net = Net().write("c1 = Conv (x) c2 = Conv (c1)")
     points = points_of(net.model("c1", "c2"))
     assert points.reads == {"x": (("c1_node", 0),), "c1": (("c2_node", 0),)}
 
@@ -395,23 +346,20 @@ def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
 def test_the_mean_over_height_and_width_pools_and_other_means_do_not() -> None:
     for axes, pools in (([2, 3], True), ([-1, -2], True), ([3], False), ([1, 2, 3], False)):
         net = Net()
-        net.conv("x", "c1")
-        net.add("Relu", "c1", out="r1")
+        net.write("c1 = Conv (x) r1 = Relu (c1)")
         net.add("ReduceMean", "r1", out="mean", axes=axes)
         assert ("r1" in points_of(net.model("mean")).reads) is pools, axes
 
 
 def test_all_that_reads_what_a_concat_joins_reads_it_quantized_where_no_value_changes() -> None:
     """Inception's pooling beside convolutions, and the chain of pooling whose results one Concat joins."""
-    net = Net()
-    for name in ("a", "b"):
-        net.conv("x", name)
-    net.add("Concat", "a", "b", out="joined", axis=1)
-    for start, end in (("joined", "p1"), ("p1", "p2")):
-        net.add("MaxPool", start, out=end, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
-    net.conv("joined", "beside", (32, 64, 1, 1))
-    net.add("Concat", "beside", "p1", "p2", out="all", axis=1)
-    net.conv("all", "last", (32, 160, 1, 1))
+    pool = "MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]>"
+    net = Net().write(
+        f"a = Conv (x) b = Conv (x) joined = Concat <axis = 1> (a, b) p1 = {pool} (joined) p2 = {pool} (p1) "
+        "beside = Conv (joined) all = Concat <axis = 1> (beside, p1, p2) last = Conv (all)",
+        beside=(32, 64, 1, 1),
+        last=(32, 160, 1, 1),
+    )
     points = points_of(net.model("last"))
     assert set(points.reads["joined"]) == {("p1_node", 0), ("beside_node", 0)}
     assert set(points.reads["p1"]) == {("p2_node", 0), ("all_node", 1)}
@@ -476,15 +424,12 @@ def test_a_sum_that_somebody_needs_in_floating_point_stays_there(
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_a_nearest_resize_reads_the_scale_of_the_concat_behind_it(mode: str) -> None:
     """A neck: what is resized has a quantized reader of its own."""
-    net = Net(("batch", 32, 8, 8))
-    net.conv("x", "small", strides=[2, 2])
-    net.add("Relu", "small", out="source")
-    net.conv("x", "wide")
-    net.conv("source", "beside")
+    net = Net(("batch", 32, 8, 8)).write(
+        "small = Conv <strides = [2, 2]> (x) source = Relu (small) wide = Conv (x) beside = Conv (source)"
+    )
     scales = net.const("scales", [1, 1, 2, 2])
     net.add("Resize", "source", "", scales, out="up", mode=mode)
-    net.add("Concat", "up", "wide", out="joined", axis=1)
-    net.conv("joined", "last", (32, 64, 1, 1))
+    net.write("joined = Concat <axis = 1> (up, wide) last = Conv (joined)", last=(32, 64, 1, 1))
     points = points_of(net.model("last", "beside"))
     (group,) = points.groups
     if mode == "nearest":
@@ -497,16 +442,12 @@ def test_a_nearest_resize_reads_the_scale_of_the_concat_behind_it(mode: str) -> 
 
 
 def dense_block() -> Net:
-    net = Net()
-    for name in ("start", "deep"):
-        net.conv("x", name)
-    net.add("Concat", "start", "deep", out="joined", axis=1)
-    for source, channels in (("start", 32), ("joined", 64)):
-        ones = net.const(f"{source}_ones", np.ones(channels))
-        net.add("BatchNormalization", source, *[ones] * 4, out=f"{source}_norm")
-        net.add("Relu", f"{source}_norm", out=f"{source}_in")
-        net.conv(f"{source}_in", f"{source}_out", (32, channels, 1, 1))
-    return net
+    return Net().write(
+        "start = Conv (x) deep = Conv (x) joined = Concat <axis = 1> (start, deep) "
+        "start_norm = BatchNormalization (start, o, o, o, o) start_in = Relu (start_norm) start_out = Conv (start_in) "
+        "joined_norm = BatchNormalization (joined, p, p, p, p) joined_in = Relu (joined_norm) joined_out = Conv (joined_in)",
+        joined_out=(32, 64, 1, 1), o=np.ones(32, np.float32), p=np.ones(64, np.float32),
+    )  # fmt: skip
 
 
 def test_the_normalization_behind_a_concat_reads_int8_in_front_of_a_quantized_layer() -> None:
@@ -520,13 +461,11 @@ def test_the_normalization_behind_a_concat_reads_int8_in_front_of_a_quantized_la
 
 
 def test_nested_concats_share_one_scale() -> None:
-    net = Net()
-    net.conv("x", "a")
-    net.conv("x", "b")
-    net.conv("x", "c")
-    net.add("Concat", "a", "b", out="inner", axis=1)
-    net.add("Concat", "inner", "c", out="outer", axis=1)
-    net.conv("outer", "last", (32, 96, 1, 1))
+    net = Net().write(
+        "a = Conv (x) b = Conv (x) c = Conv (x) inner = Concat <axis = 1> (a, b) "
+        "outer = Concat <axis = 1> (inner, c) last = Conv (outer)",
+        last=(32, 96, 1, 1),
+    )
     (group,) = points_of(net.model("last")).groups
     assert set(group) == {"a", "b", "c", "inner", "outer"}
 
@@ -586,12 +525,10 @@ def test_nothing_is_quantized_right_behind_a_floating_convolution_and_a_clip(act
 
 
 def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -> None:
-    nodes = [
-        node("Conv", "x w0", "a", "grouped", group=32, pads=[1, 1, 1, 1]),
-        node("Conv", "x w1", "b", "branch"),
-        node("Add", "b a", "s", "add"),
-        node("Conv", "s w2", "y", "last"),
-    ]
+    nodes = graph_nodes(
+        "[grouped] a = Conv <group = 32, pads = [1, 1, 1, 1]> (x, w0) [branch] b = Conv (x, w1) "
+        "[add] s = Add (b, a) [last] y = Conv (s, w2)"
+    )
     weights = {"w0": values(32, 1, 3, 3), "w1": values(32, 32, 1, 1), "w2": values(32, 32, 1, 1)}
     proto = model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights)
     left_out = {"overrides": [Override("grouped", Precision.FP16)]}
@@ -609,18 +546,13 @@ def gated(activation: str = "silu", sigmoid: str = "Sigmoid", mean: str = "Globa
     net = Net()
     net.conv("x", "g", (32, 1, 3, 3), group=32, pads=[1, 1, 1, 1])
     if activation == "silu":
-        net.add("Sigmoid", "g", out="gs")
-        net.add("Mul", "g", "gs", out="a")
+        net.write("gs = Sigmoid (g) a = Mul (g, gs)")
     else:
         net.add(activation, "g", out="a")
     net.add(mean, "a", out="m", **({"axes": [2, 3]} if mean == "ReduceMean" else {}))
-    net.conv("m", "q", (8, 32, 1, 1))
-    net.add("Sigmoid", "q", out="qs")
-    net.add("Mul", "qs", "q", out="r")
-    net.conv("r", "e", (32, 8, 1, 1))
+    net.write("q = Conv (m) qs = Sigmoid (q) r = Mul (qs, q) e = Conv (r)", q=(8, 32, 1, 1), e=(32, 8, 1, 1))
     net.add(sigmoid, "e", out="k")
-    net.add("Mul", "k", "a", out="p")
-    net.conv("p", "y")
+    net.write("p = Mul (k, a) y = Conv (p)")
     return net.model("y")
 
 
@@ -649,8 +581,7 @@ def test_what_only_looks_like_squeeze_and_excite_is_none(fault: str) -> None:
     net.add("GlobalAveragePool", "x" if fault == "another tensor's mean" else "a", out="m")
     net.conv("a" if fault == "no mean" else "m", "q")
     net.add("Sigmoid", "m" if fault == "no convolution" else "q", out="k")
-    net.add("Mul", "a", "k", out="p")
-    net.conv("p", "y")
+    net.write("p = Mul (a, k) y = Conv (p)")
     assert gates_of(to_ir(net.model("y"))) == ()
 
 

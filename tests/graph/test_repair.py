@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import model, node, points_of, values
+from graphs import points_of, values, written
 from hypothesis import given, strategies as st
 from onnx import numpy_helper
 
@@ -39,12 +39,8 @@ def test_codes_come_back_in_every_type_of_scale(seed: int, power: int, axis: int
 
 def _twice() -> Any:
     """Two layers of one weight; the second has a bias."""
-    return model(
-        [node("MatMul", "x w", "h", "m0"), node("Relu", "h", "r", "relu"), node("Gemm", "r w b", "y", "m1")],
-        weights={"w": values(32, 32), "b": values(32, seed=1)},
-        inputs={"x": ("n", 32)},
-        outputs={"y": ("n", 32)},
-    )
+    text = "(float[n,32] x) => (float[n,32] y) { [m0] h = MatMul (x, w) r = Relu (h) [m1] y = Gemm (r, w, b) }"
+    return written(text, w=values(32, 32), b=values(32, seed=1))
 
 
 def test_one_reader_of_a_weight_is_changed_and_its_bias() -> None:
@@ -67,15 +63,11 @@ def test_one_reader_of_a_weight_is_changed_and_its_bias() -> None:
 
 
 def test_a_bias_is_added_where_there_is_none() -> None:
-    proto = model(
-        [node("Conv", "x w", "y", "c")], weights={"w": values(16, 16, 1, 1)}, inputs={"x": ("n", 16, 4, 4)},
-        outputs={"y": ("n", 16, 4, 4)},
-    )  # fmt: skip
+    proto = written("(float[n,16,4,4] x) => (float[n,16,4,4] y) { [c] y = Conv (x, w) }", w=values(16, 16, 1, 1))
     ir_model = to_ir(proto)
     repair = Repair(np.zeros((16, 16, 1, 1), np.int8), np.arange(16, dtype=np.float32))
     repair_weights(ir_model, points_of(proto), {"c": repair})
-    graph = to_proto(ir_model).graph
-    assert len(graph.node[0].input) == 3
+    assert len(to_proto(ir_model).graph.node[0].input) == 3
 
 
 def test_a_repair_of_another_weight_is_refused() -> None:

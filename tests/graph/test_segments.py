@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import conv_relu, model, node, rapidocr, rendered_text, values
+from graphs import conv_relu, rapidocr, rendered_text, values, written
 from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.errors import ModelError
@@ -31,21 +31,12 @@ def _in_parts(proto: ModelProto, ends: list[str], feed: dict[str, Any]) -> dict[
 
 def _skips() -> ModelProto:
     """Two outputs, one of them read again; a skip over two segments; a body that reads from outside."""
-    then, other = (
-        helper.make_graph([node(op, "a b", "z", f"{op}_z")], op, [], [helper.make_tensor_value_info("z", 1, None)])
-        for op in ("Add", "Sub")
-    )
-    nodes = [
-        node("Conv", "x w", "a", "c0", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "b", "r0"),
-        node("Conv", "b v", "c", "c1", pads=[1, 1, 1, 1]),
-        helper.make_node("If", ["which"], ["d"], "if", then_branch=then, else_branch=other),
-        node("Add", "c d", "y", "add"),
-    ]
-    weights = {"w": values(3, 3, 3, 3), "v": values(3, 3, 3, 3, seed=1), "which": np.array(True)}
-    return model(
-        nodes, weights=weights, inputs={"x": ("n", 3, 8, 8)}, outputs={"y": ("n", 3, 8, 8), "b": ("n", 3, 8, 8)}
-    )
+    return written(
+        "(float[n,3,8,8] x) => (float[n,3,8,8] y, float[n,3,8,8] b) { [c0] a = Conv <pads = [1, 1, 1, 1]> (x, w) "
+        "b = Relu (a) [c1] c = Conv <pads = [1, 1, 1, 1]> (b, v) d = If (which) <then_branch = t () => (float[] z) "
+        "{ z = Add (a, b) }, else_branch = e () => (float[] z) { z = Sub (a, b) }> y = Add (c, d) }",
+        w=values(3, 3, 3, 3), v=values(3, 3, 3, 3, seed=1), which=True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("ends", [[], ["a"], ["b"], ["a", "b", "c", "d"], ["x", "y"]])
@@ -88,13 +79,8 @@ def test_an_input_of_one_node_can_have_a_value_of_its_own() -> None:
 
 
 def test_a_weight_is_changed_for_one_reader() -> None:
-    twice = model(
-        [node("MatMul", "x w", "h", "m0"), node("MatMul", "h w", "y", "m1")],
-        weights={"w": values(4, 4)},
-        inputs={"x": ("n", 4)},
-        outputs={"y": ("n", 4)},
-    )
-    (whole,) = divided(twice, [], {})
+    text = "(float[n,4] x) => (float[n,4] y) { [m0] h = MatMul (x, w) [m1] y = MatMul (h, w) }"
+    (whole,) = divided(written(text, w=values(4, 4)), [], {})
     x, w, other = values(2, 4, seed=1), values(4, 4), values(4, 4, seed=2)
     found = _run(whole.with_constants({("m1", 1): other}), {"x": x})["y"]
     np.testing.assert_allclose(found, x @ w @ other, rtol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import model, node, values
+from graphs import model, nodes as graph_nodes, values
 from onnx import ModelProto
 
 from trtopt.core.errors import CalibrationError
@@ -16,16 +16,11 @@ from trtopt.ort.runner import OnnxRunner
 
 def _net() -> ModelProto:
     """A block as in a transformer: two products read one tensor, which a skip reads too; a Gemm; and one of activations."""
-    nodes = [
-        node("Mul", "x g", "h", "scale"),
-        node("MatMul", "h w0", "a", "m0"),
-        node("MatMul", "h w1", "b", "m1"),
-        node("Add", "a b", "s", "sum"),
-        node("Relu", "s", "r", "relu"),
-        node("MatMul", "r w2", "c", "m2"),
-        node("Add", "c h", "t", "skip"),
-        node("Gemm", "t w3 b3", "y", "fc", transB=1),
-    ]
+    nodes = graph_nodes(
+        "[scale] h = Mul (x, g) [m0] a = MatMul (h, w0) [m1] b = MatMul (h, w1) [sum] s = Add (a, b) "
+        "[relu] r = Relu (s) [m2] c = MatMul (r, w2) [skip] t = Add (c, h) "
+        "[fc] y = Gemm <transB = 1> (t, w3, b3)"
+    )
     large = np.where(np.arange(32) == 7, 50, 1).astype(np.float32)
     weights = {
         "g": large, "w0": values(32, 48), "w1": values(32, 48, seed=1), "w2": values(48, 32, seed=2),
@@ -77,19 +72,12 @@ def test_factors_of_another_model_are_refused(factors: dict[str, np.ndarray]) ->
 
 def _convolutions() -> ModelProto:
     """Relu, PRelu and nothing between convolutions, grouped ones too; ReLU6 and a skip, where nothing can be moved."""
-    nodes = [
-        node("Conv", "x w0 b0", "a", "c0", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "ra", "relu"),
-        node("Conv", "ra w1 b1", "b", "depthwise", group=32, pads=[1, 1, 1, 1]),
-        node("PRelu", "b slope", "rb", "prelu"),
-        node("Conv", "rb w2", "c", "grouped", group=4),
-        node("Conv", "c w3 b1", "d", "c3"),
-        node("Clip", "d low high", "e", "relu6"),
-        node("Conv", "e w4 b1", "f", "c4"),
-        node("Relu", "f", "g", "last"),
-        node("Conv", "g w5", "h", "c5"),
-        node("Add", "h g", "y", "skip"),
-    ]
+    nodes = graph_nodes(
+        "[c0] a = Conv <pads = [1, 1, 1, 1]> (x, w0, b0) [relu] ra = Relu (a) "
+        "[depthwise] b = Conv <group = 32, pads = [1, 1, 1, 1]> (ra, w1, b1) [prelu] rb = PRelu (b, slope) "
+        "[grouped] c = Conv <group = 4> (rb, w2) [c3] d = Conv (c, w3, b1) [relu6] e = Clip (d, low, high) "
+        "[c4] f = Conv (e, w4, b1) [last] g = Relu (f) [c5] h = Conv (g, w5) [skip] y = Add (h, g)"
+    )
     weights = {
         "w0": values(32, 3, 3, 3) * np.exp(values(32, 1, 1, 1, seed=9)), "b0": values(32, seed=1),
         "w1": values(32, 1, 3, 3, seed=2), "b1": values(32, seed=3), "slope": np.abs(values(32, 1, 1, seed=4)),

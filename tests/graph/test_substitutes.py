@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import model, node, values
+from graphs import model, node, values, written
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto
 
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
@@ -29,48 +29,33 @@ def same(proto: ModelProto, **feed: NDArray[Any]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("equation", "shapes"),
+    ("equation", "shapes", "product"),
     [
-        ("btd,df->btf", ((2, 5, 6), (6, 4))),
-        ("btd,fd->btf", ((2, 5, 6), (4, 6))),
-        ("df,btd->btf", ((2, 5, 6), (6, 4))),
-        ("btd,dhk->bthk", ((2, 5, 6), (6, 3, 4))),
-        ("bthk,hkd->btd", ((2, 5, 3, 4), (3, 4, 6))),
-        ("bthk,dkh->btd", ((2, 5, 3, 4), (6, 4, 3))),
-        ("bd,d->b", ((2, 6), (6,))),
+        ("btd,df->btf", ((2, 5, 6), (6, 4)), True),
+        ("btd,fd->btf", ((2, 5, 6), (4, 6)), True),
+        ("df,btd->btf", ((2, 5, 6), (6, 4)), True),
+        ("btd,dhk->bthk", ((2, 5, 6), (6, 3, 4)), True),
+        ("bthk,hkd->btd", ((2, 5, 3, 4), (3, 4, 6)), True),
+        ("bthk,dkh->btd", ((2, 5, 3, 4), (6, 4, 3)), True),
+        ("bd,d->b", ((2, 6), (6,)), True),
+        ("btd,bd->bt", ((2, 5, 6), (2, 6)), False),  # the batch in both
+        ("bdt,df->btf", ((2, 6, 5), (6, 4)), False),  # not the last axis
+        ("btd,df->bft", ((2, 5, 6), (6, 4)), False),  # another order
+        ("btd,df->bf", ((2, 5, 6), (6, 4)), False),  # steps are summed, too
+        ("bii,ij->bj", ((2, 3, 3), (3, 4)), False),  # a diagonal
+        ("bt,df->btdf", ((2, 5), (6, 4)), False),  # nothing is summed
     ],
 )
-def test_an_einsum_with_a_constant_is_a_product(equation: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_an_einsum_with_a_constant_is_a_product(equation: str, shapes: tuple[Any, Any], product: bool) -> None:
     inputs = "w x" if equation.startswith("df") else "x w"
-    proto = model(
-        [node("Einsum", inputs, "y", "it", equation=equation)],
-        weights={"w": values(*shapes[1], seed=1)},
-        inputs={"x": ["batch", *shapes[0][1:]]},
-        opset=12,
-    )
-    operators = same(proto, x=values(*shapes[0]))
-    assert "Einsum" not in operators and operators & {"MatMul", "Gemm"}
-
-
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [
-        ("btd,bd->bt", ((2, 5, 6), (2, 6))),  # the batch in both
-        ("bdt,df->btf", ((2, 6, 5), (6, 4))),  # not the last axis
-        ("btd,df->bft", ((2, 5, 6), (6, 4))),  # another order
-        ("btd,df->bf", ((2, 5, 6), (6, 4))),  # steps are summed, too
-        ("bii,ij->bj", ((2, 3, 3), (3, 4))),  # a diagonal
-        ("bt,df->btdf", ((2, 5), (6, 4))),  # nothing is summed
-    ],
-)
-def test_other_einsums_stay(equation: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    proto = model(
-        [node("Einsum", "x w", "y", "it", equation=equation)],
-        weights={"w": values(*shapes[1])},
-        inputs={"x": shapes[0]},
-    )
-    folded, _ = fold(load_model(proto).proto)
-    assert [item.op_type for item in folded.graph.node] == ["Einsum"]
+    form = {"x": ["batch" if product else 2, *shapes[0][1:]]}
+    einsum = node("Einsum", inputs, "y", "it", equation=equation)
+    proto = model([einsum], weights={"w": values(*shapes[1], seed=1)}, inputs=form, opset=12)
+    if product:
+        operators = same(proto, x=values(*shapes[0]))
+        assert "Einsum" not in operators and operators & {"MatMul", "Gemm"}
+    else:
+        assert [item.op_type for item in fold(load_model(proto).proto)[0].graph.node] == ["Einsum"]
 
 
 @pytest.mark.parametrize(("op", "other"), [("LessOrEqual", "Greater"), ("GreaterOrEqual", "Less")])
@@ -88,16 +73,11 @@ def test_integers_are_compared_without_or_equal(op: str, other: str) -> None:
 
 
 def test_a_loop_gets_the_condition_that_it_lacks() -> None:
-    shape = ["n", 4]
-    body = helper.make_graph(
-        [node("Mul", "old half", "new"), node("Identity", "going", "on")], "body",
-        [helper.make_tensor_value_info(name, *of) for name, of in
-         {"turn": (TensorProto.INT64, []), "going": (TensorProto.BOOL, []), "old": (TensorProto.FLOAT, shape)}.items()],
-        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("new", 1, shape)],
-    )  # fmt: skip
-    loop = helper.make_node("Loop", ["turns", "", "x"], ["y"], "loop", body=body)
-    proto = model([loop], inputs={"x": shape}, outputs={"y": shape}, weights={"half": np.float32(0.5)})
-    proto.graph.input.append(helper.make_tensor_value_info("turns", TensorProto.INT64, []))
+    proto = written(
+        "(float[n,4] x, int64 turns) => (float[n,4] y) { y = Loop <body = b (int64 turn, bool going, float[n,4] old) => "
+        "(bool on, float[n,4] new) { new = Mul (old, half) on = Identity (going) }> (turns, , x) }",
+        half=np.float32(0.5),
+    )
     assert same(proto, x=values(2, 4), turns=np.array(3)) == {"Loop"}
     (found,) = fold(proto)[0].graph.node
     assert all(found.input)

@@ -4,112 +4,81 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import model, node, values
-from onnx import ModelProto, NodeProto
+from graphs import values, written
+from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.graph.io import load_model
 from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 
 
-def numbers(*entries: int) -> np.ndarray:
-    return np.asarray(entries, np.int64)
-
-
-def flat(*target: int, out: int | str = "batch") -> ModelProto:
+def flat(*target: int, out: int | str = "batch", batch: int | str = "batch") -> ModelProto:
     """x → Conv → pooled → Reshape → Gemm."""
-    nodes = [
-        node("Conv", "x w", "c"),
-        node("GlobalAveragePool", "c", "p"),
-        node("Reshape", "p s", "f", "flat"),
-        node("Gemm", "f v b", "y", "fc"),
-    ]
-    weights = {"w": values(8, 3, 3, 3), "s": numbers(*target), "v": values(8, 5), "b": values(5)}
-    return model(nodes, weights=weights, outputs={"y": [out, 5]})
+    return written(
+        f"(float[{batch},3,8,8] x) => (float[{out},5] y) {{ c = Conv (x, w) p = GlobalAveragePool (c) "
+        "[flat] f = Reshape (p, s) [fc] y = Gemm (f, v, b) }",
+        w=values(8, 3, 3, 3), s=target, v=values(8, 5), b=values(5),
+    )  # fmt: skip
 
 
 def shuffle() -> ModelProto:
-    nodes = [
-        node("Reshape", "x a", "r", "apart"),
-        node("Transpose", "r", "t", perm=[0, 2, 1, 3, 4]),
-        node("Reshape", "t b", "y", "joined"),
-    ]
-    shapes = {"a": numbers(1, 2, 4, 3, 3), "b": numbers(1, -1, 3, 3)}
-    return model(nodes, weights=shapes, inputs={"x": ["batch", 8, 3, 3]}, outputs={"y": ["batch", 8, 3, 3]})
+    return written(
+        "(float[batch,8,3,3] x) => (float[batch,8,3,3] y) { [apart] r = Reshape (x, a) "
+        "t = Transpose <perm = [0, 2, 1, 3, 4]> (r) [joined] y = Reshape (t, b) }",
+        a=[1, 2, 4, 3, 3], b=[1, -1, 3, 3],
+    )  # fmt: skip
 
 
 def attention() -> ModelProto:
     """Steps first, as nn.MultiheadAttention writes it: samples lie in the middle, and are merged with heads."""
-    nodes = [
-        node("Transpose", "x", "t", perm=[1, 0, 2]),
-        node("Reshape", "t heads", "h", "heads"),
-        node("Transpose", "h", "q", perm=[1, 0, 2]),
-        node("Transpose", "h", "k", perm=[1, 2, 0]),
-        node("MatMul", "q k", "scores"),
-        node("Softmax", "scores", "shares"),
-        node("MatMul", "shares q", "o"),
-        node("Transpose", "o", "back", perm=[1, 0, 2]),
-        node("Reshape", "back whole", "w", "whole"),
-        node("Transpose", "w", "y", perm=[1, 0, 2]),
-    ]
-    shapes = {"heads": numbers(6, 4, 2), "whole": numbers(6, 1, 8)}
-    return model(nodes, weights=shapes, inputs={"x": ["batch", 6, 8]}, outputs={"y": ["batch", 6, 8]})
+    return written(
+        "(float[batch,6,8] x) => (float[batch,6,8] y) { t = Transpose <perm = [1, 0, 2]> (x) [heads] h = Reshape (t, heads) "
+        "q = Transpose <perm = [1, 0, 2]> (h) k = Transpose <perm = [1, 2, 0]> (h) scores = MatMul (q, k) "
+        "shares = Softmax (scores) o = MatMul (shares, q) back = Transpose <perm = [1, 0, 2]> (o) "
+        "[whole] w = Reshape (back, whole) y = Transpose <perm = [1, 0, 2]> (w) }",
+        heads=[6, 4, 2], whole=[6, 1, 8],
+    )  # fmt: skip
 
 
 def windows() -> ModelProto:
     """Swin's: windows are merged with samples, and `int()` made a number of how many samples there are."""
-    nodes = [
-        node("Reshape", "x a", "r"),
-        node("Transpose", "r", "t", perm=[0, 1, 3, 2, 4, 5]),
-        node("Reshape", "t b", "u"),
-        node("MatMul", "u w", "m"),
-        node("Reshape", "m c", "v", "apart"),
-        node("Transpose", "v", "z", perm=[0, 1, 3, 2, 4, 5]),
-        node("Reshape", "z d", "q", "image"),
-        node("Add", "q x", "y"),
-    ]
-    shapes = {"a": numbers(-1, 2, 2, 2, 2, 3), "b": numbers(-1, 4, 3), "c": numbers(1, 2, 2, 2, 2, -1)}
-    weights = {**shapes, "d": numbers(1, 16, -1), "w": values(3, 3)}
-    return model(nodes, weights=weights, inputs={"x": ["batch", 16, 3]}, outputs={"y": ["batch", 16, 3]})
+    return written(
+        "(float[batch,16,3] x) => (float[batch,16,3] y) { r = Reshape (x, a) t = Transpose <perm = [0, 1, 3, 2, 4, 5]> (r) "
+        "u = Reshape (t, b) m = MatMul (u, w) [apart] v = Reshape (m, c) z = Transpose <perm = [0, 1, 3, 2, 4, 5]> (v) "
+        "[image] q = Reshape (z, d) y = Add (q, x) }",
+        a=[-1, 2, 2, 2, 2, 3], b=[-1, 4, 3], c=[1, 2, 2, 2, 2, -1], d=[1, 16, -1], w=values(3, 3),
+    )  # fmt: skip
 
 
 def recurrent(state: float = 0.0) -> ModelProto:
     """A text recognizer's end, steps first."""
-    nodes = [
-        node("Transpose", "x", "t", perm=[1, 0, 2]),
-        NodeProto.FromString(node("LSTM", "t W R B", "l", "lstm", hidden_size=4).SerializeToString()),
-        node("Squeeze", "l one", "s"),
-        node("Reshape", "s steps", "f", "apart"),
-        node("MatMul", "f v", "y"),
-    ]
-    nodes[1].input.extend(["", "h", "h"])
-    weights = {"W": values(1, 16, 3), "R": values(1, 16, 4), "B": values(1, 32), "v": values(4, 5)}
-    shapes = {"one": numbers(1), "steps": numbers(6, 1, -1)}
-    weights |= {**shapes, "h": np.full((1, 1, 4), state, np.float32)}
-    return model(nodes, weights=weights, inputs={"x": ["batch", 6, 3]}, outputs={"y": [6, "batch", 5]})
+    return written(
+        "(float[batch,6,3] x) => (float[6,batch,5] y) { t = Transpose <perm = [1, 0, 2]> (x) "
+        "[lstm] l = LSTM <hidden_size = 4> (t, W, R, B, , h, h) s = Squeeze (l, one) [apart] f = Reshape (s, steps) "
+        "y = MatMul (f, v) }",
+        W=values(1, 16, 3), R=values(1, 16, 4), B=values(1, 32), v=values(4, 5), one=[1], steps=[6, 1, -1],
+        h=np.full((1, 1, 4), state, np.float32),
+    )  # fmt: skip
 
 
 def upsampled() -> ModelProto:
-    up = node("Resize", "x roi none sizes", "y", "up", mode="nearest", coordinate_transformation_mode="asymmetric")
-    empty = np.zeros(0, np.float32)
-    weights = {"roi": empty, "none": empty, "sizes": numbers(1, 3, 16, 8)}
-    return model([up], weights=weights, opset=11, outputs={"y": ["batch", 3, 16, 8]})
+    mode = 'mode = "nearest", coordinate_transformation_mode = "asymmetric"'
+    text = f"(float[batch,3,8,8] x) => (float[batch,3,16,8] y) {{ [up] y = Resize <{mode}> (x, none, none, sizes) }}"
+    return written(text, 11, none=np.zeros(0, np.float32), sizes=[1, 3, 16, 8])
 
 
 def token() -> ModelProto:
-    nodes = [node("Relu", "x", "r"), node("Concat", "class r", "y", "joined", axis=1)]
-    return model(nodes, weights={"class": values(1, 1, 4)}, inputs={"x": ["batch", 5, 4]}, outputs={"y": None})
+    text = "(float[batch,5,4] x) => (float[] y) { r = Relu (x) [joined] y = Concat <axis = 1> (class, r) }"
+    return written(text, **{"class": values(1, 1, 4)})
 
 
 def merged() -> ModelProto:
     """Steps × samples, in which the samples lie inside."""
-    nodes = [
-        node("Transpose", "x", "t", perm=[1, 0, 2]),
-        node("Reshape", "t s", "f", "merged"),
-        node("Gemm", "f v b", "y"),
-    ]
-    weights = {"s": numbers(6, 4), "v": values(4, 5), "b": values(5)}
-    return model(nodes, weights=weights, inputs={"x": ["batch", 6, 4]}, outputs={"y": [6, 5]})
+    return written(
+        "(float[batch,6,4] x) => (float[6,5] y) { t = Transpose <perm = [1, 0, 2]> (x) [merged] f = Reshape (t, s) "
+        "y = Gemm (f, v, b) }",
+        s=[6, 4], v=values(4, 5), b=values(5),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -156,23 +125,24 @@ def test_what_can_not_be_opened_is_named(proto: ModelProto, last: str, reason: s
 
 def test_a_first_axis_that_counts_something_else_stays() -> None:
     """Points × coordinates become one cloud of them: nothing contradicts that."""
-    nodes = [node("Reshape", "x s", "r"), node("ReduceMax", "r", "y", axes=[1], keepdims=0)]
-    proto = model(nodes, weights={"s": numbers(1, -1, 3)}, inputs={"x": ["points", 3]}, outputs={"y": [1, 3]})
+    text = "(float[points,3] x) => (float[1,3] y) { r = Reshape (x, s) y = ReduceMax <axes = [1], keepdims = 0> (r) }"
+    proto = written(text, s=[1, -1, 3])
     assert find_traced_batch(proto) == find_traced_batch(flat(-1, 8)) == find_traced_batch(flat(0, -1))
-    assert not find_traced_batch(proto).issues
+    assert not find_traced_batch(proto).issues and not find_traced_batch(flat(1, 8, out=1, batch=1)).issues
 
 
 def test_an_output_that_does_not_follow_the_batch_it_declares_is_not_certain() -> None:
-    nodes = [node("Reshape", "x s", "y", "flat")]
-    proto = model(nodes, weights={"s": numbers(1, -1)}, outputs={"y": ["batch", "n"]})
+    proto = written("(float[batch,3,8,8] x) => (float[batch,n] y) { [flat] y = Reshape (x, s) }", s=[1, -1])
     held = find_traced_batch(proto)
     assert not held.certain and held.dynamic_model is not None and [issue.node for issue in held.issues] == ["flat"]
 
 
 def test_other_open_sizes_stay_open() -> None:
-    nodes = [node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Reshape", "t s", "r"), node("Add", "r one", "y")]
-    weights = {"s": numbers(1, -1, 3), "one": values(1, 1, 3)}
-    proto = model(nodes, weights=weights, inputs={"x": ["batch", 3, "h", "w"]}, outputs={"y": ["batch", "n", 3]})
+    proto = written(
+        "(float[batch,3,h,w] x) => (float[batch,n,3] y) { t = Transpose <perm = [0, 2, 3, 1]> (x) r = Reshape (t, s) "
+        "y = Add (r, one) }",
+        s=[1, -1, 3], one=values(1, 1, 3),
+    )  # fmt: skip
     opened = find_traced_batch(proto).dynamic_model
     assert opened is not None
     for shape in ((2, 3, 4, 5), (3, 3, 2, 2)):
@@ -180,20 +150,11 @@ def test_other_open_sizes_stay_open() -> None:
         assert result.shape == (shape[0], shape[2] * shape[3], 3)
 
 
-def test_a_fixed_batch_is_not_looked_at() -> None:
-    proto = flat(1, 8, out=1)
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    assert not find_traced_batch(proto).issues
-
-
 def test_a_trace_that_holds_lengths_says_nothing_of_the_batch() -> None:
     """As TorchScript's export of torch.nn.MultiheadAttention: any number of samples of the length it was made at run."""
-    nodes = [node("Reshape", "x s", "r", "parted"), node("MatMul", "r w", "y")]
-    weights = {"s": numbers(0, 6, 4, 2), "w": values(2, 3)}
-    proto = model(nodes, weights=weights, inputs={"x": ["batch", "steps", 8]}, outputs={"y": ["batch", 6, 4, 3]})
-    held = find_traced_batch(load_model(proto).proto)
+    text = "(float[batch,steps,8] x) => (float[batch,%s,4,3] y) { [parted] r = Reshape (x, s) y = MatMul (r, w) }"
+    held = find_traced_batch(load_model(written(text % "6", s=[0, 6, 4, 2], w=values(2, 3))).proto)
     assert held.length is not None and held.length.node == "parted" and "1x6x4x2 of 1x224x8" in held.length.reason
     assert not held.issues
-    weights["s"] = numbers(0, -1, 4, 2)
-    proto = model(nodes, weights=weights, inputs={"x": ["batch", "steps", 8]}, outputs={"y": ["batch", "steps", 4, 3]})
-    assert find_traced_batch(load_model(proto).proto) == TracedBatch()
+    open_length = written(text % "steps", s=[0, -1, 4, 2], w=values(2, 3))
+    assert find_traced_batch(load_model(open_length).proto) == TracedBatch()

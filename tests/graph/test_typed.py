@@ -9,8 +9,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, photos, points_of, quantized, typed, typing, values
-from onnx import TensorProto, helper, numpy_helper
+from graphs import (
+    conv_relu,
+    model,
+    node,
+    nodes as graph_nodes,
+    photos,
+    points_of,
+    quantized,
+    typed,
+    typing,
+    values,
+    written,
+)
+from onnx import TensorProto, numpy_helper
 
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
@@ -82,17 +94,12 @@ def test_quantized_graphs_get_typed_scales_and_keep_their_codes(base: Precision)
 
 
 def test_normalizations_and_squares_stay_fp32_with_what_follows_them() -> None:
-    proto = model(
-        [
-            node("Mul", "x x", "squares", "square"),
-            node("ReduceMean", "squares", "mean", "mean", axes=[3]),
-            node("Add", "mean eps", "shifted", "shift"),
-            node("Sqrt", "shifted", "root", "root"),
-            node("Div", "x root", "normal", "divide"),
-            node("Mul", "normal gain", "y", "gain"),
-        ],
-        weights={"eps": np.array(1e-6, np.float32), "gain": np.array(2.0, np.float32)},
-    )
+    proto = written(
+        "(float[n,3,8,8] x) => (float[] y) { [square] squares = Mul (x, x) [mean] mean = ReduceMean <axes = [3]> (squares) "
+        "[shift] shifted = Add (mean, eps) [root] root = Sqrt (shifted) [divide] normal = Div (x, root) "
+        "[gain] y = Mul (normal, gain) }",
+        eps=np.float32(1e-6), gain=np.float32(2),
+    )  # fmt: skip
     reasons = _reasons(proto)
     assert set(reasons) == {"square", "mean", "shift", "root", "divide"}
     x = values(1, 3, 8, 8) * 400  # squares pass 65504
@@ -104,41 +111,19 @@ def test_normalizations_and_squares_stay_fp32_with_what_follows_them() -> None:
 @pytest.mark.parametrize(
     ("guard", "least", "reader", "stays"),
     [
-        ("Clip", 1e-10, "Log", True),
-        ("Max", 1e-10, "Reciprocal", True),
-        ("Add", 1e-8, "Div", True),
-        ("Add", 1e-6, "Log", False),  # FP16 holds it
-        ("Clip", 1e-10, "Relu", False),  # zero makes nothing infinite there
+        ("Clip", 1e-10, "Log (guarded)", True),
+        ("Max", 1e-10, "Reciprocal (guarded)", True),
+        ("Add", 1e-8, "Div (x, guarded)", True),
+        ("Add", 1e-6, "Log (guarded)", False),  # FP16 holds it
+        ("Clip", 1e-10, "Relu (guarded)", False),  # zero makes nothing infinite there
     ],
 )
 def test_what_keeps_values_from_zero_does_so_in_fp16_too(guard: str, least: float, reader: str, stays: bool) -> None:
-    proto = model(
-        [
-            node(guard, "x least", "guarded", "guard"),
-            node(reader, "x guarded" if reader == "Div" else "guarded", "y", "read"),
-        ],
-        weights={"least": np.array(least, np.float32)},
-    )
+    text = f"(float[n,3,8,8] x) => (float[] y) {{ [guard] guarded = {guard} (x, least) [read] y = {reader} }}"
+    proto = written(text, least=np.float32(least))
     assert set(_reasons(proto)) == ({"guard", "read"} if stays else set())
     zeros = np.zeros((1, 3, 8, 8), np.float32)
     assert np.isfinite(OnnxSession(_typed(proto), threads=1)({"x": zeros})["y"]).all()
-
-
-def test_a_mask_of_minus_infinity_makes_no_nan() -> None:
-    proto = model(
-        [
-            node("Sub", "one x", "gap", "gap"),
-            node("Mul", "gap low", "mask", "mask"),
-            node("Softmax", "mask", "y", axis=3),
-        ],
-        weights={"one": np.array(1.0, np.float32), "low": np.array(np.finfo(np.float32).min, np.float32)},
-    )
-    x = np.ones((1, 3, 8, 8), np.float32)
-    x[..., 5:] = 0
-    made = _typed(proto)
-    actual = OnnxRunner(made, optimize=False, threads=1)({"x": x})["y"]
-    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=1e-3)
-    assert "mask" not in _reasons(proto)  # the sentinel is clamped: the node itself runs in FP16
 
 
 def test_a_constant_that_fp16_cannot_hold_keeps_its_node() -> None:
@@ -159,11 +144,8 @@ def test_operators_without_bf16_kernels_stay_fp32() -> None:
 
 
 def test_inputs_that_onnx_defines_as_fp32_stay_so() -> None:
-    proto = model(
-        [node("Relu", "x", "r", "relu"), helper.make_node("Resize", ["r", "", "s"], ["y"], "up", mode="nearest")],
-        weights={"s": np.array([1, 1, 2, 2], np.float32)},
-    )
-    made = _typed(proto)
+    text = '(float[n,3,8,8] x) => (float[] y) { r = Relu (x) y = Resize <mode = "nearest"> (r, , s) }'
+    made = _typed(written(text, s=np.array([1, 1, 2, 2], np.float32)))
     (resize,) = [item for item in made.graph.node if item.op_type == "Resize"]
     tensors = {item.name: item for item in made.graph.initializer}
     assert tensors[resize.input[2]].data_type == TensorProto.FLOAT
@@ -171,41 +153,25 @@ def test_inputs_that_onnx_defines_as_fp32_stay_so() -> None:
 
 
 def test_sizes_are_computed_in_fp32() -> None:
-    proto = model(
-        [
-            node("Shape", "x", "shape", "shape"),
-            node("Cast", "shape", "sizes", "to_float", to=TensorProto.FLOAT),
-            node("Mul", "sizes half", "halves", "halve"),
-            node("ReduceMax", "halves", "largest", "largest", keepdims=0),
-            node("Mul", "x largest", "y", "use"),
-        ],
-        weights={"half": np.array(0.5, np.float32)},
+    proto = written(
+        "(float[a,b,c,d] x) => (float[] y) { shape = Shape (x) [to_float] sizes = Cast <to = 1> (shape) "
+        "[halve] halves = Mul (sizes, half) [largest] largest = ReduceMax <keepdims = 0> (halves) y = Mul (x, largest) }",
+        half=np.float32(0.5),
     )
     assert set(_reasons(proto)) == {"to_float", "halve", "largest"}
     x = np.ones((1, 1, 1, 4098), np.float32)  # 2049 isn't an FP16 number
-    free = model(
-        list(proto.graph.node), inputs={"x": ["a", "b", "c", "d"]}, weights={"half": np.array(0.5, np.float32)}
-    )
-    actual = OnnxRunner(_typed(free), optimize=False, threads=1)({"x": x})["y"]
+    actual = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": x})["y"]
     assert actual.max() == np.float16(2049.0)
 
 
 def test_one_constant_serves_both_types() -> None:
-    proto = model(
-        [node("Add", "x c", "a", "plain"), node("Pow", "a c", "y", "power")],
-        weights={"c": np.array(2.0, np.float32)},
-    )
-    made = _typed(proto)
-    kinds = {item.data_type for item in made.graph.initializer}
-    assert kinds == {TensorProto.FLOAT, TensorProto.FLOAT16}
+    proto = written("(float[n,3,8,8] x) => (float[] y) { a = Add (x, c) y = Pow (a, c) }", c=np.float32(2))
+    assert {item.data_type for item in _typed(proto).graph.initializer} == {TensorProto.FLOAT, TensorProto.FLOAT16}
 
 
 def test_an_output_that_others_read_keeps_its_name_and_type() -> None:
-    proto = model(
-        [node("Relu", "x", "y", "relu"), node("Sigmoid", "y", "z", "sigmoid")],
-        outputs={"y": None, "z": None},  # type: ignore[dict-item]
-    )
-    made = _typed(onnx.shape_inference.infer_shapes(proto))
+    proto = written("(float[n,3,8,8] x) => (float[n,3,8,8] y, float[n,3,8,8] z) { y = Relu (x) z = Sigmoid (y) }")
+    made = _typed(proto)
     types = _types(made)
     assert (types["y"], types["z"]) == (TensorProto.FLOAT, TensorProto.FLOAT)
     outputs = OnnxRunner(made, optimize=False, threads=1)({"x": values(1, 3, 8, 8)})
@@ -213,32 +179,27 @@ def test_an_output_that_others_read_keeps_its_name_and_type() -> None:
 
 
 def test_an_input_that_is_an_output_passes_through() -> None:
-    proto = model(
-        [node("Relu", "x", "y", "relu"), node("Identity", "x", "same", "copy")], outputs={"y": None, "same": None}
-    )  # type: ignore[dict-item]
+    proto = written(
+        "(float[n,3,8,8] x) => (float[n,3,8,8] y, float[n,3,8,8] same) { y = Relu (x) same = Identity (x) }"
+    )
     x = values(1, 3, 8, 8)
-    outputs = OnnxRunner(_typed(onnx.shape_inference.infer_shapes(proto)), optimize=False, threads=1)({"x": x})
+    outputs = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": x})
     np.testing.assert_allclose(outputs["same"], x, rtol=1e-3)
 
 
-def test_bodies_of_control_flow_stay_as_they_are() -> None:
-    def branch(op: str) -> onnx.GraphProto:
-        out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
-        return helper.make_graph([helper.make_node(op, ["r"], ["out"], f"{op}_inside")], op, [], [out])
+CHOICE = """total = ReduceSum <keepdims = 0> (r) large = Greater (total, one) [body] h = If (large) <
+    then_branch = t () => (float[] a) { a = Neg (r) }, else_branch = e () => (float[] b) { b = Abs (r) }> y = Add (h, r)"""
+LOOP = """[body] h = Loop <body = b (int64 step, bool go, float[1,3,8,8] carried) => (bool still, float[1,3,8,8] next) {
+    next = Add (carried, r) still = Identity (go) }> (steps, yes, r) y = Sigmoid (h)"""
 
-    proto = model(
-        [
-            node("Relu", "x", "r", "relu"),
-            node("ReduceSum", "r", "total", "total", keepdims=0),
-            node("Greater", "total limit", "large", "large"),
-            node("If", "large", "chosen", "choose", then_branch=branch("Neg"), else_branch=branch("Abs")),
-            node("Add", "chosen r", "y", "sum"),
-        ],
-        weights={"limit": np.array(1.0, np.float32)},
-    )
-    made = typed(proto, Precision.FP16)
+
+@pytest.mark.parametrize("text", [CHOICE, LOOP], ids=["if", "loop"])
+def test_bodies_of_control_flow_stay_as_they_are(text: str) -> None:
+    weights = {"one": np.float32(1), "steps": 3, "yes": True}
+    proto = written(f"(float[1,3,8,8] x) => (float[1,3,8,8] y) {{ r = Relu (x) {text} }}", **weights)
+    assert "body" in _reasons(proto)
     x = values(1, 3, 8, 8)
-    actual = OnnxSession(made, threads=1)({"x": x})["y"]
+    actual = OnnxSession(_typed(proto), threads=1)({"x": x})["y"]
     np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=5e-3)
 
 
@@ -250,27 +211,11 @@ def test_overrides_keep_nodes_in_fp32_by_name() -> None:
     assert _types(made)["h"] == TensorProto.FLOAT
 
 
-def test_the_original_is_not_changed() -> None:
-    proto = conv_relu()
-    before = proto.SerializeToString(deterministic=True)
-    _typed(proto)
-    assert proto.SerializeToString(deterministic=True) == before
-
-
 def test_sizes_that_become_integers_again_are_not_rounded() -> None:
-    proto = model(
-        [
-            node("Shape", "x", "shape", "shape"),
-            node("Cast", "shape", "size", "to_float", to=TensorProto.FLOAT),
-            node("Mul", "size half", "halves", "halve"),
-            node("Floor", "halves", "floor", "floor"),
-            node("Cast", "floor", "length", "to_int", to=TensorProto.INT64),
-            node("ConstantOfShape", "length", "zeros", "zeros"),
-            node("Identity", "zeros", "y", "copy"),
-        ],
-        inputs={"x": ["n"]},
-        outputs={"y": ["m"]},
-        weights={"half": np.array([0.5], np.float32)},
+    proto = written(
+        "(float[n] x) => (float[m] y) { shape = Shape (x) size = Cast <to = 1> (shape) halves = Mul (size, half) "
+        "floor = Floor (halves) length = Cast <to = 7> (floor) zeros = ConstantOfShape (length) y = Identity (zeros) }",
+        half=np.array([0.5], np.float32),
     )
     x = np.zeros(4098, np.float32)  # half of it, 2049, isn't an FP16 number
     for base in (Precision.FP16, Precision.BF16):
@@ -278,18 +223,11 @@ def test_sizes_that_become_integers_again_are_not_rounded() -> None:
 
 
 def test_counts_and_comparisons_see_fp32_values_unrounded() -> None:
-    proto = model(
-        [
-            node("ReduceSum", "x", "total", "total", keepdims=0),
-            node("Cast", "total", "count", "to_int", to=TensorProto.INT64),
-            node("Greater", "total limit", "over", "over"),
-        ],
-        inputs={"x": ["n"]},
-        outputs={"count": [], "over": []},
-        weights={"limit": np.array(4098.5, np.float32)},
+    proto = written(
+        "(float[n] x) => (int64 count, bool over) { total = ReduceSum <keepdims = 0> (x) count = Cast <to = 7> (total) "
+        "over = Greater (total, limit) }",
+        limit=np.float32(4098.5),
     )
-    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.BOOL
     outputs = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": np.ones(4099, np.float32)})
     assert (int(outputs["count"]), bool(outputs["over"])) == (4099, True)
 
@@ -298,13 +236,10 @@ def test_counts_and_comparisons_see_fp32_values_unrounded() -> None:
 @pytest.mark.parametrize("low", [float(np.finfo(np.float32).min), -1e9, -1e12])
 def test_a_row_that_is_masked_whole_makes_no_nan(base: Precision, low: float) -> None:
     proto = model(
-        [
-            node("Sub", "one x", "gap", "gap"),
-            node("Mul", "gap low", "mask", "mask"),
-            node("Softmax", "mask", "y", axis=3),
-        ],
+        graph_nodes("[gap] gap = Sub (one, x) [mask] mask = Mul (gap, low) y = Softmax <axis = 3> (mask)"),
         weights={"one": np.array(1.0, np.float32), "low": np.array(low, np.float32)},
     )
+    assert "mask" not in _reasons(proto)  # the sentinel is clamped: the node itself runs in FP16
     x = np.ones((1, 3, 8, 8), np.float32)
     x[:, :, 4:] = 0  # whole rows; the others meet 0 × low
     x[..., :2, 5:] = 0
@@ -313,72 +248,28 @@ def test_a_row_that_is_masked_whole_makes_no_nan(base: Precision, low: float) ->
 
 
 def test_minus_infinity_itself_stays() -> None:
-    proto = model(
-        [node("Less", "x zero", "hidden", "hidden"), node("Where", "hidden low x", "y", "fill")],
-        weights={"zero": np.array(0.0, np.float32), "low": np.array(-np.inf, np.float32)},
-    )
+    text = "(float[n,3,8,8] x) => (float[] y) { hidden = Less (x, zero) y = Where (hidden, low, x) }"
+    proto = written(text, zero=np.float32(0), low=np.float32(-np.inf))
     y = np.asarray(OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": values(1, 3, 8, 8)})["y"])
     assert np.isneginf(y).any()
 
 
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
 def test_operators_that_onnx_defines_in_fp32_only_stay_fp32(base: Precision) -> None:
-    proto = model(
-        [
-            node("Range", "zero eight one", "ramp", "range"),
-            node("RandomNormal", "", "noise", "noise", shape=[1, 3, 8, 8], seed=1.0),
-            node("Celu", "x", "c", "celu"),
-            node("Add", "c ramp", "d", "add"),
-            node("Add", "d noise", "y", "add2"),
-        ],
-        inputs={"x": [1, 3, 8, 8]},
-        weights={"zero": np.float32(0), "eight": np.float32(8), "one": np.float32(1)},  # type: ignore[dict-item]
-    )
+    proto = written(
+        "(float[1,3,8,8] x) => (float[] y) { [range] ramp = Range (zero, eight, one) "
+        "[noise] noise = RandomNormal <shape = [1, 3, 8, 8], seed = 1.0> () [celu] c = Celu (x) d = Add (c, ramp) "
+        "y = Add (d, noise) }",
+        zero=np.float32(0), eight=np.float32(8), one=np.float32(1),
+    )  # fmt: skip
     assert {item.node for item in typing(proto, base).kept} == {"range", "noise", "celu"}
     assert set(_reasons(proto, base)) <= {"celu"}  # a weakly typed build chooses among the types that TensorRT has
     _typed(proto, base)
 
 
-def test_a_loop_keeps_its_body_and_what_it_carries_in_fp32() -> None:
-    def value(name: str, kind: int, shape: list[int] | None) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    body = helper.make_graph(
-        [
-            helper.make_node("Add", ["carried", "r"], ["next"], "inside"),
-            helper.make_node("Identity", ["go"], ["still"], "go_on"),
-        ],
-        "body",
-        [
-            value("step", TensorProto.INT64, []),
-            value("go", TensorProto.BOOL, []),
-            value("carried", TensorProto.FLOAT, [1, 3, 8, 8]),
-        ],
-        [value("still", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [1, 3, 8, 8])],
-    )
-    proto = model(
-        [
-            node("Relu", "x", "r", "relu"),
-            node("Loop", "steps go_in r", "sum", "loop", body=body),
-            node("Sigmoid", "sum", "y", "sigmoid"),
-        ],
-        inputs={"x": [1, 3, 8, 8]},
-        outputs={"y": [1, 3, 8, 8]},
-        weights={"steps": np.array(3), "go_in": np.array(True)},
-    )
-    assert "loop" in _reasons(proto)
-    x = values(1, 3, 8, 8)
-    actual = OnnxSession(_typed(proto), threads=1)({"x": x})["y"]
-    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=2e-3)
-
-
 def test_an_override_outranks_the_rules_of_thumb() -> None:
     proto = model(
-        [
-            node("Pow", "x two", "p", "power"),
-            node("ReduceMean", "p", "m", "mean", axes=[3]),
-            node("Sqrt", "m", "y", "root"),
-        ],
+        graph_nodes("[power] p = Pow (x, two) [mean] m = ReduceMean <axes = [3]> (p) [root] y = Sqrt (m)"),
         weights={"two": np.array(2.0, np.float32)},
     )
     assert set(_reasons(proto)) == {"power", "mean", "root"}
@@ -405,29 +296,22 @@ def test_real_networks_stay_near_fp32(name: str, exported: Callable[[str], Path]
 
 def test_what_onnx_infers_nothing_of_is_typed_all_the_same() -> None:
     """ONNX's inference has no rule for GroupNormalization, and so none for what follows it."""
-    proto = model(
-        [
-            node("Conv", "x w", "c", "conv", pads=[1] * 4),
-            node("GroupNormalization", "c s b", "n", "norm", num_groups=2),
-            node("Conv", "n v", "y", "next", pads=[1] * 4),
-        ],
-        weights={"w": values(4, 3, 3, 3), "v": values(3, 4, 3, 3), "s": values(4), "b": values(4, seed=2)},
-        opset=21,
-    )
+    proto = written(
+        "(float[batch,3,8,8] x) => (float[] y) { [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w) "
+        "[norm] n = GroupNormalization <num_groups = 2> (c, s, b) [next] y = Conv <pads = [1, 1, 1, 1]> (n, v) }",
+        21, w=values(4, 3, 3, 3), v=values(3, 4, 3, 3), s=values(4), b=values(4, seed=2),
+    )  # fmt: skip
     made = typing(proto, Precision.FP16)
     assert {"conv", "next"} <= made.changes.keys()
     assert [item.node for item in made.kept] == ["norm"]
 
 
 def test_a_recurrent_layer_may_omit_outputs_and_takes_what_moves_its_input_along() -> None:
-    weights = {"w": values(1, 12, 3), "r": values(1, 12, 4)}
-    nodes = [
-        node("Transpose", "x", "t", "moved", perm=[1, 0, 2]),
-        node("GRU", "t w r", " h".replace(" ", "", 1), "gru", hidden_size=4),
-        node("Relu", "h", "y", "relu"),
-    ]
-    proto = model(nodes, inputs={"x": [2, 5, 3]}, weights=weights, opset=17)
-    proto.graph.node[1].output[:] = ["", "h"]
+    proto = written(
+        "(float[2,5,3] x) => (float[] y) { [moved] t = Transpose <perm = [1, 0, 2]> (x) "
+        "[gru] , h = GRU <hidden_size = 4> (t, w, r) y = Relu (h) }",
+        w=values(1, 12, 3), r=values(1, 12, 4),
+    )  # fmt: skip
     assert "gru" in typing(proto, Precision.FP16).changes
     kept = {item.node: item.reason for item in typing(proto, Precision.BF16).kept}
     assert set(kept) == {"gru", "moved"}

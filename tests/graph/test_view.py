@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from graphs import conv_relu, model, node, values
-from onnx import TensorProto, helper
+from graphs import conv_relu, model, node, nodes as graph_nodes, values, written
+from onnx import TensorProto
 
 from trtopt.core.errors import ModelError
 from trtopt.graph.io import load_model, save_model
@@ -29,30 +29,18 @@ def test_every_value_has_its_type_and_shape_and_the_message_stays() -> None:
 
 
 def test_operators_that_onnx_infers_nothing_of_and_bodies_have_shapes_too() -> None:
-    branch = helper.make_graph(
-        [node("GroupNormalization", "x s b", "inner", "norm", num_groups=1), node("Relu", "inner", "z", "relu")],
-        "then",
-        [],
-        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
-    )
-    other = helper.make_graph(
-        [node("Neg", "x", "w", "neg")], "other", [], [helper.make_tensor_value_info("w", TensorProto.FLOAT, None)]
-    )
-    weights = {"s": values(3), "b": values(3), "flag": np.array(True)}
-    nodes = [node("If", "flag", "y", "if", then_branch=branch, else_branch=other)]
-    shapes = {
-        value.name: sizes(value)
-        for item in to_ir(model(nodes, weights=weights, opset=21)).graph.all_nodes()
-        for value in item.outputs
-    }
+    proto = written(
+        "(float[batch,3,8,8] x) => (float[] y) { y = If (flag) <then_branch = t () => (float[] z) "
+        "{ inner = GroupNormalization <num_groups = 1> (x, s, b) z = Relu (inner) }, "
+        "else_branch = e () => (float[] w) { w = Neg (x) }> }",
+        21, s=values(3), b=values(3), flag=True,
+    )  # fmt: skip
+    shapes = {value.name: sizes(value) for item in to_ir(proto).graph.all_nodes() for value in item.outputs}
     assert shapes["inner"] == shapes["z"] == shapes["w"] == (None, 3, 8, 8)
 
 
 def test_a_sequence_is_no_tensor() -> None:
-    nodes = [
-        node("SplitToSequence", "x", "parts", axis=1),
-        node("ConcatFromSequence", "parts", "y", axis=1),
-    ]
+    nodes = graph_nodes("parts = SplitToSequence <axis = 1> (x) y = ConcatFromSequence <axis = 1> (parts)")
     (split, _) = to_ir(model(nodes)).graph
     assert isinstance(split.outputs[0].type, ir.SequenceType)
 

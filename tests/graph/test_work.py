@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from graphs import model, node, values
-from onnx import ModelProto, TensorProto, helper
+from graphs import model, node, values, written
+from onnx import ModelProto
 
 from trtopt.graph.work import macs
 
@@ -33,45 +32,22 @@ def test_counts(proto: ModelProto, expected: int) -> None:
 
 @pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 def test_recurrent_layers_count_what_each_step_multiplies(op: str, gates: int) -> None:
-    proto = model(
-        [node(op, "x w r", "y", "c", hidden_size=7, direction="bidirectional")],
-        inputs={"x": [9, 2, 5]},
-        outputs={"y": [9, 2, 2, 7]},
-        weights={"w": values(2, gates * 7, 5), "r": values(2, gates * 7, 7)},
-    )
+    text = f'(float[9,2,5] x) => (float[9,2,2,7] y) {{ [c] y = {op} <hidden_size = 7, direction = "bidirectional"> (x, w, r) }}'
+    proto = written(text, w=values(2, gates * 7, 5), r=values(2, gates * 7, 7))
     assert macs(proto) == {"c": 9 * 2 * 2 * gates * 7 * (5 + 7)}
 
 
 def test_dynamic_sizes_count_as_said_or_one() -> None:
-    proto = model(
-        [node("MatMul", "x w", "y", "m"), node("Relu", "y", "z")],
-        inputs={"x": ["n", 5]},
-        outputs={"z": None},
-        weights={"w": values(5, 7)},
-    )
+    proto = written("(float[n,5] x) => (float[] z) { [m] y = MatMul (x, w) z = Relu (y) }", w=values(5, 7))
     assert macs(proto) == {"m": 35}
     assert macs(proto, {"n": 4}) == {"m": 140}
 
 
 def test_what_is_not_known_is_left_out_and_bodies_are_read() -> None:
-    body = [
-        helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], [f"{name}_y"], f"{name}_mm")],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)],
-        )
-        for name in ("then", "other")
-    ]
-    proto = model(
-        [
-            node("If", "flag", "h", "if", then_branch=body[0], else_branch=body[1]),
-            node("Reshape", "h shape", "r", "reshape"),
-            node("MatMul", "r v", "y", "unknown"),
-        ],
-        inputs={"x": [4, 8], "flag": [], "shape": [2]},
-        weights={"w": np.zeros((8, 16), np.float32), "v": np.zeros((16, 2), np.float32)},
-    )
-    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
-    proto.graph.input[2].type.tensor_type.elem_type = TensorProto.INT64
-    assert macs(proto) == {"then_mm": 4 * 8 * 16, "other_mm": 4 * 8 * 16}
+    proto = written(
+        "(float[4,8] x, bool flag, int64[2] shape) => (float[] y) { h = If (flag) <then_branch = t () => (float[] a) "
+        "{ [one] a = MatMul (x, w) }, else_branch = e () => (float[] b) { [two] b = MatMul (x, w) }> "
+        "r = Reshape (h, shape) [unknown] y = MatMul (r, v) }",
+        w=values(8, 16), v=values(16, 2),
+    )  # fmt: skip
+    assert macs(proto) == {"one": 4 * 8 * 16, "two": 4 * 8 * 16}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, nodes as graph_nodes, values
 from onnx import ModelProto, numpy_helper
 from world import RTX, Heard, World
 
@@ -25,15 +25,11 @@ from trtopt.ort.folding import _COMPARED, held_against
 
 def heavy() -> ModelProto:
     """20 MB: far more than folding's own net compares."""
-    nodes = [
-        node("Conv", "x w1", "a", "conv1", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "b", "relu1"),
-        node("Conv", "b w2", "c", "conv2", strides=[2, 2]),
-        node("BatchNormalization", "c s o m v", "d", "norm"),
-        node("Relu", "d", "e", "relu2"),
-        node("Flatten", "e", "f", "flatten"),
-        node("Gemm", "f w3", "y", "fc"),
-    ]
+    nodes = graph_nodes(
+        "[conv1] a = Conv <pads = [1, 1, 1, 1]> (x, w1) [relu1] b = Relu (a) "
+        "[conv2] c = Conv <strides = [2, 2]> (b, w2) [norm] d = BatchNormalization (c, s, o, m, v) "
+        "[relu2] e = Relu (d) [flatten] f = Flatten (e) [fc] y = Gemm (f, w3)"
+    )
     weights = {"w1": values(3, 3, 3, 3, scale=0.2), "w2": values(16, 3, 2, 2, seed=1, scale=0.1)}
     weights |= {"s": values(16, seed=2) + 2, "o": np.zeros(16, "f"), "m": np.zeros(16, "f"), "v": np.ones(16, "f")}
     weights["w3"] = values(4096, 1200, seed=5, scale=0.01)

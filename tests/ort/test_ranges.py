@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, node, nodes as graph_nodes, values
 from half_models import half, overflowing
 
 from trtopt.core.errors import ModelError
@@ -38,11 +38,7 @@ def test_the_first_that_is_not_finite_is_named() -> None:
 
 def test_an_infinite_constant_is_meant() -> None:
     proto = model(
-        [
-            node("Greater", "x zero", "c", "positive"),
-            node("Where", "c x low", "m", "mask"),
-            node("Softmax", "m", "y", "soft"),
-        ],
+        graph_nodes("[positive] c = Greater (x, zero) [mask] m = Where (c, x, low) [soft] y = Softmax (m)"),
         weights={"zero": np.array(0, np.float32), "low": np.array(-np.inf, np.float32)},
     )
     ranges = measure_ranges(proto, [{"x": 1 + np.abs(values(1, 3, 8, 8))}])

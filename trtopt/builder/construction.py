@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from trtopt.builder.execute import Built, execute
 from trtopt.builder.plan import BuildPlan, plan_build
 from trtopt.builder.refit import structure
@@ -254,8 +252,7 @@ def store_files(plan: BuildPlan, manifest: Manifest) -> dict[str, Path | bytes]:
     inside = replace(manifest, graph_file=GRAPH if graph else None)
     files: dict[str, Path | bytes] = {PLAN: plan.output, manifest_path(PLAN).name: json_bytes(asdict(inside))}
     if graph:
-        bare = onnx.load(graph, load_external_data=False)
-        files |= {GRAPH: Path(graph)} | {path.name: path for path in external_files(bare, Path(graph))}
+        files |= {GRAPH: Path(graph)} | {path.name: path for path in external_files(Path(graph)).values()}
     return files
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import onnx
 import onnx_ir as ir
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
 from trtopt.graph.op_types import EVALUATED_BY_NUMPY, MULTIPLYING
-from trtopt.graph.proto import schema_of, tensor_size
+from trtopt.graph.view import sizes
 from trtopt.graph.work import node_macs
 
 RESULT = 64 << 20  # bytes of one result, where its operands aren't larger
@@ -25,7 +24,6 @@ LONGEST = 1 << 14  # of the numbers in attributes of small tensors; but for Slic
 WINDOW = 64  # numbers of a pooling window
 # By values: an index of 2⁶² is wrapped step by step.
 _LOOPING = ("GatherElements", "RoiAlign", "ImageDecoder", "TfIdfVectorizer")
-_SHAPE = 64  # elements: a constant that long may say a shape
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
 _SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
 
@@ -43,18 +41,16 @@ class Budget:
 
     def __call__(self, node: ir.Node) -> bool:
         """Return whether a node whose inputs are all constants is evaluated."""
-        if (
-            node.op_type in NOT_FOLDED
-            or misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0))
-            or len(node.outputs) != 1
-        ):  # nor does onnxscript keep several results
+        if node.op_type in NOT_FOLDED or len(node.outputs) != 1:  # of several results onnxscript keeps none
+            return False
+        if misjudged(ir.serde.serialize_node(node), self._opsets.get("", 0)):
             return False
         operands = [value for value in node.inputs if value is not None]
         constants = {value.name or "": value.const_value for value in operands if value.const_value is not None}
         if any(constant.dtype == TensorProto.STRING for constant in constants.values()):
             return False
         nbytes = sum(constant.nbytes for constant in constants.values())
-        elements, size = self._result(node, constants)
+        elements, size = _result(node)
         if elements is None and node.op_type in _SHRINKING:
             elements = sum(constant.size * max(1, len(constant.shape)) for constant in constants.values())
             size = elements * 8
@@ -67,27 +63,14 @@ class Budget:
         self._left -= growth
         return True
 
-    def _result(self, node: ir.Node, constants: dict[str, Any]) -> tuple[int | None, int]:
-        """Elements and bytes of what it gives, by ONNX's inference on its operands alone: declared shapes may be wrong."""
-        types, data = dict[str, Any](), dict[str, Any]()
-        for name, constant in constants.items():
-            types[name] = helper.make_tensor_type_proto(int(constant.dtype), list(constant.shape.numpy()))
-            if constant.size <= _SHAPE:
-                data[name] = ir.serde.serialize_tensor(constant)
-        schema = schema_of(node.op_type, self._opsets.get(node.domain, 1), node.domain)
-        opsets = [helper.make_opsetid(*item) for item in self._opsets.items()]
-        try:
-            results = onnx.shape_inference.infer_node_outputs(
-                schema, ir.serde.serialize_node(node), types, data, opset_imports=opsets
-            )
-            kind = results[node.outputs[0].name or ""].tensor_type
-        except Exception:  # an operator that ONNX doesn't know, or operands that don't fit
-            return None, 0
-        dims = [dim.dim_value for dim in kind.shape.dim]
-        fixed = kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim)
-        if not fixed or kind.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
-            return None, 0
-        return math.prod(dims), tensor_size(TensorProto(data_type=kind.elem_type, dims=dims))
+
+def _result(node: ir.Node) -> tuple[int | None, int]:
+    """Elements and bytes of what it gives, as inferred right before by onnxscript; declared shapes are gone by then."""
+    shape, dtype = sizes(node.outputs[0]), node.outputs[0].dtype
+    if shape is None or None in shape or dtype in (None, ir.DataType.UNDEFINED, ir.DataType.STRING):
+        return None, 0
+    count = math.prod(size or 0 for size in shape)
+    return count, math.ceil(count * dtype.itemsize)
 
 
 def _quick(node: ir.Node, constants: dict[str, Any], elements: int) -> bool:

@@ -34,7 +34,7 @@ _UNCOMPARED = (*RANDOM, "Dropout", "Loop", "Scan", "SequenceMap")  # nothing say
 
 
 def fault(before: ModelProto, after: ModelProto) -> str:
-    """Why `after` can't stand for `before`, a valid model; empty: nothing speaks against it.
+    """Return why `after` can't stand for `before`, a valid model; empty: nothing speaks against it.
 
     Sorts the nodes of `after` where they aren't in order.
     """
@@ -77,7 +77,7 @@ def drawn(proto: ModelProto) -> int:
 
 
 def invalid(proto: ModelProto, what: str = "the graph") -> str:
-    """Why what a pass made isn't valid ONNX; empty: it is. Sorts its nodes where they aren't in order."""
+    """Return why what a pass made isn't valid ONNX; empty: it is. Sorts its nodes where they aren't in order."""
     try:
         validate(proto, what)
     except InvalidModel as error:

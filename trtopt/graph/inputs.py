@@ -42,7 +42,7 @@ _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × valu
 
 
 def network_inputs(proto: ModelProto) -> dict[str, TensorInfo]:
-    """By name, without those that are weights."""
+    """Return the inputs by name, without those that are weights."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     infos = {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
     axes = _batch_axes(proto, {name: info for name, info in infos.items() if info.shape})

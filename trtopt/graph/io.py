@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from trtopt.core.errors import InvalidModel, UsageError
-from trtopt.core.files import existing_file, opened_regular, whole, writing, writing_together
+from trtopt.core.files import existing_file, whole, writing, writing_together
 from trtopt.core.values import TensorInfo
 from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
-from trtopt.graph.lazy_weights import make_lazy, parse_light, read_in, set_external
-from trtopt.graph.old_exporters import upgrade_legacy_model
+from trtopt.graph.lazy_weights import make_lazy, read_in, set_external
+from trtopt.graph.op_types import QDQ
 from trtopt.graph.proto import (
     LARGE,
+    STANDARD,
+    Links,
     all_tensors,
+    attribute,
     fingerprint,
     in_memory,
     model_size,
@@ -28,6 +32,7 @@ from trtopt.graph.proto import (
     skeleton,
     tensor_chunks,
     tensor_size,
+    to_array,
 )
 from trtopt.graph.validity import check_text, check_versions, validate
 
@@ -35,8 +40,6 @@ PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
 ALLOW_EXTERNAL = "TRTOPT_ALLOW_EXTERNAL"  # a variable, since every command and process that reads a model heeds it
 _ALIGNMENT = 4096  # bytes: lets readers map the external data
-_LIGHT = 1 << 20  # bytes: files of this size or more are read without their weights first
-_Weight = tuple[TensorProto, Path, int, int]  # and the place of its content: file, offset and length in bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ class Model:
         inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
         outputs: network outputs, likewise; () also where the rank isn't known.
         opset: version of the default operator set, 7 or newer.
-        mended: `proto` isn't as the file has it (`graph.old_exporters`).
+        mended: scales of 0 in the file are 1 here.
     """
 
     proto: ModelProto = field(repr=False)
@@ -78,8 +81,8 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     """Read and validate a model.
 
     Args:
-        lazy: leave weights over `LARGE` bytes in their files. For code that reads them by `tensor_chunks` or `in_memory`
-            alone, as this room's and calibration's do; no library knows what to make of such a model.
+        lazy: leave external weights over `LARGE` bytes in their files. For code that reads them by `tensor_chunks` or
+            `in_memory` alone, as this room's and calibration's do; no library knows what to make of such a model.
 
     Raises:
         UsageError: the file doesn't exist, is a folder, or can't be read.
@@ -88,29 +91,23 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     if isinstance(source, Model):
         return source
     if isinstance(source, ModelProto):
-        path, proto, what, left_out = None, ModelProto(), "the model", list[_Weight]()
+        path, proto, what = None, ModelProto(), "the model"
         proto.CopyFrom(source)
     else:
         path = existing_file(source, "the model", _instead(os.fspath(source)))
-        what = str(path)
-        proto, left_out = _parse(path)
+        what, proto = str(path), _parse(path)
     check_text(proto, what)
     check_versions(proto, what)
     _load_external_data(proto, path, what, lazy)
-    for weight in left_out:
-        make_lazy(*weight)
-        if not lazy:
-            read_in(weight[0])
     if proto.ir_version == 3 and {item.name for item in proto.graph.initializer} - {
         item.name for item in proto.graph.input
     }:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
-    opset, mended = opset_version(proto), upgrade_legacy_model(proto, what)
     inferred = validate(proto, what)
     inputs = network_inputs(proto)
     outputs = network_outputs(proto, inputs, inferred.graph.output)
     declare_outputs(proto, outputs)
-    return Model(proto, path, tuple(inputs.values()), outputs, opset, mended)
+    return Model(proto, path, tuple(inputs.values()), outputs, opset_version(proto), _positive_scales(proto))
 
 
 def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit: int = INLINE_LIMIT) -> None:
@@ -140,8 +137,7 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 
-def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
-    """Return a file's content, and the places in it of weights that stay there: read with it, they would be in memory twice."""
+def _parse(path: Path) -> ModelProto:
     try:
         size = path.stat().st_size
         if size > PROTOBUF_LIMIT:
@@ -149,22 +145,9 @@ def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
                 f"{path} is {size} bytes; an ONNX file can hold at most {PROTOBUF_LIMIT}: save it with external data "
                 "(onnx.save(model, path, save_as_external_data=True))"
             )
-        with opened_regular(path) as file, contextlib.suppress(DecodeError, IndexError, ValueError):
-            if size >= _LIGHT:
-                proto, places = parse_light(file, size, LARGE)
-                inside = (item for item in proto.graph.initializer if item.data_location != TensorProto.EXTERNAL)
-                bare = [
-                    item for item in inside if item.HasField("raw_data") and not item.raw_data and tensor_size(item)
-                ]
-                if [tensor_size(tensor) for tensor in bare] == [length for _, length in places]:
-                    return proto, [(tensor, path, *place) for tensor, place in zip(bare, places)]
-        return _parsed(whole(path, PROTOBUF_LIMIT), path), []  # if only to say what is wrong with it
+        content = whole(path, PROTOBUF_LIMIT)
     except OSError as error:
         raise UsageError(f"can't read the model {path}: {error.strerror}") from error
-
-
-def _parsed(content: bytes, path: Path) -> ModelProto:
-    size = len(content)
     if not content:
         raise InvalidModel(f"{path} is empty (0 bytes); an ONNX model is needed: export or copy it again")
     proto = ModelProto()
@@ -192,30 +175,22 @@ def _looks_like(content: bytes, path: Path) -> str:
     if path.suffix == ".npz":
         return f" (it looks like NumPy's arrays: they are given as `data={str(path)!r}`)"
     if content.startswith(b"{") and b'"trtopt.calib/' in content:
-        return (
-            f" (it is a calibration table: give the model that it was made for, and the table as `calib={str(path)!r}`)"
-        )
+        given = f"the table as `calib={str(path)!r}`"
+        return f" (it is a calibration table: give the model that it was made for, and {given})"
     if content.startswith(b"{") and b'"trtopt.engine/' in content:
         return " (it is an engine's manifest: give the ONNX model that it names under source)"
     manifest = Path(f"{path}.json")
     named = f", which {manifest} names under source" if manifest.is_file() else ""
+    torch, keras = "trtopt export makes ONNX from a PyTorch model", "model.export('model.onnx', format='onnx')"
     engine = f"a TensorRT engine: give the ONNX model that it was built from{named}"
     for place, start, what in (
-        (
-            0,
-            b"PK\x03\x04",
-            "a PyTorch checkpoint or another zip archive: trtopt export makes ONNX from a PyTorch model",
-        ),
-        (0, b"\x80", "a pickle, perhaps an old PyTorch checkpoint: trtopt export makes ONNX from a PyTorch model"),
+        (0, b"PK\x03\x04", f"a PyTorch checkpoint or another zip archive: {torch}"),
+        (0, b"\x80", f"a pickle, perhaps an old PyTorch checkpoint: {torch}"),
         (0, b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
         (0, b"ftrt", engine),
         (0, b"vtrt", engine),
         (0, b"\x1f\x8b", "a gzip archive: gunzip it"),
-        (
-            0,
-            b"\x89HDF",
-            "HDF5, as Keras writes it: Keras' model.export('model.onnx', format='onnx') makes ONNX from the model",
-        ),
+        (0, b"\x89HDF", f"HDF5, as Keras writes it: Keras' {keras} makes ONNX from the model"),
         (4, b"TFL3", "a TensorFlow Lite model: tf2onnx makes ONNX from it"),
         (4, b"ORTM", "ONNX Runtime's own format: give the ONNX file that it was made from"),
         (0, b"<", "a web page: the download went wrong"),
@@ -223,6 +198,33 @@ def _looks_like(content: bytes, path: Path) -> str:
         if content.startswith(start, place):
             return f" (it looks like {what})"
     return ""
+
+
+def _positive_scales(proto: ModelProto) -> bool:
+    """Write 1 for scales of 0 where all that is quantized is 0, and say whether there was one.
+
+    Quantizers give them to channels of zeros; TensorRT refuses them, and of zeros any scale makes zeros.
+    """
+    links, dead = Links(proto.graph), dict[str, NDArray[np.bool_]]()
+    for node in (node for node in links.nodes if node.op_type in QDQ and node.domain in STANDARD):
+        scale, zero = (links.constants.get(name) for name in (*node.input, "")[1:3])
+        if scale is None or len(scale.dims) > 1 or to_array(scale).all():
+            continue
+        maker = links.makers.get(node.input[0], node)
+        held = links.constants.get(maker.input[0] if maker.op_type == "QuantizeLinear" else node.input[0])
+        zeros, axis = to_array(scale) == 0, attribute(node, "axis", 1)
+        if held is None or (zero is not None and to_array(zero).any()):
+            zeros[...] = False
+        elif zeros.size == 1:
+            zeros &= not to_array(held).any()
+        else:
+            fits = axis in range(-len(held.dims), len(held.dims)) and held.dims[axis] == zeros.size
+            zeros &= fits and ~np.moveaxis(to_array(held), axis, 0).reshape(len(zeros), -1).any(1)
+        dead[node.input[1]] = dead.get(node.input[1], True) & zeros
+    for name, where in dead.items():
+        values = to_array(links.constants[name])
+        links.constants[name].CopyFrom(numpy_helper.from_array(np.where(where, values.dtype.type(1), values), name))
+    return any(where.any() for where in dead.values())
 
 
 def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: bool) -> None:
@@ -242,17 +244,7 @@ def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: b
         tensor.ClearField("data_location")  # so that the fingerprint doesn't depend on where weights were stored
 
 
-def external_files(proto: ModelProto, path: Path) -> list[Path]:
-    """The files beside the model at `path` that hold weights of it.
-
-    Raises:
-        InvalidModel: a reference that `load_model` would refuse.
-    """
-    external = [tensor for tensor in all_tensors(proto.graph) if tensor.data_location == TensorProto.EXTERNAL]
-    return sorted({_external_place(tensor, path, str(path))[0] for tensor in external})
-
-
-def named_weights(path: Path) -> dict[str, Path]:
+def external_files(path: Path) -> dict[str, Path]:
     """The files that hold weights of an ONNX file, by what it calls them: their places relative to its folder.
 
     Raises:

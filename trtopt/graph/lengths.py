@@ -7,6 +7,7 @@ counted by a Range, or, as RoBERTa's, by adding up what isn't padding, with an o
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -57,46 +58,35 @@ def _cut(links: Links, node: NodeProto) -> tuple[int | None, str]:
 def _reached(links: Links, name: str, masks: set[str]) -> tuple[Place, int] | None:
     """The largest of these whole numbers where the input is filled: the size of its axis, and what is added to that."""
     maker = _maker(links, name)
-    if maker is None:
+    if maker is None or maker.op_type not in ("Range", "CumSum", "Mul", "Add", "Sub"):
         return None
     if maker.op_type == "Range":
         place = _place(links, maker.input[1]) if _number(links, maker.input[0]) == 0 else None
         return (place, -1) if place is not None else None
+    one, other = maker.input[:2]
     if maker.op_type == "CumSum":
-        axis = _number(links, maker.input[1])
-        place = _counted(links, maker.input[0], axis, masks) if axis is not None and axis >= 0 else None
-        return (place, -attribute(maker, "exclusive", 0)) if place is not None else None
-    if maker.op_type == "Mul":  # by a mask
-        one, other = maker.input
-        factor = next((item for item in (one, other) if _is_mask(links, item, masks)), None)
-        return None if factor is None else _reached(links, one if factor == other else other, masks)
-    if maker.op_type in ("Add", "Sub"):
-        sign = 1 if maker.op_type == "Add" else -1
-        pairs = [(maker.input[0], maker.input[1])] + [(maker.input[1], maker.input[0])] * (sign == 1)
-        for varying, fixed in pairs:
-            added, reached = _number(links, fixed), _reached(links, varying, masks)
-            if added is not None and reached is not None:
-                return reached[0], reached[1] + sign * added
+        mask, axis = _mask(links, one, masks, ("Cast", "Identity")), _number(links, other)
+        return None if mask is None or axis is None or axis < 0 else ((mask, axis), -attribute(maker, "exclusive", 0))
+    if maker.op_type == "Mul":
+        ways = ((one, other), (other, one))
+        return next((_reached(links, a, masks) for a, b in ways if _mask(links, b, masks, _CARRIED)), None)
+    for varying, fixed in ((one, other), (other, one)) if maker.op_type == "Add" else ((one, other),):
+        added, reached = _number(links, fixed), _reached(links, varying, masks)
+        if added is not None and reached is not None:
+            return reached[0], reached[1] + (added if maker.op_type == "Add" else -added)
     return None
 
 
-def _is_mask(links: Links, name: str, masks: set[str]) -> bool:
-    """Return whether these are zeros and ones."""
-    while (maker := links.makers.get(name)) is not None and maker.op_type in _CARRIED:
-        name = maker.input[0]
-    return name in masks or (maker is not None and maker.op_type in COMPARING)
-
-
-def _counted(links: Links, name: str, axis: int, masks: set[str]) -> Place | None:
-    """The input that has a zero or a one for each of its elements here, and the axis."""
-    if not _is_mask(links, name, masks):
-        return None
-    while (maker := links.makers.get(name)) is not None:
+def _mask(links: Links, name: str, masks: set[str], through: Collection[str]) -> str | None:
+    """The tensor whose elements these zeros and ones are made of, one of each; None: they aren't known to be such."""
+    certain = False
+    while (maker := links.makers.get(name)) is not None and maker.op_type in (*COMPARING, *through):
+        certain |= maker.op_type in COMPARING
         varying = [item for item in maker.input if _number(links, item) is None]
-        if maker.op_type not in ("Cast", "Identity", *COMPARING) or len(varying) != 1:
-            return None
+        if maker.op_type in COMPARING and len(varying) != 1:
+            break
         name = varying[0]
-    return name, axis
+    return name if certain or name in masks else None
 
 
 def _place(links: Links, name: str) -> Place | None:

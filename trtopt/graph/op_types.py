@@ -16,9 +16,8 @@ SCALE_PRESERVING = frozenset(  # its output fits the quantization scale of its i
     (*REORDERING, "MaxPool", "Slice", "Split", "Pad", "Resize", "DepthToSpace", "SpaceToDepth")
 )
 MOVING = SCALE_PRESERVING | {"Cast", "Concat", "Dropout", "Expand", "Gather", "GatherElements", "GatherND", "Tile"}
-SAME_RANGE = frozenset(
-    (*REORDERING, "Dropout", "DepthToSpace", "SpaceToDepth", "Cast", "Expand")
-)  # exactly as large values
+# Exactly as large values.
+SAME_RANGE = frozenset((*REORDERING, "Dropout", "DepthToSpace", "SpaceToDepth", "Cast", "Expand"))
 
 FUSED_ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")  # TensorRT makes them part of a quantized convolution
 SIGMOIDS = ("Sigmoid", "HardSigmoid")

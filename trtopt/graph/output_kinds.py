@@ -255,7 +255,7 @@ class _Graph:
             return Kind.CLASSES
         if end.op in ("norm", "Tanh"):
             return Kind.EMBEDDING
-        if end.op == "sigmoid" or (end.op == "pool" and self._pools_sigmoids(end)):
+        if end.op == "sigmoid":
             return Kind.OTHER  # of classes that don't exclude each other: the largest says little
         if _says(name, _EMBEDDING_WORDS):
             return Kind.EMBEDDING
@@ -277,8 +277,7 @@ class _Graph:
         if end.op == "norm" or _says(name, _EMBEDDING_WORDS):
             return Kind.EMBEDDING
         if end.op == "linear":
-            of_classes = _says(name, _CLASS_WORDS)
-            if of_classes:
+            if _says(name, _CLASS_WORDS):
                 return Kind.TOKENS
             return Kind.EMBEDDING if _embedding_width(shape[-1]) else self._unless_given(shape, Kind.TOKENS)
         return Kind.OTHER
@@ -295,7 +294,7 @@ class _Graph:
             return Kind.MASK
         if not isinstance(channels, int) or channels in (1, _COLOURS) or end.scaled:
             return Kind.OTHER
-        if end.op == "ConvTranspose" or (end.op in ("Resize", "Upsample") and self._enlarges(end)):
+        if end.op in ("ConvTranspose", "Resize", "Upsample"):
             return Kind.MASK
         size = self.sized.get(name, ())[2:]
         images = [self.sized[image] for image in self.images] if size and -1 not in size else []
@@ -315,14 +314,6 @@ class _Graph:
         last = attribute(node, "axis", -1) in (-1, len(scores) - 1) and found[-1:] == given[-1:]
         return last and scores[-1:] != found[-1:]  # of all of them the order is what counts
 
-    def _pools_sigmoids(self, end: _End) -> bool:
-        """Return whether what is pooled are sigmoids, or these weighted by a softmax, as attention over time does."""
-        assert end.node is not None
-        pooled = self.end(end.node.input[0])
-        if pooled.op != "Mul" or pooled.node is None:
-            return pooled.op == "sigmoid"
-        return sorted(self.end(name).op for name in pooled.node.input) == ["sigmoid", "softmax"]
-
     def _unless_given(self, shape: tuple[int | str, ...], kind: Kind) -> Kind:
         """Return what has the shape of a floating input is such a thing again, as of an autoencoder: no scores."""
         return Kind.OTHER if any(info.floating and info.shape == shape for info in self.given) else kind
@@ -337,13 +328,6 @@ class _Graph:
         if rank:
             axis = axis % rank if axis % rank != rank - 1 else -1
         return axis if axis in (1, -1) else 0
-
-    def _enlarges(self, end: _End) -> bool:
-        """False where both sizes are known and the output's is no larger."""
-        assert end.node is not None
-        before, after = (self.shapes.get(name, ())[2:] for name in (end.node.input[0], end.node.output[0]))
-        sizes = [(a, b) for a, b in zip(before, after) if isinstance(a, int) and isinstance(b, int) and min(a, b) >= 0]
-        return not sizes or any(b > a for a, b in sizes)
 
     def _detects(self, shape: tuple[int | str, ...], end: _End) -> bool:
         """Return whether four coordinates, or two times two, are among what is joined on the way to the output."""

@@ -191,17 +191,13 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
             yield from item.graphs
 
 
-def own_names(body: GraphProto) -> set[str]:
-    """Return what a body has itself: its inputs, its initializers and what its nodes give."""
-    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    return own | {name for node in body.node for name in node.output}
-
-
 def node_reads(node: NodeProto) -> list[str]:
     """The node's inputs, and what its bodies take from outside."""
     names = [name for name in node.input if name]
     for body in subgraphs(node):
-        own = own_names(body)
+        own = {item.name for item in (*body.input, *body.initializer)} | {
+            name for it in body.node for name in it.output
+        }
         inner_reads = [name for inner in body.node for name in node_reads(inner)]
         names += [name for name in (*inner_reads, *(value.name for value in body.output)) if name not in own]
     return names

@@ -17,24 +17,14 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from trtopt.core.values import Issue, x
 from trtopt.graph.inputs import declare_outputs, network_inputs, network_outputs
 from trtopt.graph.op_types import RECURRENT
-from trtopt.graph.proto import (
-    LARGE,
-    STANDARD,
-    Links,
-    attribute,
-    refill,
-    skeleton,
-    tensor_info,
-    to_array,
-    unique,
-    whole_copy,
-)
+from trtopt.graph.proto import LARGE, STANDARD, Links, attribute, refill, skeleton, tensor_info, to_array, whole_copy
 from trtopt.graph.work import shapes_at
 
 SAMPLES = 3  # the other batch that shapes are inferred at: a size that few models have anywhere
 _GUESSES = (224, 64, 16)  # of what else is open: the size with which most shapes are known
 _ROUNDS = 500  # nodes that are opened
-_STATES = (5, 6)  # of a recurrent node's inputs
+_STATES = slice(5, 7)  # of a recurrent node's inputs
+_HELD = "its initial states are constants for a batch of 1"
 
 
 @dataclass(frozen=True)
@@ -65,11 +55,8 @@ def find_traced_batch(proto: ModelProto) -> TracedBatch:
         return TracedBatch()
     light = skeleton(proto, LARGE)
     for value in light.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim if value.name in infos else ()):
-            if axis == 0 and value.name in batched:
-                dim.dim_param = "batch"
-            elif axis in infos[value.name].open_axes:
-                dim.dim_param = dim.dim_param or f"{value.name}.{axis}"
+        if value.name in batched:
+            value.type.tensor_type.shape.dim[0].dim_param = "batch"
     alone = all(info.open_axes in ((), (0,)) for info in infos.values())
     traces = [_Trace(light, guess, alone) for guess in ((1,) if alone else _GUESSES)]
     sound = [item for item in traces if item.unfit() is None]
@@ -119,23 +106,19 @@ class _Trace:
         for _ in range(_ROUNDS):
             self.several = shapes_at(self.light, {"batch": SAMPLES}, self.guess)
             self.constants = Links(self.light.graph).constants
-            place, reason = next(
-                ((n, why) for n, node in enumerate(self.nodes) if (why := self._misfit(node))), (None, "")
-            )
-            certain = certain or (place is not None and not issues)
+            misfits = ((n, why) for n, node in enumerate(self.nodes) if (why := self._misfit(node)))
+            place, reason = next(misfits, (len(self.nodes) - 1, ""))
+            certain |= bool(reason) and not issues
             reason = reason or self._undeclared(names)
-            if not reason and not issues:
+            # Where nothing contradicts several samples any more, what has a 1 in their place is opened all the same.
+            held = ((node, *item) for node in self.nodes[: place + 1] if (item := self._held(node)) is not None)
+            due = (item for item in held if reason or (issues and item[3]))
+            node, why, axis, _ = next(due, (self.nodes[place], reason, None, False))
+            if not why:
                 return issues, certain, True
-            last = len(self.nodes) if place is None else place + 1
-            held = ((node, *item) for node in self.nodes[:last] if (item := self._held(node)) is not None)
-            found = next((item for item in held if reason or self._is_one(item[0], item[2])), None)
-            if found is None and not reason:
-                return issues, certain, True
-            if found is None or not self._open(found[0], found[2]):
-                node = self.nodes[last - 1] if found is None else found[0]
-                issues.append(Issue(node.name, node.op_type, reason if found is None else found[1]))
-                return issues, certain, False
-            issues.append(Issue(found[0].name, found[0].op_type, found[1]))
+            issues.append(Issue(node.name, node.op_type, why))
+            if axis is None or not self._open(node, axis):
+                break
         return issues, certain, False
 
     def _misfit(self, node: NodeProto) -> str:
@@ -154,9 +137,7 @@ class _Trace:
             needed = weight[1] * attribute(node, "group", 1) if node.op_type == "Conv" else weight[other]
             if data[axis] != needed == alone[axis]:  # else it is wrong at any batch
                 return f"at a batch of {SAMPLES} its input is {x(data)}, and its weights are {x(weight)}"
-        if node.op_type in RECURRENT and data and self._states(node):
-            return f"its initial states are for a batch of 1, and its input at a batch of {SAMPLES} is {x(data)}"
-        return ""
+        return _HELD if self._states(node) else ""
 
     def _undeclared(self, names: set[int | str]) -> str:
         """Return which output declares the inputs' batch by its name, and doesn't follow it; empty: none."""
@@ -167,13 +148,13 @@ class _Trace:
                     return f"the output {info.name} is {x(shapes[1])} at a batch of {SAMPLES}, and declares {info.dims}"
         return ""
 
-    def _states(self, node: NodeProto) -> list[int]:
+    def _states(self, node: NodeProto) -> list[str]:
         """Return a recurrent node's inputs that are constant states of one sample."""
-        data = self.several.get(node.input[0])
+        data = self.several.get(node.input[0]) if node.op_type in RECURRENT else None
         if not data or len(data) != 3 or attribute(node, "layout", 0) or data[1] == 1:
             return []
-        held = [slot for slot in _STATES if len(node.input) > slot and node.input[slot] in self.constants]
-        return [slot for slot in held if list(self.constants[node.input[slot]].dims)[1:2] == [1]]
+        held = [name for name in node.input[_STATES] if name in self.constants]
+        return [name for name in held if list(self.constants[name].dims)[1:2] == [1]]
 
     def _axis(self, name: str) -> int | None:
         """Return the one axis of a tensor that grows with the samples."""
@@ -182,17 +163,14 @@ class _Trace:
         single = len(one) == len(several) and len(grown) == 1
         return grown[0] if single and several[grown[0]] == SAMPLES * one[grown[0]] else None
 
-    def _held(self, node: NodeProto) -> tuple[str, int] | None:
-        """Return what a node holds that is for a batch of 1, and the axis of its result that is to grow."""
-        if node.op_type in RECURRENT and self._states(node):
-            return "its initial states are constants for a batch of 1", 0
+    def _held(self, node: NodeProto) -> tuple[str, int, bool] | None:
+        """Return what a node holds that is for one sample, the axis of its result that is to grow, and whether a 1 is there."""
+        if self._states(node):
+            return _HELD, 0, False
         if node.op_type != "Reshape" or node.domain not in STANDARD or node.input[1] not in self.constants:
             return None
-        data, shape, result = (
-            self.one.get(node.input[0]),
-            *(it.get(node.output[0]) for it in (self.one, self.several)),
-        )
-        axis = self._axis(node.input[0])
+        data, shape = (self.one.get(name) for name in (node.input[0], node.output[0]))
+        result, axis = self.several.get(node.output[0]), self._axis(node.input[0])
         if data is None or shape is None or result is None or axis is None:
             return None
         outside = math.prod(data[:axis])
@@ -202,34 +180,22 @@ class _Trace:
             return None  # samples that lie inside of what they are merged with
         if result == tuple(size * (SAMPLES if axis == place else 1) for axis, size in enumerate(shape)):
             return None
-        numbers = x([int(number) for number in to_array(self.constants[node.input[1]]).ravel()])
-        return f"its shape {numbers} is for a batch of 1", place
-
-    def _is_one(self, node: NodeProto, axis: int) -> bool:
-        """Return whether a Reshape's target has a 1 where the samples are."""
-        return node.op_type == "Reshape" and int(to_array(self.constants[node.input[1]])[axis]) == 1
+        numbers = [int(number) for number in to_array(self.constants[node.input[1]]).ravel()]
+        return f"its shape {x(numbers)} is for a batch of 1", place, numbers[place] == 1
 
     def _open(self, node: NodeProto, axis: int) -> bool:
         """Write the node for any batch; False: it can't be."""
-        if node.op_type in RECURRENT:
-            slots = self._states(node)
-            if any(to_array(self.constants[node.input[slot]]).any() for slot in slots):
-                return False
-            for slot in slots:  # zeros are what it has without them
-                node.input[slot] = ""
-            return True
+        if states := self._states(node):  # zeros are what it has without them
+            node.input[:] = ["" if name in states else name for name in node.input]
+            return not any(to_array(self.constants[name]).any() for name in states)
         data, shape = self.one[node.input[0]], self.one[node.output[0]]
         target = [int(number) for number in to_array(self.constants[node.input[1]])]
         free = [place for place, size in enumerate(target) if size == -1 and place != axis]
-        if not free:
-            target[axis] = -1
-        elif not attribute(node, "allowzero", 0) and self._axis(node.input[0]) == axis and data[axis] == shape[axis]:
-            target[axis] = 0
-        elif self.alone:
-            target[free[0]], target[axis] = shape[free[0]], -1
-        else:
-            return False
-        name = unique(f"{node.output[0]}_any_batch", {item.name for item in self.light.graph.initializer})
-        self.light.graph.initializer.append(numpy_helper.from_array(np.asarray(target, np.int64), name))
-        node.input[1] = name
-        return True
+        kept = not attribute(node, "allowzero", 0) and self._axis(node.input[0]) == axis and data[axis] == shape[axis]
+        if free and not kept:
+            target[free[0]] = shape[free[0]]
+        target[axis] = 0 if free and kept else -1
+        weights = self.light.graph.initializer
+        node.input[1] = f"{node.output[0]}/any batch {len(weights)}"
+        weights.append(numpy_helper.from_array(np.asarray(target, np.int64), node.input[1]))
+        return self.alone or kept or not free

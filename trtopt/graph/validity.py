@@ -1,4 +1,4 @@
-"""Is it ONNX? Versions, names, cycles, sizes, then onnx's own checker and strict shape inference.
+"""Check that a model is ONNX: versions, names, cycles, sizes, then onnx's own checker and strict shape inference.
 
 TensorRT's parser accepts an empty file, random bytes, opset 99 and short `pads` without a word (it then builds nothing,
 or something else), so every one of them is refused here, by name.
@@ -7,11 +7,9 @@ or something else), so every one of them is refused here, by name.
 from __future__ import annotations
 
 import graphlib
-import heapq
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 
 import onnx
 from google.protobuf.message import Message
@@ -40,6 +38,7 @@ from trtopt.graph.proto import (
 )
 
 OLDEST_IR = 3
+OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
 FUNCTION_NODES = 50_000  # every call replaced by what it calls: 27 functions that call each other twice make 10⁸
 FUNCTION_DEPTH = 100
@@ -96,9 +95,7 @@ def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None
         held, problem = links.constants.get(node.input[1]) if len(node.input) > 1 else None, ""
         if held is None or node.domain not in STANDARD:
             continue
-        if node.op_type in ("Conv", "ConvTranspose") and len(held.dims) < 3:
-            problem = f"has weights of {len(held.dims)} dimensions ({node.input[1]}); at least 3 are needed"
-        elif node.op_type in ("Div", "Mod") and held.data_type in _INTEGERS and not to_array(held).all():
+        if node.op_type in ("Div", "Mod") and held.data_type in _INTEGERS and not to_array(held).all():
             problem = f"divides integers by {node.input[1]}, in which there is a 0"
         elif node.op_type == "Gather" and (form := shapes.get(node.input[0])) and math.prod(held.dims):
             axis, indices = attribute(node, "axis", 0), to_array(held)
@@ -129,6 +126,11 @@ def check_versions(proto: ModelProto, what: str) -> None:
         raise InvalidModel(
             f"{what} has opset {versions['']}; allowed: 1 to {newest} (onnx {onnx.__version__}): "
             "export it again with an older opset, or pip install -U onnx if it is newer"
+        )
+    if 0 < versions.get("", 0) < OLDEST:
+        raise InvalidModel(
+            f"{what} is of opset {versions['']}; TensorRT reads {OLDEST} and newer: export it again at opset 13 or newer, or "
+            "try onnx.version_converter.convert_version(model, 13)"
         )
 
 
@@ -211,7 +213,7 @@ def _check_tensor(tensor: TensorProto, what: str) -> None:
 
 
 def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
-    """Names defined once, inputs defined somewhere, no cycle; then sorts the nodes, as TensorRT and ONNX Runtime do."""
+    """Inputs defined somewhere, no cycle; then sorts the nodes, as TensorRT and ONNX Runtime do."""
     if not graph.output:
         raise InvalidModel(f"{what} has no outputs, so there is nothing to compute: export it again with output names")
     constants = {tensor.name for tensor in graph.initializer}
@@ -221,15 +223,7 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
             if count > 1:
                 raise InvalidModel(f"{what}: two {kind} are named {name!r}; names must differ: export the model again")
     defined = {value.name for value in graph.input} | constants
-    producer: dict[str, int] = {}
-    for index, node in enumerate(graph.node):
-        for name in filter(None, node.output):
-            if name in defined or name in producer or name in outer:
-                raise InvalidModel(
-                    f"{what}: {node_label(node)} writes the tensor {name!r}, which something else already defines; "
-                    "names must differ: export the model again"
-                )
-            producer[name] = index
+    producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     known = outer | defined | producer.keys()
     needs: list[set[int]] = []
     for node in graph.node:
@@ -243,12 +237,13 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
     for value in graph.output:
         if value.name not in known:
             raise InvalidModel(f"{what}: the output {value.name!r} is computed by no node")
-    try:
-        order = _sorted(needs)
-    except graphlib.CycleError as error:
-        cycle = [node_label(graph.node[index]) for index in error.args[1]]  # with the data, the first node also last
-        raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
-    if order != list(range(len(order))):
+    if any(index <= max(before, default=-1) for index, before in enumerate(needs)):
+        try:
+            order = list(graphlib.TopologicalSorter(dict(enumerate(needs))).static_order())
+        except graphlib.CycleError as error:
+            # With the data, the first node also last.
+            cycle = [node_label(graph.node[index]) for index in error.args[1]]
+            raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
         refill(graph.node, [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order])
     _check_projections(graph, what)
     for node in graph.node:
@@ -269,24 +264,6 @@ def _check_projections(graph: GraphProto, what: str) -> None:
             )
 
 
-def _sorted(needs: Sequence[set[int]]) -> list[int]:
-    """A topological order that keeps the given one where it is valid.
-
-    Raises:
-        graphlib.CycleError: there is none.
-    """
-    sorter = graphlib.TopologicalSorter(dict(enumerate(needs)))
-    sorter.prepare()
-    ready, order = list(sorter.get_ready()), list[int]()
-    heapq.heapify(ready)
-    while ready:
-        order.append(heapq.heappop(ready))
-        sorter.done(order[-1])
-        for index in sorter.get_ready():
-            heapq.heappush(ready, index)
-    return order
-
-
 def _check_onnx(light: ModelProto, what: str) -> ModelProto:
     """onnx's own checker and strict shape inference; gives the light model with inferred shapes."""
     for value in light.graph.input:
@@ -300,7 +277,7 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
         _complete_outputs(light)
         onnx.checker.check_model(light)
         forget_output_shapes(light)
-        inferred = _inferred(light)
+        inferred = infer_shapes(light, strict=all(node.op_type not in _INFERRED_WRONGLY for node in light.graph.node))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}: export it again") from error
     except MemoryError as error:
@@ -311,10 +288,6 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
     return inferred
 
 
-def _inferred(light: ModelProto) -> ModelProto:
-    return infer_shapes(light, strict=not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node))
-
-
 def _complete_outputs(light: ModelProto) -> None:
     """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't."""
     if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
@@ -323,7 +296,7 @@ def _complete_outputs(light: ModelProto) -> None:
     given |= {it.name: helper.make_tensor_value_info(it.name, it.data_type, it.dims) for it in light.graph.initializer}
     for value in light.graph.output:  # inference forgets what it knows of a weight that is an output, too
         value.CopyFrom(given.get(value.name, value))
-    for value, typed in zip(light.graph.output, _inferred(light).graph.output):
+    for value, typed in zip(light.graph.output, infer_shapes(light).graph.output):
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.CopyFrom(typed)
             value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none

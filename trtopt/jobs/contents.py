@@ -6,8 +6,6 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx
-
 from trtopt.core.files import existing_file, sha256_file, sha256_json
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.graph.io import external_files
@@ -39,8 +37,8 @@ class Contents:
 def _model(path: Path) -> object:
     """Digests of the model's files; what can't be read is found out when the job runs."""
     try:
-        proto = onnx.load(existing_file(path, "the model"), load_external_data=False)
-        beside = external_files(proto, path)  # which refuses what isn't a file of the model's, before it is opened
+        # It refuses what isn't a file of the model's, before that is opened.
+        beside = external_files(existing_file(path, "the model")).values()
         return [sha256_file(path), *((file.name, sha256_file(file)) for file in beside)]
     except Exception as error:  # protobuf raises errors of its own
         return str(error)

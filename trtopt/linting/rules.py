@@ -20,7 +20,6 @@ from trtopt.core.errors import InvalidModel
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
-from trtopt.graph.bounds import bounds
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX, MASK
@@ -364,8 +363,8 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
             custom.setdefault((node.domain, node.op_type), []).append(node)
     for (domain, _), nodes in custom.items():
         yield from _several(nodes, "custom-operator", domain=domain)
-    within = bounds(graph.proto, {}) if graph.of("Exp") else {}
-    small = [name for name, (_, high) in within.items() if high <= math.log(FP16_MAX)]
+    ends = {node.output[0]: graph.constant(node.input[2]) for node in graph.of("Clip") if len(node.input) > 2}
+    small = [name for name, end in ends.items() if end is not None and end.max() <= math.log(FP16_MAX)]
     for ops, words in _OPERATORS:
         nodes = [node for node in graph.of(*ops) if node.op_type != "Exp" or node.input[0] not in small]
         yield from _several(nodes, words)

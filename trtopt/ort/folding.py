@@ -58,7 +58,7 @@ def proven(
     compare: Callable[[ModelProto, ModelProto], str],
     reporter: Reporter = SILENT,
 ) -> tuple[ModelProto, FoldReport]:
-    """What `fold` made of a model, or less of it where `compare` says that this can't stand for the model."""
+    """Return what `fold` made of a model, or less of it where `compare` says that this can't stand for the model."""
     return fold(model.proto, reporter=reporter, compare=compare) if compare(model.proto, folding[0]) else folding
 
 

@@ -1,4 +1,4 @@
-"""What the tensors of a model hold on real samples: how large they get, and where they stop being finite.
+"""Measure what the tensors of a model hold on real samples: how large they get, and where they stop being finite.
 
 Each sample runs alone on one thread, so that the figures are the same whatever the batches and the number of threads. Of a
 model that holds FP16 or BF16 each result is looked at before it is rounded to its type as well.
@@ -32,7 +32,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 
 @dataclass(frozen=True)
 class TensorRange:
-    """What was seen of one tensor.
+    """The values seen of one tensor.
 
     Attributes:
         largest: magnitude of its finite values; not counted are those that mean minus infinity (`typed.MASK`).

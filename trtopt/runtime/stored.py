@@ -106,13 +106,11 @@ def _question(request: BuildRequest) -> dict[str, Any] | None:
 
 
 def _stamps(request: BuildRequest) -> dict[str, tuple[int, ...]] | None:
-    import onnx
-
     from trtopt.graph.io import external_files
 
     paths = [Path(value) for name in _FILES if isinstance(value := getattr(request, name), (str, os.PathLike))]
     try:
-        weights = external_files(onnx.load(paths[0], load_external_data=False), paths[0])
+        weights = external_files(paths[0]).values()
     except Exception:  # the build says it better
         return None
     return stamps([*(path for path in paths if path.exists()), *weights])

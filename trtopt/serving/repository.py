@@ -251,9 +251,9 @@ class _Model:
             name = self.engine.name if self.manifest is None else str(self.manifest.graph_file)
             graph = self.engine.parent / name
             self.files[name] = graph
-            from trtopt.graph.io import named_weights  # not where engines are served
+            from trtopt.graph.io import external_files  # not where engines are served
 
-            for place, file in named_weights(graph).items():
+            for place, file in external_files(graph).items():
                 self.files[(Path(name).parent / place).as_posix()] = file
         if "model.py" in self.files:
             raise UsageError(f"a file beside {self.engine.name} is called model.py, as what runs it must be: rename it")

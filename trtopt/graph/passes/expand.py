@@ -61,7 +61,7 @@ def _summed(graph: ModelProto, issues: Sequence[Issue]) -> ModelProto | None:
 
 
 def expandable(proto: ModelProto, operators: Collection[str]) -> tuple[str, ...]:
-    """Those of `operators` that stand in a model and that ONNX defines by others."""
+    """Return those of `operators` that stand in a model and that ONNX defines by others."""
     present = {node.op_type for node in all_nodes(proto.graph) if node.domain in STANDARD}
     schemas = {op: schema_of(op, opset_version(proto)) for op in sorted({*operators} & present)}
     return tuple(op for op, it in schemas.items() if it and (it.has_function or it.has_context_dependent_function))
@@ -83,9 +83,8 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
     try:
         for node in all_nodes(light.graph):
             if node.op_type in operators and node.domain in STANDARD:
-                given = [
-                    types.get(name, b"") for name in node.input
-                ]  # nothing: left out, which ONNX's own inliner can't
+                # Nothing: left out, which ONNX's own inliner can't.
+                given = [types.get(name, b"") for name in node.input]
                 body = light.functions.add()
                 body.CopyFrom(_definition(node, given, opset))
                 body.domain, body.name = _OWN, f"{node.op_type}{len(light.functions)}"

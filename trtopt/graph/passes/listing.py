@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trtopt.core.documents import Plain
-from trtopt.core.values import Precision
+from trtopt.core.values import Precision, TensorInfo
 from trtopt.graph.op_types import QDQ
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.typed import keep_fp32
@@ -50,18 +50,12 @@ def listed(
     for node in model.graph:
         precision, reason = precisions.get(str(node.name), ("fp16", ""))
         producers = (value.producer() for value in node.inputs if value is not None)
-        dtype, shape = _described(node.outputs[0]) if node.outputs else ("", "")
+        known = bool(node.outputs) and node.outputs[0].type is not None
+        info = tensor_info(ir.to_proto(node.outputs[0])) if known else TensorInfo("", "")
+        dtype, shape = info.dtype, info.dims if known else ""
         if any(producer is not None and producer.op_type == "DequantizeLinear" for producer in producers):
             precision, reason = "int8", "its Q/DQ in the model say so"
         elif dtype and dtype != "float32":
             precision, reason = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, dtype), ""
         nodes.append(ListedNode(str(node.name), node.op_type, shape, precision, reason))
     return tuple(nodes)
-
-
-def _described(value: ir.Value) -> tuple[str, str]:
-    """Type and shape for people; empty where they aren't known."""
-    if value.type is None:
-        return "", ""
-    info = tensor_info(ir.to_proto(value))
-    return info.dtype, info.dims

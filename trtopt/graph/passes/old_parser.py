@@ -17,7 +17,7 @@ from onnx import ModelProto
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.opset import lower_opset
 from trtopt.graph.passes.quantize import along
-from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
+from trtopt.graph.passes.result import Line, PassResult, Refused, rewrite_nodes
 from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import (
     Editor,
@@ -101,18 +101,12 @@ def with_float_weights(model: ir.Model) -> PassResult:
     return PassResult(model, changes)
 
 
-def _beside(
-    node: ir.Node, editor: Editor, op: str, inputs: list[ir.Value | None], what: str, **options: Any
-) -> ir.Node:
-    """A node named after another; `options` are its attributes, and `dtype` of what it gives."""
-    name = editor.fresh(f"{node.name}_{what}")
-    return editor.node(op, inputs, f"{node.outputs[0].name}_{what}", options.pop("dtype", None), name=name, **options)
-
-
-def _replace(node: ir.Node, *nodes: ir.Node) -> bool:
-    """Put nodes in a node's place; the last one gives what it gave."""
+def _replace(node: ir.Node, line: Line) -> bool:
+    """Put a line in a node's place: its last node gives what the node gave, under the node's name."""
     assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], nodes, node.outputs, nodes[-1].outputs)
+    line.nodes[-1].name = node.name
+    results = line.nodes[-1].outputs
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, results)
     return True
 
 
@@ -135,11 +129,10 @@ def _shape(node: ir.Node, editor: Editor) -> bool:
     """`start` and `end` (opset 15) aren't read, the whole shape comes out: cut it afterwards."""
     if not node.attributes:
         return False
-    bounds = {"start": attribute(node, "start", 0), "end": attribute(node, "end", _INT32_MAX), "axis": 0}
-    output = node.outputs[0].name
-    inputs = [editor.constant(f"{output}_{name}", [value], np.int64) for name, value in bounds.items()]
-    whole = editor.node("Shape", node.inputs, f"{output}_whole", ir.DataType.INT64, name=str(node.name))
-    return _replace(node, whole, _beside(node, editor, "Slice", [*whole.outputs, *inputs], "part"))
+    line = Line(editor, node)
+    bounds = [attribute(node, "start", 0)], [attribute(node, "end", _INT32_MAX)], [0]
+    line("Slice", line("Shape", *node.inputs), *(line.number(bound, np.int64) for bound in bounds))
+    return _replace(node, line)
 
 
 def _gather(node: ir.Node, editor: Editor) -> bool:
@@ -149,27 +142,16 @@ def _gather(node: ir.Node, editor: Editor) -> bool:
         return False
     if axis < 0 and not shape:
         raise Refused("its negative indices along an axis of dynamic size are undefined there")
-    output, integers = node.outputs[0].name, ir.DataType.INT64
-    where = editor.constant(f"{output}_axis", axis % len(shape) if axis < 0 and shape else axis, np.int64)
-    negative = editor.constant(f"{output}_negative", index < 0, np.int64)
-    original = editor.constant(f"{output}_given", index, np.int64)
-    lengths = _beside(node, editor, "Shape", [node.inputs[0]], "sizes", dtype=integers)
-    size = _beside(node, editor, "Gather", [*lengths.outputs, where], "size", dtype=integers)
-    back = _beside(node, editor, "Mul", [negative, *size.outputs], "back", dtype=integers)
-    indices = _beside(node, editor, "Add", [original, *back.outputs], "indices", dtype=integers)
+    line = Line(editor, node)
+    where = line.number(axis % len(shape) if axis < 0 and shape else axis, np.int64)
+    size = line("Gather", line("Shape", node.inputs[0]), where)
+    back = line("Mul", line.number(index < 0, np.int64), size)
+    indices = line("Add", line.number(index, np.int64), back)
+    for value in (made.outputs[0] for made in line.nodes):
+        value.dtype = ir.DataType.INT64
     assert node.graph is not None
-    node.graph.insert_before(node, [lengths, size, back, indices])
-    return _set(node, 1, indices.outputs[0])
-
-
-def _slice(node: ir.Node, editor: Editor) -> bool:
-    """Steps without axes end the process."""
-    if operand(node, 4) is None or operand(node, 3) is not None:
-        return False
-    count = (sizes(node.inputs[1]) or (None,))[0]
-    if count is None:
-        raise Refused("it has steps without axes, for a number of starts that isn't known")
-    return _set(node, 3, editor.constant(f"{node.outputs[0].name}_axes", range(count), np.int64))
+    node.graph.insert_before(node, line.nodes)
+    return _set(node, 1, indices)
 
 
 def _constant(node: ir.Node, editor: Editor) -> bool:
@@ -184,23 +166,19 @@ def _constant(node: ir.Node, editor: Editor) -> bool:
 
 def _trilu(node: ir.Node, editor: Editor) -> bool:
     """Values that are cut away are multiplied by 0, which makes NaN of a mask's infinities; a missing `upper` means 0."""
-    x, output = node.inputs[0], node.outputs[0].name
+    x = node.inputs[0]
     assert x is not None
     if x.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL):
         return _fill(node, upper=1)
-    number, upper = ir.DataType.FLOAT, attribute(node, "upper", 1)
-    one = ir.tensor(np.ones(1, np.float32))
-    size = _beside(node, editor, "Shape", [x], "size", dtype=ir.DataType.INT64)
-    ones = _beside(node, editor, "ConstantOfShape", [*size.outputs], "ones", dtype=number, value=one)
-    cut = _beside(node, editor, "Trilu", [*ones.outputs, *node.inputs[1:]], "cut", dtype=number, upper=upper)
-    keep = _beside(node, editor, "Cast", [*cut.outputs], "keep", dtype=ir.DataType.BOOL, to=int(ir.DataType.BOOL))
-    own = {"output": f"{output}_part", "dtype": x.dtype, "name": str(node.name)}
-    if x.dtype is ir.DataType.BOOL:
-        last = editor.node("And", [*keep.outputs, x], **own)
+    line, boolean = Line(editor, node), ir.DataType.BOOL
+    ones = line("ConstantOfShape", line("Shape", x), value=ir.tensor(np.ones(1, np.float32)))
+    cut = line("Trilu", ones, *node.inputs[1:], upper=attribute(node, "upper", 1))
+    keep = line("Cast", cut, to=int(boolean))
+    if x.dtype is boolean:
+        line("And", keep, x)
     else:
-        zero = editor.constant(f"{output}_zero", 0, x.dtype.numpy())
-        last = editor.node("Where", [*keep.outputs, x, zero], **own)
-    return _replace(node, size, ones, cut, keep, last)
+        line("Where", keep, x, line.number(0, x.dtype.numpy()))
+    return _replace(node, line)
 
 
 def _suppress(node: ir.Node, editor: Editor) -> bool:
@@ -290,6 +268,9 @@ _RULES: Mapping[str, Callable[[ir.Node, Editor], bool]] = {
     "ScatterND": _reduces,
     "Selu": lambda node, editor: _fill(node, alpha=1.6732632423543772, gamma=1.0507009873554805),
     "Shape": _shape,
-    "Slice": _slice,
+    "Slice": _refused(
+        lambda node: operand(node, 4) is not None and operand(node, 3) is None,
+        "it has steps without axes, which end the process there: give it axes",
+    ),
     "Trilu": _trilu,
 }

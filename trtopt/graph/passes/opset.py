@@ -88,102 +88,58 @@ def at_opset(proto: ModelProto, target: int, instead: str = "") -> ModelProto:
 
 
 def to_ir_at(proto: ModelProto, minimum: int) -> ir.Model:
-    """`to_ir` of a model, at opset `minimum` or newer.
+    """`to_ir` of a model, at opset `minimum` or newer, every node named where it was raised.
 
     Raises:
-        ModelError: it can't be raised, or see `to_ir`.
+        ModelError: a converter fails, or see `to_ir`.
     """
-    if not opset_version(proto):  # nothing in it is of ONNX's own operators
+    version = opset_version(proto)
+    if not 0 < version < minimum:  # 0: nothing in it is of ONNX's own operators
         return to_ir(proto)
-    model = to_ir(upgraded(proto, minimum))
-    if raise_opset(model, minimum).changed:
-        model = to_ir(to_proto(model))  # of what the converter wrote nothing is known
+    try:
+        model = to_ir(_upgraded(proto, min(minimum, _ONNXSCRIPT)) if version < min(minimum, _ONNXSCRIPT) else proto)
+        if _raise(model, minimum):
+            model = to_ir(to_proto(model))  # of what the converter wrote nothing is known
+    except Exception as error:  # the converters' errors have no common base
+        what = " ".join(str(error).split()).rpartition("failed: ")[2][:300]
+        raise ModelError(f"the model of opset {version} can't be raised to {minimum}: {what}") from error
     return model
 
 
-def raise_opset(model: ir.Model, minimum: int) -> PassResult:
-    """Write a graph of opset 18 or newer in `minimum`, unless it is that new already.
-
-    Raises:
-        ModelError: onnxscript's converter fails.
-    """
+def _raise(model: ir.Model, minimum: int) -> bool:
+    """Write a graph of opset 18 or newer in `minimum`, unless it is that new already; whether nodes became others."""
     from onnxscript.version_converter import convert_version
 
-    version = opset_of(model) or 1
+    version, before = opset_of(model), list(model.graph)
     if version >= minimum:
-        return PassResult(model)
-    before = {node: str(node.name) for node in model.graph}
-    try:
-        with rewriting, quiet():
-            convert_version(model, minimum)
-    except Exception as error:  # its errors have no common base
-        raise ModelError(_not_raised(version, minimum, error)) from error
-    if version < _CHANNEL_SCALES <= minimum:
-        for node in before:
-            if node.graph is not None and node.op_type == "GroupNormalization" and node.domain in STANDARD:
-                data, scale = sizes(node.inputs[0]), sizes(node.inputs[1])
-                if not data or not scale or data[1] != scale[0]:  # it passes over those whose channels it doesn't know
-                    reason = f"{node.name} scales groups, and the number of its channels isn't known"
-                    raise ModelError(_not_raised(version, minimum, reason))
-    return PassResult(model, {name: name for node, name in before.items() if node.graph is None})
+        return False
+    with rewriting, quiet():
+        convert_version(model, minimum)
+    for node in before if version < _CHANNEL_SCALES <= minimum else ():
+        if node.graph is not None and node.op_type == "GroupNormalization" and node.domain in STANDARD:
+            data, scale = sizes(node.inputs[0]), sizes(node.inputs[1])
+            if not data or not scale or data[1] != scale[0]:  # it passes over those whose channels it doesn't know
+                raise ModelError(f"{node.name} scales groups, and the number of its channels isn't known")
+    return any(node.graph is None for node in before)
 
 
-def _not_raised(version: int, minimum: int, why: object) -> str:
-    what = " ".join(str(why).split()).rpartition("failed: ")[2][:300]
-    return f"the model of opset {version} can't be raised to {minimum}: {what}"
-
-
-def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
-    """`proto` itself if its opset is at least `minimum` or 18, else converted by ONNX's own converter, every node named.
+def _upgraded(proto: ModelProto, target: int) -> ModelProto:
+    """A model of an opset below 18 as ONNX's own converter writes it.
 
     Converted without its large weights, since ONNX's converter takes no more than one message holds.
-
-    Raises:
-        ModelError: the converter fails.
     """
     import onnx.version_converter
 
-    version = opset_version(proto) or 1
-    if version >= min(minimum, _ONNXSCRIPT):
-        return proto
     light = skeleton(proto, LARGE, external="weights")
-    for node in all_nodes(
-        light.graph
-    ):  # the converter leaves the value of a Pad that doesn't use it, which later ones haven't
+    for node in all_nodes(light.graph):
+        # The converter leaves the value of a Pad that doesn't use it, which later ones haven't.
         if node.op_type == "Pad" and message_attribute(node, "mode", b"constant") != b"constant":
             refill(node.attribute, [item for item in node.attribute if item.name != "value"])
-    try:
-        converted: ModelProto = onnx.version_converter.convert_version(light, min(minimum, _ONNXSCRIPT))
-    except Exception as error:  # the converter's errors have no common base
-        raise ModelError(_not_raised(version, minimum, error)) from error
+    converted: ModelProto = onnx.version_converter.convert_version(light, target)
     put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
-    _rename_back(converted, proto)
     name_nodes(converted)
     return converted
-
-
-def _rename_back(converted: ModelProto, original: ModelProto) -> None:
-    """Give tensors the names that the converter took from them, as from what an Upsample gives, which becomes a Resize.
-
-    Scales and options go by names. Who read a tensor reads its successor; readers are known from the outputs upwards, whose
-    names stay.
-    """
-    makers = {name: node for node in original.graph.node for name in node.output if name}
-    there = {name for node in converted.graph.node for name in node.output}
-    names: dict[str, str] = {}
-    for node in reversed(converted.graph.node):
-        outputs = [names.get(name, name) for name in node.output]
-        before = next((makers[name] for name in outputs if name in makers), None)
-        for now, then in zip(node.input, before.input if before else ()):
-            taken = then not in there and then in makers and then not in names.values()
-            if taken and now in there and now not in makers:
-                names.setdefault(now, then)
-    for node in converted.graph.node if names else ():
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-    for value in converted.graph.value_info if names else ():
-        value.name = names.get(value.name, value.name)
 
 
 def _lower(present: int, target: int, node: ir.Node, editor: Editor) -> bool:
@@ -295,21 +251,9 @@ def _grid_sample(node: ir.Node, editor: Editor) -> None:
 
 
 def _pool(node: ir.Node, editor: Editor) -> None:
-    """Windows that would start behind the data are left out with ceil_mode."""
-    if not attribute(node, "ceil_mode", 0):
-        return
-    kernel, shape = attribute(node, "kernel_shape"), sizes(node.inputs[0])
-    rank = len(kernel)
-    strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
-    pads = attribute(node, "pads", [0] * 2 * rank)
-    for axis, size in enumerate(shape[2:] if shape else (None,)):
-        if size is None:
-            why = "which meant something else before, and its input's size is dynamic"
-            raise Refused(f"rounds the size of its result up, {why}")
-        covered = size + pads[axis] + pads[axis + rank] - (dilations[axis] * (kernel[axis] - 1) + 1)
-        last = -(-covered // strides[axis]) * strides[axis]
-        if last >= size + pads[axis]:
-            raise Refused("its last window would start behind the data, which counted before")
+    """Windows that would start behind the data are left out with ceil_mode since, and counted before."""
+    if attribute(node, "ceil_mode", 0):
+        raise Refused("rounds the size of its result up (ceil_mode), which meant something else before")
 
 
 # Operator → the opset that changed it, and how to say the same before.

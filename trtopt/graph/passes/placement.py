@@ -331,7 +331,7 @@ def _channel_axis(node: ir.Node) -> int | None:
 
 
 def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
-    """Why quantizing doesn't pay for this layer, or an empty string."""
+    """Return why quantizing doesn't pay for this layer, or an empty string."""
     useless = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay"
     if node.op_type == "Conv":
         out_channels, in_channels = weight[0], weight[1] * attribute(node, "group", 1)

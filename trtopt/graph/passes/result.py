@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from trtopt.core.errors import UnsupportedOperator
@@ -32,7 +34,23 @@ class PassResult:
 
 
 class Refused(Exception):
-    """Why a rule can't write a node as it should be."""
+    """The reason why a rule can't write a node as it should be."""
+
+
+class Line:
+    """New nodes in the order in which they compute, in place of one or in front of it, named after it."""
+
+    def __init__(self, editor: Editor, node: ir.Node) -> None:
+        self.nodes: list[ir.Node] = []
+        self._editor, self._name = editor, str(node.name or node.outputs[0].name)
+
+    def number(self, content: Any, dtype: Any = np.float32) -> ir.Value:
+        return self._editor.constant(f"{self._name}/constant", content, dtype)
+
+    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        name = self._editor.fresh(f"{self._name}/{op}")
+        self.nodes.append(self._editor.node(op, inputs, name, name=name, **attributes))
+        return self.nodes[-1].outputs[0]
 
 
 def rewrite_nodes(

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.passes.result import PassResult
+from trtopt.graph.passes.result import Line, PassResult
 from trtopt.graph.view import Editor, attribute, is_constant, opset_of, sizes
 
 # Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
@@ -39,7 +38,7 @@ def substitute(model: ir.Model) -> None:
         rule = _RULES.get((node.domain, node.op_type))
         if rule is None or opset_of(model) < _OLDEST.get(node.op_type, 13):
             continue
-        line = _Line(editor, node, opset_of(model))
+        line = Line(editor, node)
         result = rule(line, node)
         if result is not None:
             (old,) = node.outputs
@@ -53,7 +52,7 @@ def sum_by_products(model: ir.Model) -> PassResult:
     for node in list(model.graph.all_nodes()):
         if node.domain or attribute(node, "reduction", "none") != "add" or opset_of(model) < 13:
             continue
-        line = _Line(editor, node, opset_of(model))
+        line = Line(editor, node)
         rule = {"ScatterND": _scattered_rows, "ScatterElements": _scattered_elements}.get(node.op_type)
         if rule is not None and (result := rule(line, node)) is not None:
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, [result])
@@ -61,37 +60,20 @@ def sum_by_products(model: ir.Model) -> PassResult:
     return PassResult(model, changes)
 
 
-class _Line:
-    """Nodes in the order in which they compute, in place of one."""
-
-    def __init__(self, editor: Editor, node: ir.Node, opset: int) -> None:
-        self.nodes: list[ir.Node] = []
-        self.opset, self._editor, self._name = opset, editor, str(node.name or node.outputs[0].name)
-
-    def number(self, content: Any, dtype: Any = np.float32) -> ir.Value:
-        return self._editor.constant(f"{self._name}/constant", content, dtype)
-
-    def __call__(self, op: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        name = self._editor.fresh(f"{self._name}/{op}")
-        node = self._editor.node(op, inputs, name, name=name, **attributes)
-        self.nodes.append(node)
-        return node.outputs[0]
-
-
-def _or_equal(line: _Line, node: ir.Node) -> ir.Value | None:
+def _or_equal(line: Line, node: ir.Node) -> ir.Value | None:
     """Compare integers without "or equal"; of floats NaN is neither: they stay."""
     if not all(value is not None and value.dtype is not None and value.dtype.is_integer() for value in node.inputs):
         return None
     return line("Not", line("Greater" if node.op_type == "LessOrEqual" else "Less", *node.inputs))
 
 
-def _loop(line: _Line, node: ir.Node) -> ir.Value | None:
+def _loop(line: Line, node: ir.Node) -> ir.Value | None:
     if len(node.inputs) > 1 and node.inputs[1] is None:
         node.replace_input_with(1, line.number(True, np.bool_))
     return None
 
 
-def _einsum(line: _Line, node: ir.Node) -> ir.Value | None:
+def _einsum(line: Line, node: ir.Node) -> ir.Value | None:
     """A sum over the last axes of one operand and a constant: a product, which INT8 has."""
     left, arrow, result = attribute(node, "equation", "").replace(" ", "").partition("->")
     operands = list(zip(left.split(","), node.inputs))
@@ -127,7 +109,7 @@ def _einsum(line: _Line, node: ir.Node) -> ir.Value | None:
     return product
 
 
-def _scattered_rows(line: _Line, node: ir.Node) -> ir.Value | None:
+def _scattered_rows(line: Line, node: ir.Node) -> ir.Value | None:
     """ScatterND along the first axis."""
     data, indices, updates = node.inputs
     form, places = sizes(data), sizes(indices)
@@ -137,7 +119,7 @@ def _scattered_rows(line: _Line, node: ir.Node) -> ir.Value | None:
     return line("Add", data, _summed(line, data, rows, updates))
 
 
-def _scattered_elements(line: _Line, node: ir.Node) -> ir.Value | None:
+def _scattered_elements(line: Line, node: ir.Node) -> ir.Value | None:
     """ScatterElements whose places are the same along all axes but its own, as `index.expand_as(source)` makes them."""
     data, indices, updates = node.inputs
     form, axis = sizes(data), attribute(node, "axis", 0)
@@ -150,27 +132,20 @@ def _scattered_elements(line: _Line, node: ir.Node) -> ir.Value | None:
         if made is None or made.op_type != "Expand" or (source := made.inputs[0]) is None:
             return None
         shape = sizes(source)
-        if (
-            shape is None
-            or len(shape) != len(form)
-            or any(size != 1 for place, size in enumerate(shape) if place != axis)
-        ):
+        # What is 1 along the axis may be made longer, too.
+        if not shape or len(shape) != len(form) or any((size == 1) is (at == axis) for at, size in enumerate(shape)):
             return None
-        if shape[axis] == 1:
-            return None  # it may have been made longer, too
         others = [place for place in range(len(form)) if place != axis]
         if any(data.shape[place] != updates.shape[place] or data.shape[place] is None for place in others):
             return None  # a part of the data alone
     rows = line("Reshape", source, line.number([-1], np.int64))
-    if not axis:
-        return line("Add", data, _summed(line, data, rows, updates))
     order = [axis, *(place for place in range(len(form)) if place != axis)]
     turned, moved = (line("Transpose", item, perm=order) for item in (data, updates))
     total = _summed(line, turned, rows, moved)
     return line("Add", data, line("Transpose", total, perm=[int(item) for item in np.argsort(order)]))
 
 
-def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
+def _summed(line: Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
     """Return what `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
     shape = line("Shape", data)
     length = line("Gather", shape, line.number([0], np.int64), axis=0)
@@ -187,7 +162,7 @@ def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> i
     return line("Reshape", total, shape)
 
 
-_RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], ir.Value | None]] = {
+_RULES: dict[tuple[str, str], Callable[[Line, ir.Node], ir.Value | None]] = {
     ("", "Einsum"): _einsum,
     ("", "LessOrEqual"): _or_equal,
     ("", "GreaterOrEqual"): _or_equal,

@@ -31,20 +31,13 @@ def tidy(model: ir.Model) -> None:
             _reshape(node, editor)
         elif node.op_type == "Concat":
             _concat(node)
-        elif (before := _before(node)) is not None:
+        elif (before := node.inputs[0].producer()) is not None and before.op_type == node.op_type and not before.domain:
             _join(before, node, editor, opset)
         if (given := _given(node, editor, opset)) is not None:
             node.resize_inputs(1)
             node.replace_input_with(0, given)
             node.op_type = "Identity"
             node.attributes.clear()
-
-
-def _before(node: ir.Node) -> ir.Node | None:
-    """The node of the same operator that gives its first input."""
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    same = before is not None and (before.op_type, before.domain) == (node.op_type, node.domain)
-    return before if same else None
 
 
 def _given(node: ir.Node, editor: Editor, opset: int) -> ir.Value | None:
@@ -134,7 +127,7 @@ def _picked(numbers: list[_Number], node: ir.Node) -> list[_Number] | None:
 
 
 def _reshape(node: ir.Node, editor: Editor) -> None:
-    """By a constant, where at most one size is open, and of what wasn't reshaped before; Flatten becomes one."""
+    """Reshape by a constant, where at most one size is open, and of what wasn't reshaped before; Flatten becomes one."""
     held, after = constant(operand(node, 1)), sizes(node.outputs[0]) or ()
     target = None if held is None else held.tolist()
     if node.op_type == "Flatten" and attribute(node, "axis", 1) == 1:

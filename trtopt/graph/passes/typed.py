@@ -71,6 +71,7 @@ _PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data
     "NonMaxSuppression": (0, 1, 2, 3, 4),
     "Multinomial": (0,),
 }
+_LEAST = 2.0**-25  # half of the smallest number that FP16 holds
 _CAST_OPSET = 17  # for models that import none: what every generation reads
 _IR_TYPES = {
     Precision.FP32: ir.DataType.FLOAT,
@@ -170,15 +171,18 @@ def to_typed(
     return PassResult(model, {name: name for name in sorted(typing.reduced)}, tuple(kept.values()))
 
 
+class _KeptNodes(dict[str, Kept]):
+    """Nodes that stay in FP32, each for the first reason found."""
+
+    def keep(self, node: ir.Node, reason: str) -> None:
+        self.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
+
+
 def _kept(
     model: ir.Model, base: Precision, overrides: Sequence[Override], measured: Mapping[str, str], *, typed: bool
 ) -> dict[str, Kept]:
-    kept: dict[str, Kept] = {}
-    own = typed_already(model)
-
-    def keep(node: ir.Node, reason: str) -> None:
-        kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
-
+    kept = _KeptNodes()
+    own, keep = typed_already(model), kept.keep
     from_shape = _shape_arithmetic(model.graph)
     for node in model.graph:
         precision = overriding(overrides, node.name or "", node.op_type)
@@ -249,7 +253,7 @@ def _is_fp32(value: ir.Value | None) -> bool:
 
 
 def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
-    """Why the node's FP32 results can't be of type `base`, or an empty string."""
+    """Return why the node's FP32 results can't be of type `base`, or an empty string."""
     types = slots(node, opsets.get(node.domain, 1))
     if types is None or node.domain not in STANDARD:
         return f"{node.op_type} of {node.domain} isn't one of ONNX's own operators: which types it takes isn't known"
@@ -289,7 +293,7 @@ def _scale_and_shift(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.flo
 
 
 def _extend_over_variance(
-    graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override], measured: Mapping[str, str]
+    graph: ir.Graph, kept: _KeptNodes, overrides: Sequence[Override], measured: Mapping[str, str]
 ) -> None:
     """A square is only safe if what follows it (mean, + epsilon, square root, division) stays FP32 as well."""
     squares = [node for node in graph if node.op_type in ("Pow", "Mul") and str(node.name) in kept]
@@ -300,11 +304,10 @@ def _extend_over_variance(
         producers = (value.producer() for value in node.inputs if value is not None)
         if node.op_type in _VARIANCE_TAIL and any(item in chain and item.op_type != "Div" for item in producers):
             chain.add(node)
-            reason = "follows a square (variance or norm); its input may pass 65504"
-            kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
+            kept.keep(node, "follows a square (variance or norm); its input may pass 65504")
 
 
-def _keep_guards(graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override]) -> None:
+def _keep_guards(graph: ir.Graph, kept: _KeptNodes, overrides: Sequence[Override]) -> None:
     """`x + 1e-8` or `max(x, 1e-10)` before a logarithm or a division: in FP16 the constant is zero, and guards nothing."""
     for node in graph:
         least = _lost_guard(node)
@@ -313,17 +316,14 @@ def _keep_guards(graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Ove
         )
         for item in [node, *readers] if readers else ():
             if overriding(overrides, item.name or "", item.op_type) is None:
-                reason = f"{least:.2g} keeps {node.outputs[0].name} from zero, and is zero in FP16"
-                kept.setdefault(str(item.name), Kept(str(item.name), item.op_type, Precision.FP32, reason))
+                kept.keep(item, f"{least:.2g} keeps {node.outputs[0].name} from zero, and is zero in FP16")
 
 
 def _lost_guard(node: ir.Node) -> float:
     """The constant by which a node's results stay above zero, where FP16 rounds it to zero; else 0."""
     slots = {"Add": (0, 1), "Max": range(len(node.inputs)), "Clip": (1,)}.get(node.op_type, ())
     for content in (constant(operand(node, slot)) for slot in slots):
-        if (
-            content is not None and content.size and content.min() > 0 and content.max() <= 2.0**-25
-        ):  # half of the least
+        if content is not None and content.size and content.min() > 0 and content.max() <= _LEAST:
             return float(content.max())
     return 0.0
 
