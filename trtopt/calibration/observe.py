@@ -137,10 +137,9 @@ class _GraphRunner:
         if self.computed:
             # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the
             # memory it takes less of it and no longer (docs/results/calibration-rules.md).
+            options: dict[str, Any] = {"threads": 1, "memory_pattern": False, "unordered": not gpu, "gpu": gpu}
             try:
-                self.session = open_session(
-                    proto, outputs=self.computed, threads=1, memory_pattern=False, gpu=gpu, purpose="calibration"
-                )
+                self.session = open_session(proto, outputs=self.computed, purpose="calibration", **options)
             except ModelError as error:
                 raise CalibrationError(
                     f"ONNX Runtime can't load the model {proto.graph.name!r}: {error.__cause__}"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from trtopt.core.library_output import quiet
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.opset import at_opset
-from trtopt.graph.proto import opset_version, refill, whole_copy
+from trtopt.graph.proto import Links, attribute, opset_version, refill, whole_copy
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
 # Bytes: the weights of larger models reach ONNX Runtime in a file, which it maps: no copies, loaded sooner.
 INLINE = 8 << 20
+BLOCK = 16  # channels that convolutions work on together, or half as many; fewer are filled up with zeros
 _NEWEST_IR = re.compile(r"max supported IR version: (\d+)")
 _NEWEST_OPSET = re.compile(r"support for domain ai\.onnx is till opset (\d+)")
 
@@ -53,6 +55,7 @@ def open_session(
     threads: int | None = None,
     optimize: bool = True,
     memory_pattern: bool = True,
+    unordered: bool = False,
     gpu: bool = False,
     tf32: bool = False,
     purpose: str = "running an ONNX model",
@@ -64,6 +67,9 @@ def open_session(
         threads: within an operator; None: ONNX Runtime's choice. One also keeps operators from running side by side.
         optimize: False runs the nodes as they stand.
         memory_pattern: plan the memory of each shape that comes: faster from the second run on, and larger.
+        unordered: with `outputs`, which then come by their place, not by name: their values may stand in another order, for
+            who only counts them. On processors whose convolutions work on blocks of channels, putting an image's channels
+            back in order takes time.
         gpu: on the first GPU, where the installed package can use one; else on the CPU, without a word.
             `get_providers()[0]` of the session says which it became.
         tf32: on a GPU, FP32 convolutions and matrix products may round what they multiply to ten bits. That is ONNX
@@ -104,6 +110,8 @@ def open_session(
                 write_bytes(path, light.SerializeToString())
             try:
                 source = os.fspath(path if isinstance(model, ModelProto) else model)
+                if unordered and any(node.op_type == "Conv" for node in light.graph.node):
+                    return _unordered(ort, path, options, providers)
                 return ort.InferenceSession(source, options, providers=providers)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 older = _older(model, str(error))
@@ -113,6 +121,39 @@ def open_session(
                     )
                     raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}") from error
                 model = older
+
+
+def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> Any:
+    """A session of the graph that ONNX Runtime makes of a model, without the nodes that only put its outputs in order."""
+    optimized = path.with_name("made.onnx")
+    options.optimized_model_filepath = os.fspath(optimized)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", f"{optimized.name}.data"
+    )
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    session = ort.InferenceSession(os.fspath(path), options, providers=providers)
+    light = ModelProto()
+    light.ParseFromString(whole(optimized, None))
+    graph = light.graph
+    readers = Links(graph).readers
+    last = {node.output[0]: index for index, node in enumerate(graph.node) if node.op_type == "ReorderOutput"}
+    ordered = [
+        value
+        for value in graph.output
+        if value.name in last and attribute(graph.node[last[value.name]], "channels", 1) % BLOCK == 0
+    ]
+    if not ordered:
+        return session
+    unread = [last[value.name] for value in ordered if value.name not in readers]
+    for value in ordered:
+        value.CopyFrom(ValueInfoProto(name=graph.node[last[value.name]].input[0]))
+    for index in sorted(unread, reverse=True):
+        del graph.node[index]
+    write_bytes(optimized, light.SerializeToString())
+    del session  # with its weights
+    options.optimized_model_filepath = ""
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(os.fspath(optimized), options, providers=providers)
 
 
 def _older(model: ModelProto | str | os.PathLike[str], message: str) -> ModelProto | None:
@@ -195,5 +236,4 @@ class OnnxSession:
         try:
             return dict(zip(self.outputs, self._session.run(None, dict(inputs))))
         except Exception as error:
-            padded = ": export it with its padding in numbers, not auto_pad" * ("AutoPadType" in str(error))
-            raise ModelError(f"ONNX Runtime can't run the model: {error}{padded}") from error
+            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
