@@ -150,11 +150,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         device: "cpu", or "cuda": ONNX Runtime runs the model on the first GPU (onnxruntime-gpu in place of onnxruntime), whose
             values may differ from a CPU's in their last bits.
         missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
-        allow_unusual_data: take images of one colour or one sample repeated, which are refused otherwise.
+        allow_unusual_data: take one sample repeated, which is refused otherwise.
 
     Raises:
-        UsageError, DataError: arguments or data that can't be right, before any long work; images of one colour and copies
-            when all were seen.
+        UsageError, DataError: arguments or data that can't be right, before any long work; copies when all were seen.
         DeviceError: device="cuda" where ONNX Runtime has no GPU.
         InvalidModel: the model can't be read, or its weights hold NaN or infinity.
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
@@ -364,7 +363,7 @@ def _measured(
         refuse(quality, insist)
         ranges: dict[str, float] = {}
         if examined:
-            quality["preprocessing"] = check_preprocessing(prepared.proto, survey.images)
+            quality["preprocessing"] = check_preprocessing(prepared.proto, survey.ranged)
             ranges = half_ranges(prepared.proto, survey.ranged, seen.histograms, request.threads, reporter)
         with reporter.phase("choosing thresholds"):
             table = prepared.table(
