@@ -20,19 +20,17 @@ from trtopt.core.errors import InvalidModel
 from trtopt.core.shapes import shapes_option
 from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
-from trtopt.graph.bounds import bounds
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX, MASK
-from trtopt.graph.proto import STANDARD, Links, all_graphs, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
 
 LEVELS = ("error", "warning", "info")
 FP16_STEP = 2.0**-24  # its smallest number
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
-_KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
-# Code → message, hint. Where a message has several forms, the code goes on behind a colon.
+# Code → message, hint.
 _ERRORS = {
     "input-without-rank": (
         "declares no shape; TensorRT needs its number of dimensions",
@@ -42,7 +40,6 @@ _ERRORS = {
         "the {side} is of type {kind}, which TensorRT hasn't",
         "move that part of the model outside",
     ),
-    "unsupported-type:constant": ("the constant {name} is {kind}, which TensorRT hasn't", ""),
     "integer-operator": (
         "TensorRT has no integer operators: it wants Q/DQ pairs",
         "build from the float model with `int8=True`, or quantize in the Q/DQ format",
@@ -57,10 +54,6 @@ _ERRORS = {
     ),
 }
 _WARNINGS = {
-    "empty-input": (
-        "has no elements (shape {dims}): nothing goes in",
-        "export it with the sizes that it gets, or with dynamic dimensions",
-    ),
     "length-held": (
         "{reason}: the trace holds the sizes that it was made at",
         "set these (trtopt check MODEL `set='NAME:SHAPE'` `fix='OUT.onnx'`), or export it again, by trtopt export",
@@ -107,31 +100,22 @@ _WARNINGS = {
         "control flow that folding couldn't decide",
         "{decide}; reduced precision doesn't reach into it",
     ),
-    "fp16-variance": (
-        "squares, then their mean or sum (a variance, a power, an error): they overflow FP16 above 255",
-        _KEPT + "; of a variance, LayerNormalization (opset 17) is the safe form",
-    ),
     "opset-too-new": (
         "opset {opset}; {generation} reads {limit} and older well",
         "export with `opset={limit}`, or `fix=`, which lowers it",
     ),
 }
 _INFOS = {
-    "dynamic-input": ("dynamic dimensions: {dims}", ""),
     "int64": (
         "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
         "feed what the engine's manifest says",
     ),
-    "fp16-range": ("its result can exceed FP16's range", _KEPT),
-    "fp16-normalization": ("sums squares inside, which FP16 can't hold", _KEPT),
 }
 _WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
 # Operators that are worth a finding wherever they are.
 _OPERATORS = (
     *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
     (("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"), "integer-operator"),
-    *(((op,), "fp16-range") for op in ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum")),
-    (("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), "fp16-normalization"),
 )
 
 
@@ -168,7 +152,7 @@ def _said(words: str, node: str, op: str = "", *, code: str = "", **values: Any)
     level = next(level for level, codes in _WORDS.items() if words in codes)
     message, hint = _WORDS[level][words]
     values |= {"node": node, "op": op}
-    return Finding(level, code or words.partition(":")[0], node, op, message.format(**values), hint.format(**values))
+    return Finding(level, code or words, node, op, message.format(**values), hint.format(**values))
 
 
 def find(proto: ModelProto) -> tuple[Finding, ...]:
@@ -200,9 +184,6 @@ class _Graph(Links):
         """Name and operator of the nodes that read a tensor; its own name where none does."""
         readers = [(node.name or tensor, node.op_type) for node in self.readers.get(tensor, ())]
         return list(dict.fromkeys(readers)) or [(tensor, "")]
-
-    def followed(self, node: NodeProto, *ops: str) -> bool:
-        return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
     def cast_at_once(self, name: str) -> bool:
         """Return whether the output is made by a Cast, or all that reads the input casts it to a floating type."""
@@ -237,11 +218,6 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
         info = tensor_info(value)
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             yield _said("input-without-rank", info.name)
-        dynamic = [f"{info.shape[axis]} (axis {axis})" for axis in info.open_axes]
-        if dynamic:
-            yield _said("dynamic-input", info.name, dims=", ".join(dynamic).replace("-1 ", "unnamed "))
-        if 0 in info.shape:
-            yield _said("empty-input", info.name, dims="x".join(map(str, info.shape)))
     for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
         for info in map(tensor_info, values):
             kind = info.dtype
@@ -253,13 +229,8 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
 
 
 def _constants(graph: _Graph) -> Iterator[Finding]:
-    tensors = graph.proto.graph.initializer
-    if doubles := [tensor for tensor in tensors if tensor.data_type == TensorProto.DOUBLE]:
+    if doubles := [item for item in graph.proto.graph.initializer if item.data_type == TensorProto.DOUBLE]:
         yield _said("double-weights", *graph.read_by(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
-    for tensor in tensors:
-        kind = dtype_name(tensor.data_type)
-        if kind == "string" or kind.startswith("complex"):
-            yield _said("unsupported-type:constant", *graph.read_by(tensor.name)[0], name=tensor.name, kind=kind)
 
 
 def _weights(graph: _Graph) -> Iterator[Finding]:
@@ -364,21 +335,13 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
             custom.setdefault((node.domain, node.op_type), []).append(node)
     for (domain, _), nodes in custom.items():
         yield from _several(nodes, "custom-operator", domain=domain)
-    within = bounds(graph.proto, {}) if graph.of("Exp") else {}
-    small = [name for name, (_, high) in within.items() if high <= math.log(FP16_MAX)]
     for ops, words in _OPERATORS:
-        nodes = [node for node in graph.of(*ops) if node.op_type != "Exp" or node.input[0] not in small]
-        yield from _several(nodes, words)
+        yield from _several(graph.of(*ops), words)
     if flow := graph.of(*CONTROL_FLOW):
         sides = "condition fixed, or both sides computed and torch.where between them"
         steps = "steps written out in Python, as torch.export does with a number of them that is fixed"
         decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else steps}"
         yield from _several(flow, "control-flow", decide=decide)
-
-
-def _structure(graph: _Graph) -> Iterator[Finding]:
-    squares = [node for node in graph.of("Pow", "Mul") if node.op_type == "Pow" or len(set(node.input)) == 1]
-    yield from _several([node for node in squares if graph.followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
 
 
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
@@ -422,5 +385,5 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _constants, _weights, _structure, _zero_points,
+    _ends, _operators, _damaged, _constants, _weights, _zero_points,
 )  # fmt: skip
