@@ -4,8 +4,7 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
 
 1. exact: the folded graph, which builds quantize, has a tensor of that name. Folding keeps names with their values: of a
    fused Conv + BatchNormalization the BatchNormalization's, so the pre-activation never stands for something else.
-2. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast,
-   duplicates).
+2. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast).
 3. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
 
 Numbered names, `(Unnamed Layer* 7) [Convolution]_output`, say nothing of ONNX's tensors: they stand for none.
