@@ -257,7 +257,7 @@ def test_without_a_server_the_line_for_docker_is_the_answer(
         trtopt.serve(**played)
     line = next(line for line in raised.value.lines if line.strip().startswith("docker run"))
     assert f"-p 127.0.0.1:{played['grpc_port']}:8001" in line and f" -v {tmp_path}/repo:/models:ro" in line
-    assert raised.value.exit_code == 3
+    assert raised.value.exit_code == 3 and "`server=`" in str(raised.value)
 
 
 def test_a_folder_without_models_is_no_repository(tmp_path: Path) -> None:

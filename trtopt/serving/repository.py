@@ -21,13 +21,13 @@ from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
 from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
 from trtopt.serving.config import IMAGE, LABELS, model_config, text
-from trtopt.serving.containers import Container, container_for
 from trtopt.serving.interface import Batching, Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
 from trtopt.trt.plans import PlanHeader, plan_header
 
 BACKENDS = ("tensorrt", "python")
 CONFIG = "config.pbtxt"
+MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix/index.html"
 _MODEL = Path(__file__).with_name("triton_model.py")
 _GREY = bytes.fromhex(  # a PNG of 16 × 16 pixels
     "89504e470d0a1a0a0000000d49484452000000100000001008000000003a98a0bd0000000f4944415478da636840030c235b"
@@ -46,7 +46,6 @@ class DeployedModel:
         version: the folder in it that has the engine, and what Triton calls it.
         changed: whether anything was written; False: all was there already.
         max_batch_size: 0: Triton forms no batches, because of `no_batches`.
-        container: tag of the Triton container whose TensorRT reads the plan; None where it isn't known, or doesn't matter.
         notes: what there is to know about it.
     """
 
@@ -58,7 +57,6 @@ class DeployedModel:
     changed: bool
     max_batch_size: int
     no_batches: str
-    container: str | None
     notes: tuple[str, ...]
 
 
@@ -152,7 +150,6 @@ class _Model:
         self.notes: list[str] = []
         self.manifest: Manifest | None = None if self.onnx else load_manifest(engine)
         self.header: PlanHeader | None = None
-        self.container: Container | None = None
         self.files: dict[str, Path] = {}  # of the version's folder
         self.beside: dict[str, bytes] = {}  # of the model's
 
@@ -232,13 +229,14 @@ class _Model:
             raise UsageError(
                 f"{self.engine.name} is a plan of {header}, which Triton's TensorRT backend can't read: give `backend='python'`"
             )
-        compatible = self.manifest is not None and self.manifest.origin.carries
-        self.container, note = container_for(header, version_compatible=compatible)
-        self.notes.append(note)
-        if compatible:
+        maker = header or "TensorRT"
+        self.notes.append(
+            f"the container with the very {maker} that made the plan reads it; NVIDIA lists them: {MATRIX}"
+        )
+        if self.manifest is not None and self.manifest.origin.carries:
             self.notes.append(
-                "the plan is version-compatible and carries a library for the host: tritonserver reads it only where its "
-                "TensorRT backend is configured with version-compatible=true"
+                "the plan is version-compatible and carries a library for the host: containers of later versions read it, too, "
+                "where tritonserver gets --backend-config=tensorrt,version-compatible=true, as all do for this plan"
             )
         self.files = {"model.plan": self.engine}
 
@@ -340,7 +338,6 @@ class _Model:
             changed=changed,
             max_batch_size=self.batching.most,
             no_batches=self.batching.why,
-            container=self.container.tag if self.container else None,
             notes=tuple(self.notes),
         )
 
