@@ -265,17 +265,13 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
                 others = f"of the state dicts in {path} {key!r} is taken, not {first_of(more)}"
             state = state[key]
     if not is_state(state):
-        inside = [key for key, value in state.items() if is_state(value)] if isinstance(state, dict) else []
-        if len(inside) > 1:
-            apart = f"{path.stem}.{inside[0]}.pth"
+        keys = list(map(str, state)) if isinstance(state, dict) else []
+        inside = [key for key in keys if is_state(state[key])]
+        if len(inside) != 1:
             raise ModelError(
-                f"the weights {path} hold {len(inside)} state dicts ({first_of(inside, 8)}): save the one that is meant, in "
-                f"Python: torch.save(torch.load({str(path)!r})[{inside[0]!r}], {apart!r}); then: `weights={apart!r}`"
-            )
-        if not inside:
-            keys = f", but {first_of(map(str, state), 8)}" if isinstance(state, dict) and state else ""
-            raise ModelError(
-                f"the weights {path} hold no state dict{keys}; save one: torch.save(model.state_dict(), path)"
+                f"the weights {path} hold {len(inside) or 'no'} state dicts ({first_of(inside or keys, 8)}): save the one that "
+                f"is meant, in Python: torch.save(torch.load({str(path)!r})['KEY'], 'state.pth'), or "
+                "torch.save(model.state_dict(), 'state.pth'); then: `weights='state.pth'`"
             )
         state = state[inside[0]]
     own = {_unwrapped(name): name for name in source.module.state_dict()}
