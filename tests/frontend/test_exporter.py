@@ -425,7 +425,7 @@ def test_weights_inside_other_things_are_found_or_named(tmp_path: Path) -> None:
     assert f"of the state dicts in {path} 'model' is taken, not ema" in found.notes
     for content, said in (
         ({"params_ema": state, "params": state}, f"2 state dicts (params_ema, params): .*torch.load({str(path)!r})"),
-        ({"epoch": 3, "loss": 0.5}, "hold no state dicts .epoch, loss.: save"),
+        ({"epoch": 3, "loss": 0.5}, "hold no state dicts (epoch, loss): save"),
     ):
         with pytest.raises(ModelError) as caught:
             taken(content)

@@ -95,25 +95,16 @@ class CalibrateResult:
             | ({} if (seen := entry.histogram) is None else {"absmax": seen.absmax, "count": seen.total})
             for name, entry in table.tensors.items()
         }
-        content: dict[str, Any] = plain(
-            {
-                "tensors": tensors,
-                "groups": table.groups,
-                "method": table.method,
-                "samples": table.samples,
-                "skipped": self.skipped,
-                "table": self.path,
-                "digest": table.digest,
-                "quality": table.quality,
-                "notes": self.notes,
-                "coverage": self.coverage.to_json() if self.coverage else None,
-                "exported": self.exported,
-                "repairs": self.repairs.describe() if self.repairs else None,
-                "seconds": round(self.seconds, 3),
-                "cached": self.cached,
-            }
-        )
-        return content
+        about = {name: getattr(table, name) for name in ("groups", "method", "samples", "digest", "quality")}
+        own = {name: getattr(self, name) for name in ("skipped", "notes", "exported", "cached")}
+        found: dict[str, Any] = {
+            "tensors": tensors,
+            "table": self.path,
+            "seconds": round(self.seconds, 3),
+            "coverage": self.coverage.to_json() if self.coverage else None,
+            "repairs": self.repairs.describe() if self.repairs else None,
+        }
+        return dict(plain({**about, **own, **found}))
 
 
 @taking(CalibrateRequest)

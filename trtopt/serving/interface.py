@@ -112,9 +112,9 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
         run: inference; asked at two batch sizes where the names of the dimensions don't say which outputs follow the batch. It
             raises TrtoptError where nothing can run the engine.
     """
+    if not interface.inputs:
+        return Batching(0, "there is no input")
     for what, infos in (("input", interface.inputs), ("output", interface.outputs)):
-        if not infos:
-            return Batching(0, f"there is no {what}")
         for info in infos:
             if not info.shape:
                 return Batching(0, f"{what} {info.name!r} is a scalar")

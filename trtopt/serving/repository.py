@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import Plain
-from trtopt.core.errors import EngineError, OutputError, UsageError
+from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import existing_file, made_folder, opened_regular, sha256_file, whole, write_bytes
 from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
@@ -202,10 +202,7 @@ class _Model:
         has_graph = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
         runtime = "onnxruntime" if has_graph else "auto"
         with Session(self.engine, backend=runtime, trust_host_code=self.request.trust_host_code) as session:
-            types = {info.name: info.dtype for info in session.inputs}
-            if types.keys() != inputs.keys():
-                raise EngineError(f"its manifest's inputs are {', '.join(inputs)}, and its graph's {', '.join(types)}")
-            return session.run({name: array.astype(types[name], copy=False) for name, array in inputs.items()})
+            return session.run({info.name: inputs[info.name].astype(info.dtype, copy=False) for info in session.inputs})
 
     def _labels(self, interface: Interface) -> list[str]:
         """Outputs that score the manifest's classes, whose names become the labels."""
@@ -273,18 +270,14 @@ class _Model:
         Raises:
             UsageError: the engine doesn't take images, or not in batches.
         """
-        why = ""
-        if len(interface.inputs) != 1:
-            why = f"it has {len(interface.inputs)} inputs"
-        elif self.manifest is None or not self.manifest.preprocess:
-            why = (
-                "its manifest has no preprocessing (build it with `preprocess=`)"
-                if self.manifest
-                else "it has no manifest"
-            )
-        elif not batching.most:
-            why = f"it takes no batches: {batching.why}"
-        if why:
+        reasons = {
+            f"it has {len(interface.inputs)} inputs": len(interface.inputs) != 1,
+            "its manifest has no preprocessing (build it with `preprocess=`)": not getattr(
+                self.manifest, "preprocess", None
+            ),
+            f"it takes no batches: {batching.why}": not batching.most,
+        }
+        if why := next((why for why, holds in reasons.items() if holds), ""):
             raise UsageError(f"`from_images=True`: {self.engine.name} can't take images: {why}; send arrays instead")
         return _GREY
 
