@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
 from trtopt.core.words import first_of
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
-from trtopt.graph.passes.typed import FP16_MAX, MASK
+from trtopt.graph.passes.typed import MASK, SENTINEL
 from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
 
@@ -84,10 +84,6 @@ _WARNINGS = {
         "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
         "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
     ),
-    "fp16-weight-overflow": (
-        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
-        "`precision_override=['{node}=fp32']`",
-    ),
     "custom-operator": (
         "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
         "export without it, or provide the plugin",
@@ -125,7 +121,7 @@ class Finding(Plain):
 
     Attributes:
         level: "error" (it won't work), "warning" (it may not), "info".
-        code: stable name of the rule, such as "fp16-weight-overflow".
+        code: stable name of the rule, such as "fp16-mask-constant".
         node: the ONNX node, or the tensor where there is no node; the first one where `message` counts several.
         op: the node's operator, or "".
         hint: what to do.
@@ -234,22 +230,18 @@ def _constants(graph: _Graph) -> Iterator[Finding]:
 
 
 def _weights(graph: _Graph) -> Iterator[Finding]:
-    """Weights that FP16 doesn't hold: too large, or so small that they lose what they say."""
-    beyond = {}
+    """Weights so small that FP16 loses what they say, by their energy: tiny ones among large don't matter."""
     for tensor, values in graph.tensors(TensorProto.FLOAT):
         node, op = graph.read_by(tensor.name)[0]
-        if not values.size or _spoiled(values):
+        if op not in WEIGHTED or values.size < 2 or _spoiled(values):
             continue
-        if (largest := _largest(values)) > FP16_MAX:
-            beyond[tensor.name] = values
-        elif op in WEIGHTED and values.size > 1 and math.sqrt(values.size) * FP16_STEP / 2 > 0.009 * largest > 0:
-            # Judged by the energy lost, not by the count: tiny values among large ones (a pruned channel's) don't matter.
-            # No value loses more than half a step beside its own rounding, which is far below 1 %.
+        # No value loses more than half a step beside its own rounding, which is far below 1 %.
+        largest = float(max(values.max(), -values.min()))
+        if math.sqrt(values.size) * FP16_STEP / 2 > 0.009 * largest > 0:
             exact = values.astype(np.float64)
             share = float(np.linalg.norm(exact - values.astype(np.float16)) / (np.linalg.norm(exact) or 1.0))
             if share > 0.01:
                 yield _said("fp16-weight-underflow", node, op, name=tensor.name, largest=largest, share=share)
-    yield from _beyond_fp16(graph, beyond, 1)
 
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
@@ -279,23 +271,21 @@ def _spoiled(values: NDArray[Any]) -> bool:
     return not np.isfinite(values).all() and (values.size > 1 or bool(np.isnan(values).any()))
 
 
-def _largest(values: NDArray[Any]) -> float:
-    return float(max(values.max(initial=0), -values.min(initial=0)))
+def _masks(graph: _Graph, readers: int | None = 1) -> Iterator[Finding]:
+    """Return finite constants that stand for infinity, as masks do, for each of their first readers.
 
-
-def _beyond_fp16(graph: _Graph, constants: Mapping[str, NDArray[Any]], readers: int | None) -> Iterator[Finding]:
-    """Constants with values that FP16 doesn't hold, for each of their first readers. Of -inf FP16 makes what FP32 does."""
-    harmless = _masking_once(
-        graph, [name for name, values in constants.items() if np.all((values < MASK) | (np.abs(values) <= FP16_MAX))]
-    )
-    for name, values in constants.items():
-        infinite = np.isneginf(values[np.abs(values) > FP16_MAX]).all()
-        for node, op in graph.read_by(name)[:readers]:
-            # A bound that is infinite still bounds nothing.
-            if op not in ("Clip", "Min", "Max") and not infinite and name not in harmless:
-                mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
-                value = float(values.flat[int(np.abs(values).argmax())])
-                yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)
+    A build in FP16 holds these at its end, and keeps what reads other large constants in FP32.
+    """
+    masks = {}
+    for tensor, values in graph.tensors(TensorProto.FLOAT):
+        far = values[np.isfinite(values) & ((values < MASK) | (values > SENTINEL))]
+        if far.size:
+            masks[tensor.name] = far
+    harmless = _masking_once(graph, [name for name, far in masks.items() if far.max() < 0])
+    for name, far in masks.items():
+        for node, op in graph.read_by(name)[:readers] if name not in harmless else ():
+            if op not in ("Clip", "Min", "Max"):  # a bound that is infinite still bounds nothing
+                yield _said("fp16-mask-constant", node, op, name=name, value=float(far.flat[int(np.abs(far).argmax())]))
 
 
 def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
@@ -321,11 +311,7 @@ def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
 
 def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
     """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
-    graph, beyond = _Graph(proto), dict[str, NDArray[Any]]()
-    for tensor, values in graph.tensors(TensorProto.FLOAT):
-        if tensor.name in graph.readers and _largest(values) > FP16_MAX:
-            beyond[tensor.name] = values
-    return tuple(_beyond_fp16(graph, beyond, None))
+    return tuple(_masks(_Graph(proto), None))
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:
@@ -385,5 +371,5 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _constants, _weights, _zero_points,
+    _ends, _operators, _damaged, _constants, _weights, _masks, _zero_points,
 )  # fmt: skip
