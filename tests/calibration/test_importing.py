@@ -172,14 +172,6 @@ def test_names_that_folding_removed_still_count(tmp_path: Path) -> None:
 # What is missing
 
 
-def test_numbered_names_stand_for_no_tensor(tmp_path: Path) -> None:
-    given = _small()
-    prepared = prepare(load_model(given))
-    cache = read_cache(write_cache({"x": 1.0, "(Unnamed Layer* 1) [Activation]_output": 3.0}, tmp_path / "c"))
-    with pytest.raises(CalibrationError, match=r"1 entries are numbered .*says nothing of ONNX's tensors.*Calibrate"):
-        import_table(cache, given, prepared)
-
-
 def test_missing_tensors_are_named_with_what_to_type(lite0: Case, tmp_path: Path) -> None:
     gone = lite0.points.activations[5]
     ((reader, _), *_) = lite0.points.reads[gone]

@@ -6,14 +6,11 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
    fused Conv + BatchNormalization the BatchNormalization's, so the pre-activation never stands for something else.
 2. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast).
 3. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
-
-Numbered names, `(Unnamed Layer* 7) [Convolution]_output`, say nothing of ONNX's tensors: they stand for none.
 """
 
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +31,6 @@ from trtopt.graph.view import to_ir
 
 MISSING = ("error", "float")
 NO_SCALE = "the imported calibration cache has no scale for what it reads"
-_UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) .*")
-
 _ROWS = {  # a field of `Coverage` → its name in tables
     "exact": "by the same name",
     "folding": "through folding",
@@ -203,13 +198,11 @@ def _names(proto: ModelProto) -> set[str]:
 
 def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
     """Names such as `relu_1` or `123` are in many models: that some fit, even all that are needed, proves nothing."""
-    tensors = [name for name in cache.amax if not _UNNAMED.fullmatch(name)]
-    unknown = [name for name in strange if not _UNNAMED.fullmatch(name)]
-    if 4 * len(unknown) <= len(tensors):
+    if 4 * len(strange) <= len(cache.amax):
         return ""
     return (
-        f"the cache seems to be of another model: {len(unknown)} of the {len(tensors)} tensors that it names aren't in this "
-        f"one ({first_of(unknown)})"
+        f"the cache seems to be of another model: {len(strange)} of the {len(cache.amax)} tensors that it names aren't in "
+        f"this one ({first_of(strange)})"
     )
 
 
@@ -222,13 +215,10 @@ def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
     )
     strange = coverage.strange
     zeros = [name for name in names if name in cache.constants]
-    numbered = [name for name in cache.amax if _UNNAMED.fullmatch(name)]
     hints = (
         zeros and f"it says 0 for {first_of(zeros)}, which is no scale",
         coverage.unusable and coverage.unusable_entries,
         coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
-        numbered
-        and f"{len(numbered)} entries are numbered ({first_of(numbered)}), which says nothing of ONNX's tensors",
     )
     node = glob.escape(readers[0]) if readers else "NODE"
     return (
