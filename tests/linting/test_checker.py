@@ -122,7 +122,6 @@ def test_shapes_are_checked_against_the_inputs() -> None:
 @pytest.mark.parametrize(
     ("dtype", "code", "level"),
     [
-        (TensorProto.INT64, "int64-input", "info"),
         (TensorProto.DOUBLE, "double-input", "warning"),
         (TensorProto.UINT8, "integer-input", "warning"),
         (TensorProto.STRING, "unsupported-type", "error"),

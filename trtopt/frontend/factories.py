@@ -189,9 +189,9 @@ def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mappin
             takes = ", ".join(str(item).partition(":")[0].partition("=")[0] for item in signature.parameters.values())
             unknown = next((name for name in options if name not in signature.parameters), None)
             raise UsageError(
-                f"{text}: {f'it has no argument {unknown!r}' if unknown else error}; it takes {takes or 'none'}. Give arguments "
-                "as `factory_arg={'NAME': 'VALUE'}`; where one is no number or text, such as a configuration, name a function "
-                "of your file that makes the model: FILE.py:FACTORY"
+                f"{text}: {f'it has no argument {unknown!r}' if unknown else error}; it takes {takes or 'none'}. Give "
+                "arguments as `factory_arg={'NAME': 'VALUE'}`; where one is no number or text, such as a configuration, name "
+                "a function of your file that makes the model: FILE.py:FACTORY"
             ) from error
     return lambda: factory(*arguments, **options)
 

@@ -63,10 +63,6 @@ _WARNINGS = {
         "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
         "give the network float32 or int32 and convert outside",
     ),
-    "double-weights": (
-        "{count} float64 constants (such as {name}): TensorRT computes them in float32",
-        "export the model in float32",
-    ),
     "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
     "infinite-half-weight": (
         "{name} holds infinity, which FP16 makes of what is beyond 65,504",
@@ -101,13 +97,7 @@ _WARNINGS = {
         "export with `opset={limit}`, or `fix=`, which lowers it",
     ),
 }
-_INFOS = {
-    "int64": (
-        "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
-        "feed what the engine's manifest says",
-    ),
-}
-_WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
+_WORDS = {"error": _ERRORS, "warning": _WARNINGS}
 # Operators that are worth a finding wherever they are.
 _OPERATORS = (
     *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
@@ -217,16 +207,11 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
     for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
         for info in map(tensor_info, values):
             kind = info.dtype
-            label = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
+            label = "double" if kind == "float64" else "integer" if kind in _INTEGERS else ""
             if kind in _NO_TENSORS or kind.startswith("complex"):
                 yield _said("unsupported-type", info.name, side=side, kind=kind)
             elif label and not (kind == "uint8" and graph.cast_at_once(info.name)):
                 yield _said(label, info.name, code=f"{label}-{side}", side=side, kind=kind)
-
-
-def _constants(graph: _Graph) -> Iterator[Finding]:
-    if doubles := [item for item in graph.proto.graph.initializer if item.data_type == TensorProto.DOUBLE]:
-        yield _said("double-weights", *graph.read_by(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
 
 
 def _weights(graph: _Graph) -> Iterator[Finding]:
@@ -371,5 +356,5 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _constants, _weights, _masks, _zero_points,
+    _ends, _operators, _damaged, _weights, _masks, _zero_points,
 )  # fmt: skip
