@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.helper as helper
 import pytest
 
 import trtopt
@@ -411,18 +410,28 @@ def test_a_plan_of_rtx_is_for_the_python_backend(tmp_path: Path) -> None:
     }
 
 
-def test_an_onnx_file_is_served_with_its_external_weights(tmp_path: Path) -> None:
-    weights = onnx.numpy_helper.from_array(np.ones((4, 300), np.float32), "w")
-    shapes = (("x", ["batch", 4]), ("y", ["batch", 300]))
-    given, result = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes)
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [given], [result], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def test_a_kept_graph_is_served_with_its_external_weights(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4] x) => (float[batch, 300] y) { y = MatMul (x, w) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 300), np.float32), "w"))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.weights", size_threshold=0)
-    with pytest.raises(UsageError, match=r"`backend='python'` and `runtime='onnxruntime'`"):
+    with pytest.raises(UsageError, match=r"m.onnx has no manifest.*an ONNX file alone"):
         trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo")
+    path = engine(tmp_path, {"x": ("float32", ("batch", 4))}, LOGITS, [{"x": "1x4,8x4,32x4"}], graph_file="m.onnx")
     options: dict[str, Any] = {"backend": "python", "runtime": "onnxruntime"}
-    [deployed] = trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo", **options).models
-    assert sorted(path.name for path in (deployed.path / "1").iterdir()) == ["m.onnx", "m.weights", "model.py"]
-    with trtopt.Session(deployed.path / "1" / "m.onnx", backend="onnxruntime") as session:
+    [deployed] = trtopt.deploy_triton(path, repo=tmp_path / "repo", **options).models
+    kept = {"m.onnx", "m.weights", "model.py", "net.engine", "net.engine.json"}
+    assert {path.name for path in (deployed.path / "1").iterdir()} == kept
+    with trtopt.Session(deployed.path / "1" / "net.engine", backend="onnxruntime") as session:
         assert session.run({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[4.0] * 300] * 2
     assert deployed.max_batch_size == 32
+
+
+@pytest.mark.parametrize("name", [None, "plain"])
+def test_names_that_tritons_python_can_not_open(tmp_path: Path, name: str | None) -> None:
+    (path := engine(tmp_path)).rename(odd := tmp_path / "größe.engine")
+    manifest_path(path).rename(manifest_path(odd))
+    with pytest.raises(UsageError, match=r"'größe(\.engine)?': only ASCII"):
+        trtopt.deploy_triton(odd, repo=tmp_path / "repo", name=name, backend="python")
+    assert not (tmp_path / "repo").exists()

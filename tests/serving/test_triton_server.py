@@ -15,6 +15,7 @@ import onnx
 import pytest
 from graphs import model, node, values
 from PIL import Image
+from test_triton_configs import engine
 from tritons import ON_CPU, executable, ports, started, why_not
 
 import trtopt
@@ -49,7 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two types, one that takes images, and the executable of a server."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     folder = tmp_path_factory.mktemp("serving")
-    onnx.save(onnx.parser.parse_model(TWO), folder / "two.onnx")
+    ranges = "a:1x4,8x4,32x4;i:1,8,32"
+    two = onnx.parser.parse_model(TWO)
+    trtopt.build(two, folder / "two.engine", target="sm89", shapes=ranges, save_onnx=folder / "two.onnx")
     nodes = [node("Conv", "x w", "h"), node("Flatten", "h", "y")]
     shapes: dict[str, Any] = {"inputs": {"x": ["n", 3, 32, 32]}, "outputs": {"y": ["n", 10]}}
     net = model(nodes, **shapes, weights={"w": values(10, 3, 32, 32, scale=0.02)})
@@ -63,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Mapping[str, int]]:
     """The ports of `trtopt serve`; its end by SIGTERM is looked at."""
     repo = folder / "repo"
-    trtopt.deploy_triton(folder / "two.onnx", repo=repo, **ON_CPU)
+    trtopt.deploy_triton(folder / "two.engine", repo=repo, **ON_CPU)
     trtopt.deploy_triton(folder / "photos.engine", repo=repo, from_images=True, **ON_CPU)
     places = ports()
     process = started([str(repo), "--server", str(folder / "bin" / "tritonserver")], folder / "log", **places)
@@ -107,7 +110,7 @@ ROWS = np.array([[1], [5], [2]])  # a number for each sample travels as one of o
 @pytest.mark.parametrize("binary", [True, False])
 def test_both_types_come_back_as_session_gives_them(client: Client, folder: Path, binary: bool) -> None:
     answer = client.infer("two", {"a": A, "i": ROWS}, binary=binary)
-    with trtopt.Session(folder / "two.onnx", backend="onnxruntime") as session:
+    with trtopt.Session(folder / "two.engine", backend="onnxruntime") as session:
         wanted = session.run({"a": A, "i": ROWS[:, 0]})
     for name, array in wanted.items():
         found = answer.as_numpy(name)
@@ -206,8 +209,7 @@ def played(tmp_path: Path) -> dict[str, Any]:
     script = tmp_path / "tritonserver"
     script.write_text(PLAYED.format(python=sys.executable))
     script.chmod(0o755)
-    onnx.save(onnx.parser.parse_model(TWO), tmp_path / "two.onnx")
-    trtopt.deploy_triton(tmp_path / "two.onnx", repo=tmp_path / "repo", **ON_CPU)
+    (tmp_path / "repo" / "two" / "1").mkdir(parents=True)
     return {"engines": tmp_path / "repo", "server": script, **ports()}
 
 
@@ -228,9 +230,9 @@ def test_the_end_of_with_ends_the_server(played: dict[str, Any]) -> None:
 
 
 def test_engines_are_served_from_a_temporary_repository(tmp_path: Path, played: dict[str, Any]) -> None:
-    with trtopt.serve(**played | {"engines": tmp_path / "two.onnx"}, runtime="onnxruntime") as server:
-        assert (server.repo / "two" / "1" / "two.onnx").is_file()
-        assert [model.name for model in server.models] == ["two"]
+    with trtopt.serve(**played | {"engines": engine(tmp_path)}) as server:
+        assert (server.repo / "net" / "1" / "net.engine").is_file()
+        assert [model.name for model in server.models] == ["net"]
     assert not server.repo.exists()
 
 
@@ -263,11 +265,3 @@ def test_without_a_server_the_line_for_docker_is_the_answer(
 def test_a_folder_without_models_is_no_repository(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no model repository"):
         trtopt.serve(tmp_path)
-
-
-@pytest.mark.parametrize("name", [None, "plain"])
-def test_names_that_its_python_can_not_open(tmp_path: Path, name: str | None) -> None:
-    onnx.save(onnx.parser.parse_model(TWO), tmp_path / "größe.onnx")
-    with pytest.raises(UsageError, match=r"'größe(\.onnx)?': only ASCII"):
-        trtopt.deploy_triton(tmp_path / "größe.onnx", repo=tmp_path / "repo", name=name, **ON_CPU)
-    assert not (tmp_path / "repo").exists()

@@ -131,7 +131,7 @@ def _samples(
     """Place, batch and shapes (without it) of what the profiles were tuned for, each once."""
     combinations: list[Any] = []
     for number, profile in enumerate(interface.profiles):
-        for place in places if interface.bounded else places[:1]:
+        for place in places:
             whole = {name: getattr(item, place) for name, item in profile.items()}
             batch = next(iter(whole.values()))[0] if batching.most and whole else 0
             shapes = {name: shape[1:] for name, shape in whole.items()} if batching.most else whole

@@ -23,7 +23,7 @@ from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
 from trtopt.serving.config import IMAGE, LABELS, model_config, text
 from trtopt.serving.interface import Batching, Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
-from trtopt.trt.plans import PlanHeader, plan_header
+from trtopt.trt.plans import plan_header
 
 BACKENDS = ("tensorrt", "python")
 CONFIG = "config.pbtxt"
@@ -73,7 +73,7 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     """Write a model repository for Triton Inference Server.
 
     Args:
-        engines: a plan, or several; with `runtime="onnxruntime"` ONNX files too.
+        engines: a plan with its manifest beside it, or several.
         repo: the repository, where other models may lie already.
         name: of the model there, for one engine; None: each engine's file name.
         backend: "tensorrt": the plan itself, for NVIDIA's container of the same TensorRT; "python": `Session` around it, for
@@ -137,19 +137,17 @@ class _Model:
     """One engine on its way into a repository."""
 
     def __init__(self, engine: Path, request: DeployRequest) -> None:
-        self.engine, self.request = engine, request
-        self.onnx = engine.suffix == ".onnx"
-        if self.onnx and request.runtime != "onnxruntime":
+        self.engine, self.request, manifest = engine, request, load_manifest(engine)
+        if manifest is None:
             raise UsageError(
-                f"{engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to serve the model "
-                "itself on the CPU, ask for `backend='python'` and `runtime='onnxruntime'`"
+                f"{engine} has no manifest beside it ({engine.name}.json), which says what it takes: build it with `trtopt "
+                "build`; an ONNX file alone, and a plan of another tool, Triton serves by a configuration of your own"
             )
         self.name = _checked_name(
             re.sub(r"[^\w.-]", "_", engine.stem).lstrip(".") if request.name is None else request.name
         )
         self.notes: list[str] = []
-        self.manifest: Manifest | None = None if self.onnx else load_manifest(engine)
-        self.header: PlanHeader | None = None
+        self.manifest: Manifest = manifest
         self.files: dict[str, Path] = {}  # of the version's folder
         self.beside: dict[str, bytes] = {}  # of the model's
 
@@ -182,31 +180,25 @@ class _Model:
         self.beside[CONFIG] = text(config).encode()
 
     def _read(self) -> Interface:
-        request = self.request
-        if request.runtime == "onnxruntime" and not self.onnx:
-            if self.manifest is None or self.manifest.graph_file is None:
+        if self.request.runtime == "onnxruntime":
+            if self.manifest.graph_file is None:
                 raise UsageError(
                     f"`runtime='onnxruntime'` runs the graph that was kept beside {self.engine.name}; there is none in its "
-                    "folder: build with `save_onnx=`, or give an ONNX file"
+                    "folder: build with `save_onnx=`"
                 )
             existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
-        if self.manifest is not None:
-            self.manifest.check_plan(self.engine)
-        if not self.onnx:
-            with opened_regular(self.engine) as file:
-                self.header = plan_header(file.read(_HEADER))
-        return read_interface(self.engine, self.manifest, request.runtime)
+        self.manifest.check_plan(self.engine)
+        return read_interface(self.engine, self.manifest, self.request.runtime)
 
     def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Inference, by whatever can do it here."""
-        has_graph = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
-        runtime = "onnxruntime" if has_graph else "auto"
+        runtime = "auto" if self.manifest.graph_file is None else "onnxruntime"
         with Session(self.engine, backend=runtime, trust_host_code=self.request.trust_host_code) as session:
             return session.run({info.name: inputs[info.name].astype(info.dtype, copy=False) for info in session.inputs})
 
     def _labels(self, interface: Interface) -> list[str]:
         """Outputs that score the manifest's classes, whose names become the labels."""
-        if self.manifest is None or not self.manifest.classes:
+        if not self.manifest.classes:
             return []
         classes, kinds = self.manifest.classes, self.manifest.output_kinds or {}
         labelled = [
@@ -221,7 +213,8 @@ class _Model:
     # What the version's folder holds --------------------------------------------------------------------------------
 
     def _as_plan(self) -> None:
-        header = self.header
+        with opened_regular(self.engine) as file:
+            header = plan_header(file.read(_HEADER))
         if header is not None and header.product != "TensorRT":
             raise UsageError(
                 f"{self.engine.name} is a plan of {header}, which Triton's TensorRT backend can't read: give `backend='python'`"
@@ -230,7 +223,7 @@ class _Model:
         self.notes.append(
             f"the container with the very {maker} that made the plan reads it; NVIDIA lists them: {MATRIX}"
         )
-        if self.manifest is not None and self.manifest.origin.carries:
+        if self.manifest.origin.carries:
             self.notes.append(
                 "the plan is version-compatible and carries a library for the host: containers of later versions read it, too, "
                 "where tritonserver gets --backend-config=tensorrt,version-compatible=true, as all do for this plan"
@@ -239,11 +232,10 @@ class _Model:
 
     def _as_session(self) -> dict[str, str]:
         """The engine with what `Session` needs beside it, and the parameters for `triton_model.py`."""
-        self.files = {self.engine.name: self.engine}
-        if self.manifest is not None:
-            self.files[manifest_path(self.engine).name] = manifest_path(self.engine)
+        manifest = manifest_path(self.engine)
+        self.files = {self.engine.name: self.engine, manifest.name: manifest}
         if self.request.runtime == "onnxruntime":
-            name = self.engine.name if self.manifest is None else str(self.manifest.graph_file)
+            name = str(self.manifest.graph_file)
             graph = self.engine.parent / name
             self.files[name] = graph
             from trtopt.graph.io import named_weights  # not where engines are served
@@ -272,9 +264,7 @@ class _Model:
         """
         reasons = {
             f"it has {len(interface.inputs)} inputs": len(interface.inputs) != 1,
-            "its manifest has no preprocessing (build it with `preprocess=`)": not getattr(
-                self.manifest, "preprocess", None
-            ),
+            "its manifest has no preprocessing (build it with `preprocess=`)": not self.manifest.preprocess,
             f"it takes no batches: {batching.why}": not batching.most,
         }
         if why := next((why for why, holds in reasons.items() if holds), ""):

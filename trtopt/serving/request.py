@@ -17,9 +17,7 @@ class DeployRequest:
     """The arguments of `trtopt.deploy_triton`, which describes them."""
 
     engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
-        metadata=about(
-            help="TensorRT plans, or (--runtime onnxruntime) ONNX files.", metavar="M.engine…", typed=list[Path]
-        )
+        metadata=about(help="Plans, with their manifests beside them.", metavar="M.engine…", typed=list[Path])
     )
     _: KW_ONLY
     repo: str | os.PathLike[str] = field(
@@ -46,7 +44,7 @@ class ServeRequest(DeployRequest):
 
     engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
         metadata=about(
-            help="Plans (--runtime onnxruntime: or ONNX files), or one model repository.",
+            help="Plans, or one model repository.",
             metavar="M.engine…|REPO",
             typed=list[Path],
         )

@@ -82,7 +82,7 @@ def serve(request: ServeRequest) -> Server:
             print(server.http)  # 127.0.0.1:8000
 
     Args:
-        engines: plans, or with `runtime="onnxruntime"` ONNX files, as for `deploy_triton`; or a repository's folder.
+        engines: plans, as for `deploy_triton`; or a repository's folder.
         repo: a folder to keep the repository in; None: a temporary one.
         name, runtime, from_images, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
         backend: "python", or "tensorrt" on a server that has that backend.
