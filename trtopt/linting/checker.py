@@ -26,7 +26,6 @@ from trtopt.core.errors import (
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import (
-    DEFAULT_BATCH,
     NOTHING,
     Suggestion,
     batch_alone,
@@ -208,10 +207,7 @@ def check(request: CheckRequest) -> CheckReport:
             findings += _ranges(samples, folded)
     suggestion = NOTHING if profiles else _suggestion(loaded, folded, values, samples)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
-        low, best, high = DEFAULT_BATCH
-        batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
-        findings.append(Finding("info", "batch-range", "", "", batches, "`shapes=` for another range"))
-        suggestion = NOTHING
+        suggestion = NOTHING  # a build has a range of batches by itself
     held = _held(loaded.proto, folded)
     output, verified, opened = None, None, False
     if request.fix is not None:

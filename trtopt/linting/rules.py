@@ -5,7 +5,6 @@ The rules look at the folded graph, the one that is built, so that what folding 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,6 @@ from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tenso
 from trtopt.graph.traced_batch import TracedBatch
 
 LEVELS = ("error", "warning", "info")
-FP16_STEP = 2.0**-24  # its smallest number
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
 # Code → message, hint.
@@ -71,10 +69,6 @@ _WARNINGS = {
     "mask-weight": (
         "{name} holds -inf, as a table of masks does: where all of a softmax is masked, NaN comes of it",
         "check that the model means it; -65504 in its place does the same without NaN",
-    ),
-    "fp16-weight-underflow": (
-        "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
-        "`precision_override=['{node}=fp32']`, or `bf16=True`",
     ),
     "fp16-mask-constant": (
         "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
@@ -214,21 +208,6 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
                 yield _said(label, info.name, code=f"{label}-{side}", side=side, kind=kind)
 
 
-def _weights(graph: _Graph) -> Iterator[Finding]:
-    """Weights so small that FP16 loses what they say, by their energy: tiny ones among large don't matter."""
-    for tensor, values in graph.tensors(TensorProto.FLOAT):
-        node, op = graph.read_by(tensor.name)[0]
-        if op not in WEIGHTED or values.size < 2 or _spoiled(values):
-            continue
-        # No value loses more than half a step beside its own rounding, which is far below 1 %.
-        largest = float(max(values.max(), -values.min()))
-        if math.sqrt(values.size) * FP16_STEP / 2 > 0.009 * largest > 0:
-            exact = values.astype(np.float64)
-            share = float(np.linalg.norm(exact - values.astype(np.float16)) / (np.linalg.norm(exact) or 1.0))
-            if share > 0.01:
-                yield _said("fp16-weight-underflow", node, op, name=tensor.name, largest=largest, share=share)
-
-
 def refuse_damaged(proto: ModelProto, name: str) -> None:
     """Raise InvalidModel where weights hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
     if problem := damage(proto):
@@ -356,5 +335,5 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _weights, _masks, _zero_points,
+    _ends, _operators, _damaged, _masks, _zero_points,
 )  # fmt: skip
