@@ -28,12 +28,12 @@ def test_order_batches_and_shards_change_nothing() -> None:
     whole, first, second = Survey(), Survey(), Survey()
     assert sum(len(batch["x"]) for batch in whole.watch([{"x": images[:7]}, {"x": images[7:]}])) == 40
     for number in reversed(range(40)):
-        (first if number % 3 else second).add(f"sample {number}", {"x": images[number]})
+        (first if number % 3 else second).add({"x": images[number]})
     second.samples += first.samples
     assert facts(second) == facts(whole)
     backwards = Survey()
     for number in reversed(range(40)):
-        backwards.add(f"sample {number}", {"x": images[number]})
+        backwards.add({"x": images[number]})
     assert sorted(whole.probes) == sorted(backwards.probes)
     assert len(whole.probes) == PROBES
 
@@ -43,8 +43,8 @@ def test_ranges_are_measured_on_the_sample_that_goes_furthest() -> None:
     images[33] = images[33] * np.float32(3)
     forth, back = Survey(), Survey()
     for number in range(40):
-        forth.add(str(number), {"x": images[number]})
-        back.add(str(39 - number), {"x": images[39 - number]})
+        forth.add({"x": images[number]})
+        back.add({"x": images[39 - number]})
     for survey in (forth, back):
         assert len(survey.ranged) == 5
         assert any(np.array_equal(feed["x"][0], images[33]) for feed in survey.ranged)
@@ -58,7 +58,7 @@ def test_values_beyond_all_sense_are_left_to_those_who_count(value: float) -> No
     survey = Survey()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        survey.add("a", {"more": np.ones(3, np.float32), "x": image})
+        survey.add({"more": np.ones(3, np.float32), "x": image})
     assert bool(survey.probes) == bool(np.isfinite(value))
 
 

@@ -17,6 +17,7 @@ import trtopt
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.engine.manifest import Manifest, manifest_path
+from trtopt.graph.io import load_model
 from trtopt.serving.config import Word, text
 from trtopt.serving.interface import Interface, find_batching
 
@@ -418,7 +419,8 @@ def test_a_kept_graph_is_served_with_its_external_weights(tmp_path: Path) -> Non
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.weights", size_threshold=0)
     with pytest.raises(UsageError, match=r"m.onnx has no manifest.*an ONNX file alone"):
         trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo")
-    path = engine(tmp_path, {"x": ("float32", ("batch", 4))}, LOGITS, [{"x": "1x4,8x4,32x4"}], graph_file="m.onnx")
+    about = {"graph_file": "m.onnx", "graph": load_model(tmp_path / "m.onnx").fingerprint}
+    path = engine(tmp_path, {"x": ("float32", ("batch", 4))}, LOGITS, [{"x": "1x4,8x4,32x4"}], **about)
     options: dict[str, Any] = {"backend": "python", "runtime": "onnxruntime"}
     [deployed] = trtopt.deploy_triton(path, repo=tmp_path / "repo", **options).models
     kept = {"m.onnx", "m.weights", "model.py", "net.engine", "net.engine.json"}

@@ -66,8 +66,8 @@ def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequ
         return scales.get(str(value.name))
 
     def give(item: Known | None, *values: ir.Value | None) -> None:
-        for value in values if item is not None and item.amax > 0 else ():
-            if value is not None and is_float(value) and constant(value) is None:
+        for value in values:
+            if item and item.amax > 0 and value is not None and is_float(value) and constant(value) is None:
                 scales.setdefault(str(value.name), item)
 
     def forward(node: ir.Node) -> None:

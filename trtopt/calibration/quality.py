@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +32,9 @@ RAW_SPREAD = 10.0  # after the first convolution of a folded model, where traine
 INSIST = "insist with `allow_unusual_data=True`"
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A record of one sample.
+class Sample(NamedTuple):
+    """A record of one sample: a digest of its content, and the largest magnitude of its floating inputs."""
 
-    Attributes:
-        name: its file, or its place in the data ("sample 3", from 0).
-        digest: of its content.
-        absmax: over all its floating inputs.
-    """
-
-    name: str
     digest: str
     absmax: float
 
@@ -63,29 +54,22 @@ class Survey:
 
     def watch(self, batches: Iterable[Arrays]) -> Iterator[Arrays]:
         """Yield the same batches, looked at as they are read."""
-        number = 0
         for batch in batches:
-            paths = getattr(batches, "paths", None)  # asked each time: images found unusable leave the list
-            size = min((len(array) for array in batch.values() if np.ndim(array)), default=0)
-            for index in range(size):
-                name = str(paths[number]) if paths is not None else f"sample {number}"
-                self.add(name, {key: np.asarray(array[index]) for key, array in batch.items()})
-                number += 1
+            for index in range(min((len(array) for array in batch.values() if np.ndim(array)), default=0)):
+                self.add({key: np.asarray(array[index]) for key, array in batch.items()})
             yield batch
 
-    def add(self, name: str, feed: Arrays) -> None:
+    def add(self, feed: Arrays) -> None:
         """Look at one sample: input name → array without the sample axis."""
         flats = [
             np.ascontiguousarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"
         ]
-        lows = [float(flat.min()) for flat in flats if flat.size]
-        highs = [float(flat.max()) for flat in flats if flat.size]
-        finite = all(map(math.isfinite, lows + highs))  # NaN shows in both
-        absmax = max(max(highs, default=0.0), -min(lows, default=0.0))
+        ends = [float(end) for flat in flats if flat.size for end in (flat.min(), flat.max())]
+        absmax = max(map(abs, ends), default=0.0)
         # Cheap: two of one digest are the same for all that depends on it here.
         digest = f"{checksum(feed):08x} {absmax!r}"
-        self.samples.append(Sample(name, digest, absmax))
-        if finite:
+        self.samples.append(Sample(digest, absmax))
+        if all(map(math.isfinite, ends)):  # NaN shows in both
             self._keep(digest, absmax, feed)
 
     @property
@@ -201,7 +185,7 @@ def _is_image(array: NDArray[Any]) -> bool:
     if array.ndim != 4 or array.dtype.kind not in "fu":
         return False
     sizes = array.shape[2:] if array.shape[1] in (1, 3) else array.shape[1:3] if array.shape[3] in (1, 3) else (0,)
-    return min(sizes) >= SMALLEST
+    return bool(min(sizes) >= SMALLEST)
 
 
 def checksum(feed: Arrays) -> int:

@@ -134,9 +134,7 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
     prepared, data, survey = replace(opened.prepared, proto=_graph(opened.folder)), opened.samples, Survey()
     for _ in survey.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
         pass
-    looks = [item for shard in shards for item in shard.looks]
-    named = isinstance(data, ImageBatches)
-    survey.samples = looks if named else [replace(item, name=f"sample {at}") for at, item in enumerate(looks)]
+    survey.samples = [item for shard in shards for item in shard.looks]
     quality = facts(survey)
     insist = "insist with allow_unusual_data = true in the list's [data.NAME]"
     refuse(quality, jobs[0].data.allow_unusual_data, insist)
