@@ -180,10 +180,12 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     with making(torch, text, told), quiet():
         module = builder(**{**nothing, **options})
         trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
-        filled = 0 if trained else _fill_zero_heads(torch, module)
+        # Some classifiers start with a last layer of zeros (ViT): every output would be zero and agree with anything.
+        linear = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear) and not trained]
+        filled = [torch.nn.init.normal_(layer.weight, std=0.02) for layer in linear if not bool(layer.weight.any())]
     notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
     if filled:
-        notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
+        notes.append(f"{len(filled)} layer(s) that {name} starts at zero were filled too, so that outputs differ")
     weights = "as its arguments say" if trained else f"random (seed {SEED})"
     preprocess: str | dict[str, Any] | None = None
     name_in, size = "input", (224, 224)
@@ -217,16 +219,6 @@ def _without_nms(text: str, *, two_stages: bool) -> str:
         f"{text} ends in NMS (non-maximum suppression): how many boxes it gives depends on the image, and torch's exporter "
         f"can't follow that. Export what comes before NMS, and do the rest after the engine: {part}. docs/export.md shows it"
     )
-
-
-def _fill_zero_heads(torch: Any, module: Any) -> int:
-    """Some classifiers start with a last layer of zeros (ViT): every output would be zero and agree with anything."""
-    filled = 0
-    for layer in module.modules():
-        if isinstance(layer, torch.nn.Linear) and not bool(layer.weight.any()):
-            torch.nn.init.normal_(layer.weight, std=0.02)
-            filled += 1
-    return filled
 
 
 def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:

@@ -143,9 +143,10 @@ class _Model:
                 f"{engine} has no manifest beside it ({engine.name}.json), which says what it takes: build it with `trtopt "
                 "build`; an ONNX file alone, and a plan of another tool, Triton serves by a configuration of your own"
             )
-        self.name = _checked_name(
-            re.sub(r"[^\w.-]", "_", engine.stem).lstrip(".") if request.name is None else request.name
-        )
+        name = request.name
+        self.name = re.sub(r"[^\w.-]", "_", engine.stem).lstrip(".") if name is None else name
+        if not re.fullmatch(r"\w[\w.-]{0,199}", self.name):
+            raise UsageError(f"`name={name!r}` can't be a model's name: letters, digits, '_', '-' and '.' make one")
         self.notes: list[str] = []
         self.manifest: Manifest = manifest
         self.files: dict[str, Path] = {}  # of the version's folder
@@ -340,12 +341,6 @@ class _Model:
                 f"can't write {folder / str(version)}: {error.strerror or error}; nothing was left behind",
                 "give another `repo=`",
             ) from error
-
-
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]{0,199}", name):
-        raise UsageError(f"`name={name!r}` can't be a model's name: letters, digits, '_', '-' and '.' make one")
-    return name
 
 
 def _difference(there: bytes, new: bytes) -> str:
