@@ -161,11 +161,11 @@ def test_one_bad_request_of_a_batch_is_nobody_elses_fault(server: Mapping[str, i
             answers[index] = own.infer("two", {"a": A[:1], "i": np.full((1, 1), index)}).as_numpy("row").item()
         except InferenceServerException as error:
             answers[index] = error.status()
+        own.client.close()  # its server waits for open connections
 
     def count() -> int:
-        [found] = http.InferenceServerClient(f"127.0.0.1:{server['http_port']}").get_inference_statistics("two")[
-            "model_stats"
-        ]
+        with http.InferenceServerClient(f"127.0.0.1:{server['http_port']}") as asking:
+            [found] = asking.get_inference_statistics("two")["model_stats"]
         return int(found["execution_count"])
 
     before, threads = count(), [threading.Thread(target=ask, args=(index,)) for index in (*range(8), *[99] * 40)]

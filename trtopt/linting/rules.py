@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from trtopt.core.documents import Plain
 from trtopt.core.errors import InvalidModel
 from trtopt.core.shapes import shapes_option
-from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
+from trtopt.core.values import Issue, Profile, TensorInfo, x
 from trtopt.core.words import first_of
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
@@ -117,9 +117,6 @@ class Finding(Plain):
     op: str
     message: str
     hint: str = ""
-
-    def __post_init__(self) -> None:
-        choice(self.level, LEVELS, "level")
 
     def __str__(self) -> str:
         where = f"{self.node} ({self.op})" if self.node and self.op else self.node or self.op
