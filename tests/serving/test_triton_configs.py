@@ -366,13 +366,6 @@ def test_a_plan_that_can_not_be_written_leaves_no_folder_that_triton_takes_for_a
     assert not (tmp_path / "repo").exists()
 
 
-def test_images_for_several_inputs_are_refused_whatever_the_preprocessing(tmp_path: Path) -> None:
-    two = {**IMAGES, "z": ("float32", ("batch", 2))}
-    path = engine(tmp_path, two, LOGITS, [{"x": "1x3x8x8", "z": "1x2"}])
-    with pytest.raises(UsageError, match="it has 2 inputs; send arrays instead"):
-        trtopt.deploy_triton(path, repo=tmp_path / "repo", backend="python", from_images=True)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -382,8 +375,6 @@ def test_images_for_several_inputs_are_refused_whatever_the_preprocessing(tmp_pa
         ({"instances": 0}, "at least 1"),
         ({"max_delay": "soon"}, "length of time"),
         ({"runtime": "rtx"}, "`runtime=` is for `backend='python'`"),
-        ({"from_images": True}, "`from_images=` is for `backend='python'`"),
-        ({"backend": "python", "from_images": True}, "its manifest has no preprocessing"),
         ({"backend": "python", "runtime": "onnxruntime"}, "build with `save_onnx=`"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import socket
 import threading
@@ -14,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 from graphs import model, node, values
-from PIL import Image
 from test_triton_configs import engine
 from tritons import ON_CPU, executable, ports, started, why_not
 
@@ -39,15 +37,9 @@ TWO = """
 """
 
 
-def image(height: int, width: int, kind: str = "PNG") -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)).save(content, kind)
-    return content.getvalue()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two types, one that takes images, and the executable of a server."""
+    """A model of two types, one with classes, and the executable of a server."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     folder = tmp_path_factory.mktemp("serving")
     ranges = "a:1x4,8x4,32x4;i:1,8,32"
@@ -56,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes = [node("Conv", "x w", "h"), node("Flatten", "h", "y")]
     shapes: dict[str, Any] = {"inputs": {"x": ["n", 3, 32, 32]}, "outputs": {"y": ["n", 10]}}
     net = model(nodes, **shapes, weights={"w": values(10, 3, 32, 32, scale=0.02)})
-    options: dict[str, Any] = {"save_onnx": folder / "photos.onnx", "preprocess": "efficientnet-lite"}
-    trtopt.build(net, folder / "photos.engine", target="sm89", classes=[f"class {n}" for n in range(10)], **options)
+    options: dict[str, Any] = {"save_onnx": folder / "photos.onnx", "classes": [f"class {n}" for n in range(10)]}
+    trtopt.build(net, folder / "photos.engine", target="sm89", **options)
     executable(folder)
     return folder
 
@@ -67,7 +59,7 @@ def server(folder: Path) -> Iterator[Mapping[str, int]]:
     """The ports of `trtopt serve`; its end by SIGTERM is looked at."""
     repo = folder / "repo"
     trtopt.deploy_triton(folder / "two.engine", repo=repo, **ON_CPU)
-    trtopt.deploy_triton(folder / "photos.engine", repo=repo, from_images=True, **ON_CPU)
+    trtopt.deploy_triton(folder / "photos.engine", repo=repo, **ON_CPU)
     places = ports()
     process = started([str(repo), "--server", str(folder / "bin" / "tritonserver")], folder / "log", **places)
     yield places
@@ -118,15 +110,12 @@ def test_both_types_come_back_as_session_gives_them(client: Client, folder: Path
 
 
 @needs_server
-def test_images_in_and_classes_out(client: Client, folder: Path) -> None:
-    photos = [image(30, 20, "JPEG"), image(64, 48)]
-    rows = np.zeros((2, max(map(len, photos))), np.uint8)  # filled up with zeros
-    for row, content in zip(rows, photos, strict=True):
-        row[: len(content)] = np.frombuffer(content, np.uint8)
+def test_classes_come_out_by_their_names(client: Client, folder: Path) -> None:
+    pixels = np.random.default_rng(1).random((2, 3, 32, 32), np.float32)
     with trtopt.Session(folder / "photos.engine", backend="onnxruntime") as session:
-        wanted = session.run({"x": np.stack([session.prepare(content) for content in photos])})["y"]
-    assert client.infer("photos", {"image": rows}).as_numpy("y").tobytes() == wanted.tobytes()
-    best = client.infer("photos", {"image": rows}, classes=1).as_numpy("y")
+        wanted = session.run({"x": pixels})["y"]
+    assert client.infer("photos", {"x": pixels}).as_numpy("y").tobytes() == wanted.tobytes()
+    best = client.infer("photos", {"x": pixels}, classes=1).as_numpy("y")
     names = [item[0].decode().split(":")[2] for item in best]
     assert names == [f"class {scores.argmax()}" for scores in wanted]
 
@@ -134,8 +123,6 @@ def test_images_in_and_classes_out(client: Client, folder: Path) -> None:
 REFUSED: list[tuple[str, Any, dict[str, Any], str, int]] = [
     ("two", {"a": A}, {}, "missing required input(s) ['i']", 400),
     ("absent", {"a": A}, {}, "unknown model: 'absent'", 404),
-    ("photos", {"image": np.zeros((1, 100), np.uint8)}, {}, "isn't an image that can be decoded", 400),
-    ("photos", {"image": np.frombuffer(image(60, 40), np.uint8)[None, :500]}, {}, "cut off before its end", 400),
     ("two", {"a": A, "i": np.full((3, 1), 99)}, {}, "two.onnx", 500),
 ]
 STATUS = {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 500: "StatusCode.INTERNAL"}

@@ -20,8 +20,8 @@ from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
 from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
-from trtopt.serving.config import IMAGE, LABELS, model_config, text
-from trtopt.serving.interface import Batching, Interface, find_batching, read_interface
+from trtopt.serving.config import LABELS, model_config, text
+from trtopt.serving.interface import Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
 from trtopt.trt.plans import plan_header
 
@@ -29,10 +29,6 @@ BACKENDS = ("tensorrt", "python")
 CONFIG = "config.pbtxt"
 MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix/index.html"
 _MODEL = Path(__file__).with_name("triton_model.py")
-_GREY = bytes.fromhex(  # a PNG of 16 × 16 pixels
-    "89504e470d0a1a0a0000000d49484452000000100000001008000000003a98a0bd0000000f4944415478da636840030c235b"
-    "0000050c8001e333598a0000000049454e44ae426082"
-)
 _VERSION = re.compile("[0-9]{1,18}")  # as Triton's 64 bits hold it
 _HEADER = 64  # bytes of a plan that are read for its header
 
@@ -80,7 +76,6 @@ def deploy_triton(request: DeployRequest) -> Deployment:
             any plan, TensorRT-RTX's too, on a server whose Python has trtopt.
         runtime: what runs it in the Python backend, as `Session(backend=…)`: "auto", "tensorrt", "lean", "rtx", or
             "onnxruntime": the graph that `build --save-onnx` kept, on the CPU.
-        from_images: take encoded images (uint8, one a row), and prepare them as the manifest says, instead of arrays.
         instances: copies that run at the same time, on each GPU.
         max_delay: how long a request waits for others to fill a batch: "2ms", "500us", or seconds.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
@@ -100,12 +95,8 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     choice(request.runtime, RUNTIMES, "`runtime=`")
     if request.name is not None and len(engines) > 1:
         raise UsageError(f"`name=` is for one engine; there are {len(engines)}: each takes its file's name")
-    if request.backend == "tensorrt":
-        for option, value in (("runtime", request.runtime != "auto"), ("from_images", request.from_images)):
-            if value:
-                raise UsageError(
-                    f"`{option}=` is for `backend='python'`: Triton's TensorRT backend runs the plan alone"
-                )
+    if request.backend == "tensorrt" and request.runtime != "auto":
+        raise UsageError("`runtime=` is for `backend='python'`: Triton's TensorRT backend runs the plan alone")
     delay = parse_seconds(request.max_delay, "`max_delay=`")
     models = [_Model(existing_file(engine, "the engine"), request) for engine in engines]
     names = [model.name for model in models]
@@ -156,13 +147,7 @@ class _Model:
         request, interface = self.request, self._read()
         batching = find_batching(interface, self._probe)
         labelled = self._labels(interface)
-        image, parameters = None, dict[str, str]()
-        if request.backend == "tensorrt":
-            self._as_plan()
-        else:
-            parameters = self._as_session()
-            if request.from_images:
-                self.beside[f"warmup/{IMAGE}"] = image = self._image(interface, batching)
+        parameters = self._as_plan() if request.backend == "tensorrt" else self._as_session()
         config = model_config(
             self.name,
             interface,
@@ -171,7 +156,6 @@ class _Model:
             delay,
             labelled=labelled,
             parameters=parameters,
-            image_bytes=None if image is None else len(image),
         )
         if not batching.most and request.max_delay != DeployRequest.max_delay:
             self.notes.append("`max_delay=` has no effect: without batches no request waits for others")
@@ -213,7 +197,7 @@ class _Model:
 
     # What the version's folder holds --------------------------------------------------------------------------------
 
-    def _as_plan(self) -> None:
+    def _as_plan(self) -> dict[str, str]:
         with opened_regular(self.engine) as file:
             header = plan_header(file.read(_HEADER))
         if header is not None and header.product != "TensorRT":
@@ -230,6 +214,7 @@ class _Model:
                 "where tritonserver gets --backend-config=tensorrt,version-compatible=true, as all do for this plan"
             )
         self.files = {"model.plan": self.engine}
+        return {}
 
     def _as_session(self) -> dict[str, str]:
         """The engine with what `Session` needs beside it, and the parameters for `triton_model.py`."""
@@ -253,24 +238,7 @@ class _Model:
                 )
         self.files["model.py"] = _MODEL
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
-        if self.request.from_images:
-            parameters["image"] = IMAGE
         return parameters | ({"trust_host_code": "true"} if self.request.trust_host_code else {})
-
-    def _image(self, interface: Interface, batching: Batching) -> bytes:
-        """The image to warm up with.
-
-        Raises:
-            UsageError: the engine doesn't take images, or not in batches.
-        """
-        reasons = {
-            f"it has {len(interface.inputs)} inputs": len(interface.inputs) != 1,
-            "its manifest has no preprocessing (build it with `preprocess=`)": not self.manifest.preprocess,
-            f"it takes no batches: {batching.why}": not batching.most,
-        }
-        if why := next((why for why, holds in reasons.items() if holds), ""):
-            raise UsageError(f"`from_images=True`: {self.engine.name} can't take images: {why}; send arrays instead")
-        return _GREY
 
     # Writing --------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,6 @@ class DeployRequest:
     runtime: str = option(
         "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
     )
-    from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
     instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
     trust_host_code: bool = shared.trust_host_code()

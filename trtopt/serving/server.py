@@ -84,7 +84,7 @@ def serve(request: ServeRequest) -> Server:
     Args:
         engines: plans, as for `deploy_triton`; or a repository's folder.
         repo: a folder to keep the repository in; None: a temporary one.
-        name, runtime, from_images, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
+        name, runtime, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
         backend: "python", or "tensorrt" on a server that has that backend.
         host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
         http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.
