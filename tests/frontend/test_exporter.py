@@ -643,7 +643,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
         (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
-        (Choosing, {"x": ("n", 999)}, ["chooses by TopK", "Give trained weights by `weights=`", "`verify=False`"]),
+        (Choosing, {"x": ("n", 999)}, ["(TopK)", "give trained ones by `weights=`"]),
         (lambda: Scaling(noisy=True), IMAGES, ["computes something random"]),
         (lambda: Scaling(noisy=False), IMAGES, ["output is bfloat16", "return it in float32"]),
         (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),

@@ -31,7 +31,7 @@ from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.documents import plain
-from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
+from trtopt.core.errors import DataError, ModelError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_ending
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
@@ -433,8 +433,6 @@ def _cached(store: Path, batches: Batches, method: str, reporter: Reporter) -> T
                 return None
         # Chosen again even for the same method: its rules may have changed since.
         table = table.with_method(method)
-        if table.quality is None:
-            raise CalibrationError("it was made before data was looked at")
     except (TrtoptError, OSError) as error:  # OSError: a folder that is closed to this user
         reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
         return None
