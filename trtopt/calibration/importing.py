@@ -4,8 +4,8 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
 
 1. exact: the folded graph, which builds quantize, has a tensor of that name. Folding keeps names with their values: of a
    fused Conv + BatchNormalization the BatchNormalization's, so the pre-activation never stands for something else.
-2. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast).
-3. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
+2. propagated: through operators that keep the scale, folding's among them (Identity, Dropout, Cast); `propagation` says which,
+   and why that is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from onnx import ModelProto
 
 from trtopt.calibration.prepared import Prepared
-from trtopt.calibration.propagation import Known, propagate
+from trtopt.calibration.propagation import propagate
 from trtopt.calibration.table import Table, TableEntry
 from trtopt.calibration.text_cache import TextCache
 from trtopt.core.documents import plain
@@ -33,11 +33,9 @@ MISSING = ("error", "float")
 NO_SCALE = "the imported calibration cache has no scale for what it reads"
 _ROWS = {  # a field of `Coverage` → its name in tables
     "exact": "by the same name",
-    "folding": "through folding",
     "propagated": "propagated",
     "missing": "missing",
     "unquantized": "nodes left in floating point",
-    "spare": "entries not needed",
     "strange": "entries of no tensor here",
     "unusable": "entries unusable",
 }
@@ -49,10 +47,9 @@ class Coverage:
 
     Attributes:
         header: the cache's first line.   entries: scales in it, constants left out.
-        exact, folding, propagated: see this module.
+        exact, propagated: see this module.
         missing: needed, but the cache doesn't say; only with missing="float".
         unquantized: nodes that stay in floating point for it.
-        spare: entries for tensors of the model that INT8 doesn't need.
         strange: entries that fit no tensor of the model.
         unusable: entries whose scale is infinite, NaN, negative or beyond all sense.
         foreign: why the cache seems to be another model's; empty where it doesn't.
@@ -61,18 +58,16 @@ class Coverage:
     header: str
     entries: int
     exact: tuple[str, ...] = ()
-    folding: tuple[str, ...] = ()
     propagated: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unquantized: tuple[str, ...] = ()
-    spare: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
     foreign: str = ""
 
     @property
     def needed(self) -> int:
-        return sum(map(len, (self.exact, self.folding, self.propagated, self.missing)))
+        return sum(map(len, (self.exact, self.propagated, self.missing)))
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Rows of a table: what, how many, the first names."""
@@ -125,8 +120,8 @@ def import_table(
     """
     folded, graph = prepared.proto, to_ir(prepared.proto)
     theirs, ours = _names(original), _names(folded)
-    exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
-    placed = {name: item for name, item in propagate(to_ir(original), exact).items() if name in ours}
+    exact = {name: amax for name, amax in cache.amax.items() if name in theirs or name in ours}
+    placed = {name: amax for name, amax in propagate(to_ir(original), exact).items() if name in ours}
     unscaled: dict[str, None] = {}
     while True:
         points = find_points(graph, overrides=(*overrides, *kept_out(unscaled)))
@@ -135,20 +130,14 @@ def import_table(
         if missing == "error" or readers.keys() <= unscaled.keys():
             break
         unscaled |= readers
-    how: dict[str, str] = {}
-    for name in filter(scales.__contains__, points.activations):
-        removed = any(source not in ours for source in scales[name].sources)
-        how[name] = "exact" if name in exact else "folding" if removed else "propagated"
-    sources = {source for name in how for source in scales[name].sources}
-    spare = [name for name in cache.amax if name not in sources]
-    strange = tuple(name for name in spare if name not in exact)
+    how = {name: "exact" if name in exact else "propagated" for name in points.activations if name in scales}
+    strange = tuple(name for name in cache.amax if name not in exact)
     coverage = Coverage(
         header=cache.header,
         entries=len(cache.amax),
-        **{way: tuple(name for name in how if how[name] == way) for way in ("exact", "folding", "propagated")},
+        **{way: tuple(name for name in how if how[name] == way) for way in ("exact", "propagated")},
         missing=tuple(name for name in prepared.tensors if name not in scales),
         unquantized=tuple(unscaled),
-        spare=tuple(name for name in spare if name in exact),
         strange=strange,
         unusable=cache.unusable,
         foreign=_foreign(cache, strange),
@@ -159,7 +148,7 @@ def import_table(
         raise CalibrationError(
             f"the cache gives no INT8 layer at all: {first_of(coverage.missing)} have no scale; was it made for another model?"
         )
-    amax = {name: scales[name].amax for name in points.activations}
+    amax = {name: scales[name] for name in points.activations}
     for group in points.groups:
         amax |= dict.fromkeys(group, max(amax[name] for name in group))
     table = Table(

@@ -17,7 +17,6 @@ Not exact, so not done: averages, additions, and everything else that computes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -29,27 +28,15 @@ SELECTION = frozenset(("MaxPool", "Slice"))
 ALL, SOME = "all", "some"
 
 
-@dataclass(frozen=True)
-class Known:
-    """A tensor's amax, and the cache's tensor (or tensors) that it came from."""
-
-    amax: float
-    sources: tuple[str, ...]
-
-
-def largest(items: Iterable[Known | None]) -> Known | None:
+def largest(amax: Iterable[float | None]) -> float | None:
     """The largest of all; None where one of them isn't known."""
-    parts = list(items)
-    scaled = [item for item in parts if item is not None]
-    if len(scaled) < len(parts):
-        return None
-    return Known(
-        max(item.amax for item in scaled), tuple(dict.fromkeys(name for item in scaled for name in item.sources))
-    )
+    parts = list(amax)
+    known = [item for item in parts if item is not None]
+    return max(known) if len(known) == len(parts) else None
 
 
-def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequence[str]] = ()) -> dict[str, Known]:
-    """`known`, and what follows from it for the other float tensors of the graph, until nothing more does.
+def propagate(model: ir.Model, known: Mapping[str, float], groups: Iterable[Sequence[str]] = ()) -> dict[str, float]:
+    """The amax of tensors that are known, and what follows for the other float tensors of the graph, until nothing more does.
 
     Args:
         groups: tensors that share one scale.
@@ -57,18 +44,18 @@ def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequ
     scales = dict(known)
     group_of = {name: number for number, group in enumerate(groups) for name in group}
 
-    def get(value: ir.Value | None) -> Known | None:
+    def get(value: ir.Value | None) -> float | None:
         """Return what is known of a tensor; of a constant its own largest magnitude."""
         if value is None:
             return None
         if (content := constant(value)) is not None:
-            return Known(float(np.abs(np.asarray(content, np.float64)).max(initial=0)), ())
+            return float(np.abs(np.asarray(content, np.float64)).max(initial=0))
         return scales.get(str(value.name))
 
-    def give(item: Known | None, *values: ir.Value | None) -> None:
+    def give(amax: float | None, *values: ir.Value | None) -> None:
         for value in values:
-            if item and item.amax > 0 and value is not None and is_float(value) and constant(value) is None:
-                scales.setdefault(str(value.name), item)
+            if amax and value is not None and is_float(value) and constant(value) is None:
+                scales.setdefault(str(value.name), amax)
 
     def forward(node: ir.Node) -> None:
         if _carries(node):
