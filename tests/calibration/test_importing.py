@@ -165,7 +165,7 @@ def test_names_that_folding_removed_still_count(tmp_path: Path) -> None:
     cache = read_cache(write_cache({"x": 1.0, "i": 2.5, "f": 9.0, "e": 9.0}, tmp_path / "c"))
     table, coverage = import_table(cache, given, prepared)
     (relu,) = (name for name in needed if name in ("r", "twin", "i"))
-    assert coverage.propagated == (relu,)
+    assert coverage.folding == (relu,)
     assert table.amax[relu] == pytest.approx(2.5, rel=1e-6)
 
 

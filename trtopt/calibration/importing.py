@@ -4,8 +4,8 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
 
 1. exact: the folded graph, which builds quantize, has a tensor of that name. Folding keeps names with their values: of a
    fused Conv + BatchNormalization the BatchNormalization's, so the pre-activation never stands for something else.
-2. propagated: through operators that keep the scale, folding's among them (Identity, Dropout, Cast); `propagation` says which,
-   and why that is exact.
+2. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
+3. folding: the same through what folding removed (Identity, Dropout, Cast).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MISSING = ("error", "float")
 NO_SCALE = "the imported calibration cache has no scale for what it reads"
 _ROWS = {  # a field of `Coverage` → its name in tables
     "exact": "by the same name",
+    "folding": "through folding",
     "propagated": "propagated",
     "missing": "missing",
     "unquantized": "nodes left in floating point",
@@ -47,7 +48,7 @@ class Coverage:
 
     Attributes:
         header: the cache's first line.   entries: scales in it, constants left out.
-        exact, propagated: see this module.
+        exact, folding, propagated: see this module.
         missing: needed, but the cache doesn't say; only with missing="float".
         unquantized: nodes that stay in floating point for it.
         strange: entries that fit no tensor of the model.
@@ -58,6 +59,7 @@ class Coverage:
     header: str
     entries: int
     exact: tuple[str, ...] = ()
+    folding: tuple[str, ...] = ()
     propagated: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unquantized: tuple[str, ...] = ()
@@ -67,7 +69,7 @@ class Coverage:
 
     @property
     def needed(self) -> int:
-        return sum(map(len, (self.exact, self.propagated, self.missing)))
+        return sum(map(len, (self.exact, self.folding, self.propagated, self.missing)))
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Rows of a table: what, how many, the first names."""
@@ -130,12 +132,14 @@ def import_table(
         if missing == "error" or readers.keys() <= unscaled.keys():
             break
         unscaled |= readers
-    how = {name: "exact" if name in exact else "propagated" for name in points.activations if name in scales}
+    kept = propagate(graph, {name: amax for name, amax in exact.items() if name in ours}, points.groups)
+    how = dict.fromkeys(filter(scales.__contains__, points.activations), "folding")
+    how |= {name: "exact" if name in exact else "propagated" for name in how if name in kept}
     strange = tuple(name for name in cache.amax if name not in exact)
     coverage = Coverage(
         header=cache.header,
         entries=len(cache.amax),
-        **{way: tuple(name for name in how if how[name] == way) for way in ("exact", "propagated")},
+        **{way: tuple(name for name in how if how[name] == way) for way in ("exact", "folding", "propagated")},
         missing=tuple(name for name in prepared.tensors if name not in scales),
         unquantized=tuple(unscaled),
         strange=strange,
