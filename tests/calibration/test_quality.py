@@ -107,10 +107,9 @@ def test_pixels_as_they_are_in_a_file_are_told(layers: str, batch: str) -> None:
     expected = "0..255" if layers in ("folded", "with a BatchNormalization") else ""
     for factor, text in ((255, expected), (1, "")):
         found = check_preprocessing(folded, [{"x": sample[None] * np.float32(factor)} for sample in samples(8)])
-        assert found["checked"] == (layers != "without convolution")
         assert text in found.get("warning", "") and bool(text) == ("warning" in found)
     for small in (np.ones((1, 4, 32, 32), "f4"), np.ones((1, 3, 20, 20), "f4"), np.ones((1, 3, 32, 32), np.int64)):
-        assert check_preprocessing(folded, [{"x": small * 255}])["reason"] == "no input looks like an image"
+        assert check_preprocessing(folded, [{"x": small * 255}]) == {}
 
 
 def test_a_table_without_facts_still_loads(tmp_path: Path) -> None:
