@@ -17,7 +17,7 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
-from trtopt.calibration.quality import Survey, check_preprocessing, facts, refuse, warnings
+from trtopt.calibration.quality import Survey, check_preprocessing, facts, refuse
 from trtopt.calibration.repairing import (
     SAMPLES,
     STRENGTHS,
@@ -419,7 +419,12 @@ def data_notes(table: Table) -> tuple[str, ...]:
         some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
         more = "; …" if len(table.skipped) > 3 else ""
         notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
-    return (*notes, *warnings(table))
+    quality = table.quality or {"samples": 0, "different": 0}
+    if copies := quality["samples"] - quality["different"]:
+        notes.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
+    if warning := (quality.get("preprocessing") or {}).get("warning"):
+        notes.append(warning)
+    return tuple(notes)
 
 
 def _cached(store: Path, batches: Batches, method: str, reporter: Reporter) -> Table | None:

@@ -142,20 +142,6 @@ def refuse(quality: Mapping[str, Any], allowed: bool, insist: str = INSIST) -> N
         )
 
 
-def warnings(table: Table) -> tuple[str, ...]:
-    """Say what the user should know of the data that a table was made from, by the facts that it keeps."""
-    quality = table.quality
-    if not quality:
-        return ()
-    texts = []
-    copies = quality["samples"] - quality["different"]
-    if copies:
-        texts.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
-    if warning := (quality.get("preprocessing") or {}).get("warning"):
-        texts.append(warning)
-    return tuple(texts)
-
-
 def fp16_underflow_warning(table: Table) -> str:
     """Warn where tensors hold nothing that FP16 can hold with all its digits, zeros aside; empty where none does.
 

@@ -33,12 +33,14 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
+        instances: int = sum(group["count"] for group in config["instance_group"])
+        cores = max(1, len(os.sched_getaffinity(0)) // instances)  # of each, which run side by side
         self._session = trtopt.Session(
             Path(__file__).parent / parameters["engine"],
             backend=parameters["runtime"],
             device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
             trust_host_code=parameters.get("trust_host_code") == "true",
-            threads=_share(config["instance_group"]) if parameters["runtime"] == "onnxruntime" else None,
+            threads=cores if parameters["runtime"] == "onnxruntime" else None,
         )
         self._batches = config["max_batch_size"] > 0
         self._buffers: dict[str, Any] = {}  # input → page-locked memory, flat; it only grows
@@ -97,12 +99,6 @@ class TritonPythonModel:
         whole = held[:size].reshape(shape)
         np.concatenate(arrays, out=whole)
         return whole
-
-
-def _share(groups: Sequence[Mapping[str, Any]]) -> int:
-    """CPU threads for each of the model's instances, which run side by side."""
-    instances: int = sum(group["count"] for group in groups)
-    return max(1, len(os.sched_getaffinity(0)) // instances)
 
 
 def _response(results: Mapping[str, Any], request: Any) -> Any:
