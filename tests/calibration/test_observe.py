@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -160,27 +161,18 @@ def test_an_operator_that_onnxruntime_lacks_is_quoted(digits: Array) -> None:
 
 def test_data_is_read_a_few_samples_ahead_and_stops_at_an_interrupt(digits: Array) -> None:
     class Watch(Reporter):
-        def __init__(self) -> None:
-            self.phases: list[Phase] = []
+        seen: Phase | None = None
 
-        def phase(self, name: str, total: int | None = None) -> Any:
-            manager = super().phase(name, total)
-
-            class Entered:
-                def __enter__(inner) -> Phase:  # noqa: N805
-                    self.phases.append(manager.__enter__())
-                    return self.phases[-1]
-
-                def __exit__(inner, *error: Any) -> Any:  # noqa: N805
-                    return manager.__exit__(*error)
-
-            return Entered()
+        @contextlib.contextmanager
+        def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+            with super().phase(name, total) as self.seen:
+                yield self.seen
 
     watch, ahead = Watch(), []
 
     def endless() -> Iterator[dict[str, Array]]:
         for given in range(300):
-            ahead.append(given - (watch.phases[-1].done if watch.phases else 0))
+            ahead.append(given - (watch.seen.done if watch.seen else 0))
             yield {"x": digits[given % 61][None]}
         raise KeyboardInterrupt
 
@@ -188,7 +180,7 @@ def test_data_is_read_a_few_samples_ahead_and_stops_at_an_interrupt(digits: Arra
     with pytest.raises(KeyboardInterrupt):
         observe(digits_model(), SEEN, endless(), threads=2, reporter=watch)
     assert max(ahead) <= 5
-    assert watch.phases[-1].done >= 295
+    assert watch.seen is not None and watch.seen.done >= 295
     assert threading.active_count() == before
 
 
