@@ -271,7 +271,9 @@ class _Model:
             (int(item.name) for item in folder.iterdir() if _VERSION.fullmatch(item.name) and item.is_dir()), default=0
         )
         digests = {name: sha256_file(source) for name, source in self.files.items()}
-        changed = not newest or _contents(folder / str(newest)) != digests
+        there = folder / str(newest)
+        files = [path for path in there.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        changed = not newest or {path.relative_to(there).as_posix(): sha256_file(path) for path in files} != digests
         version = newest + changed
         if changed:
             self._write_version(folder, version)
@@ -316,12 +318,3 @@ def _difference(there: bytes, new: bytes) -> str:
     changes = difflib.unified_diff(before, after, lineterm="", n=0)
     lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "; ".join(lines[:6]) + ("; …" if len(lines) > 6 else "")
-
-
-def _contents(folder: Path) -> dict[str, str]:
-    """Digest of each file in a version's folder, links and what Python compiled left out."""
-    return {
-        path.relative_to(folder).as_posix(): sha256_file(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
