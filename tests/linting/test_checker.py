@@ -362,7 +362,9 @@ def test_a_batch_of_one_that_a_trace_left_is_found_and_fix_opens_it(tmp_path: Pa
     assert check(flat(1, 3), shapes="x:1x3x8x8").ok and not check(flat(1, 3), shapes="x:1x3x8x8,2x3x8x8,2x3x8x8").ok
     fixed = check(flat(1, 3), fix=tmp_path / "fixed.onnx")
     assert fixed.ok and fixed.verified
-    assert check(tmp_path / "fixed.onnx").ok and not check(flat(0, -1)).findings[0].code.startswith("batch-of")
+    assert check(tmp_path / "fixed.onnx").ok and "batch-of-one" not in {
+        item.code for item in check(flat(0, -1)).findings
+    }
 
 
 def test_a_batch_of_one_stays_where_opening_it_mixes_samples(tmp_path: Path) -> None:
