@@ -210,8 +210,8 @@ class _Model:
         )
         if self.manifest.origin.carries:
             self.notes.append(
-                "the plan is version-compatible and carries a library for the host: containers of later versions read it, too, "
-                "where tritonserver gets --backend-config=tensorrt,version-compatible=true, as all do for this plan"
+                "the plan is version-compatible and carries a library for the host: tritonserver, of later versions too, reads "
+                "it only where its TensorRT backend is configured with version-compatible=true"
             )
         self.files = {"model.plan": self.engine}
         return {}
