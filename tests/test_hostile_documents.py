@@ -16,8 +16,8 @@ from world import World
 
 from trtopt import build, workflow as stages
 from trtopt.builder.request import BuildRequest
-from trtopt.calibration.calibrator import calibrate
-from trtopt.calibration.quality import refuse, warnings
+from trtopt.calibration.calibrator import calibrate, data_notes
+from trtopt.calibration.quality import refuse
 from trtopt.calibration.table import Table
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.options import options
@@ -135,7 +135,7 @@ def manifest(path: Path) -> None:
 def table(path: Path) -> None:
     found = Table.load(path)
     json.dumps(found.to_json(), allow_nan=False)
-    warnings(found.with_method("entropy"))
+    data_notes(found.with_method("entropy"))
     refuse(found.quality or {}, False)
     if found.preprocess is not None:
         Preprocess.load(found.preprocess)

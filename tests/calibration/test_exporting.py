@@ -10,7 +10,6 @@ import pytest
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
 from trtopt.calibration.exporting import floating
 from trtopt.calibration.text_cache import read_cache
-from trtopt.core.errors import UsageError
 from trtopt.data.samples import write_crops
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
@@ -79,12 +78,3 @@ def test_names_that_folding_removed_are_written_too_and_what_is_unknown_is_said(
     few = calibrate(model, import_cache=tmp_path / "c", export_cache=tmp_path / "d").exported
     assert few is not None
     assert few.lacking == result.exported.lacking
-
-
-def test_outputs_are_kept_apart(exported: Callable[[str], Path], tmp_path: Path) -> None:
-    cache = tmp_path / "c"
-    cache.write_text("TRT-8600-EntropyCalibration2\ninput: 3f800000\n")
-    for output, export_cache in ((cache, None), (tmp_path / "t", cache), (tmp_path / "t", tmp_path / "t")):
-        with pytest.raises(UsageError, match="would overwrite"):
-            calibrate(exported("efficientnet-lite0"), output, import_cache=cache, export_cache=export_cache)
-    assert cache.read_text().startswith("TRT-8600")

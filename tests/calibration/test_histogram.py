@@ -52,15 +52,9 @@ def test_every_value_is_in_its_exact_bin(values: NDArray[np.float32]) -> None:
     if found.exponent is None:
         assert not values.any()
         return
-    assert found.absmax < math.ldexp(1.0, found.exponent)
+    assert found.absmax / 2 < math.ldexp(0.5, found.exponent) <= max(found.absmax, math.ldexp(0.5, LOWEST_EXPONENT))
     scaled = np.abs(values.astype(np.float64)) * BINS / math.ldexp(1.0, found.exponent)
     assert np.array_equal(found.counts, np.bincount(scaled.astype(np.int64), minlength=BINS))
-
-
-def test_over_half_of_the_bins_lie_within_the_largest_magnitude() -> None:
-    for largest in (1.0, 1.5, 2.0, 255.0, 1e-9, 3e38):
-        found = counted(np.array([largest, 0.0], np.float32))
-        assert 0.5 <= found.absmax / (found.width * BINS) < 1
 
 
 def test_zeros_before_the_first_value_fall_into_the_first_bin() -> None:
@@ -124,14 +118,8 @@ def same_counts(values: Floats, fast: Any, exponent: int = LOWEST_EXPONENT) -> N
 
 
 @settings(max_examples=300, deadline=None)
-@given(values=any_bits, exponent=st.integers(LOWEST_EXPONENT, 128))
+@given(values=any_bits | some, exponent=st.integers(LOWEST_EXPONENT, 128))
 def test_both_agree_on_every_bit_pattern(fast: Any, values: Floats, exponent: int) -> None:
-    same_counts(values, fast, exponent)
-
-
-@settings(max_examples=200, deadline=None)
-@given(values=some, exponent=st.integers(LOWEST_EXPONENT, 128))
-def test_both_count_the_same(fast: Any, values: Floats, exponent: int) -> None:
     same_counts(values, fast, exponent)
 
 
@@ -150,13 +138,8 @@ def test_both_count_large_arrays_the_same(fast: Any, size: int) -> None:
     same_counts(-np.abs(photo) - 1, fast, 3)
     same_counts(np.zeros(size, np.float32), fast)
     same_counts(np.zeros(size, np.float32), fast, 128)
-
-
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-def test_nothing_is_counted_of_an_array_that_is_not_finite(fast: Any, bad: float) -> None:
-    values = np.linspace(-1, 1, 2 * module._BLOCK + 7, dtype=np.float32)
-    values[-1] = bad
-    same_counts(values, fast)
+    for bad in (np.nan, -np.nan, np.inf, -np.inf):
+        same_counts(np.append(photo[:-1], np.float32(bad)), fast)
 
 
 def test_it_counts_without_the_interpreters_lock(fast: Any) -> None:

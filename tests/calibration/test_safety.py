@@ -111,13 +111,6 @@ def test_the_rarest_sample_counts_for_ranges() -> None:
     assert not _found((proto, {"x": data["x"][:-1]})).in_fp32
 
 
-def test_a_fixed_batch_is_filled() -> None:
-    proto, data = overflowing()
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
-    found = _found((proto, {"x": data["x"][:21]}))
-    assert set(found.in_fp32) == {"up", "relu", "down"}
-
-
 def test_masks_of_minus_infinity_are_no_overflow() -> None:
     nodes = [node("Mul", "x low", "mask", "mask"), node("Softmax", "mask", "y", "soft", axis=1)]
     proto = model(

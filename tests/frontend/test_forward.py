@@ -50,7 +50,6 @@ def test_new_names_are_taken_in_order() -> None:
         (Two, ["image", "meta", "more"], ["no argument 'more'"]),
         (Two, ["a", "b", "c", "d"], ["4 inputs are given (a, b, c, d)", "image, meta"]),
         (Two, ["image", "image"], ["'image' is given twice"]),
-        (Single, ["imgae"], ["no argument 'imgae'", "`inputs='image:", "`input_names=['imgae']`"]),
     ],
 )
 def test_wrong_missing_and_surplus_names(module: Any, names: list[str], words: list[str]) -> None:

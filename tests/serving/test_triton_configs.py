@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.helper as helper
 import pytest
 
 import trtopt
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.engine.manifest import Manifest, manifest_path
+from trtopt.graph.io import load_model
 from trtopt.serving.config import Word, text
-from trtopt.serving.containers import container_for, docker_line
 from trtopt.serving.interface import Interface, find_batching
-from trtopt.trt.plans import PlanHeader
 
 pb = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient isn't installed")
 text_format = pytest.importorskip("google.protobuf.text_format")
@@ -136,7 +134,7 @@ def test_a_dynamic_batch(deployed: Callable[..., Any]) -> None:
     assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [8, 32]
     assert [sample.batch_size for sample in config.model_warmup] == [1, 8, 32]
     assert config.input[0].data_type == pb.TYPE_FP32
-    assert model.container == "24.10-py3"
+    assert any("the very TensorRT 10.5.0.18 that made" in note and "support-matrix" in note for note in model.notes)
 
 
 def test_a_fixed_batch(deployed: Callable[..., Any]) -> None:
@@ -302,31 +300,6 @@ def test_names_of_any_kind_come_back_from_the_text() -> None:
     assert (config.name, config.input[0].name, list(config.input[0].dims)) == (name, name, [-1, 3])
 
 
-# Containers --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("product", "version", "compatible", "tag"),
-    [
-        ("TensorRT", "8.6.1.2", False, "23.05-py3"),
-        ("TensorRT", "8.6.1.6", False, None),  # "expecting library version 8.6.1.2 got 8.6.1.6"
-        ("TensorRT", "10.8.0.43", False, "25.01-py3"),
-        ("TensorRT", "10.3.0.26", False, None),
-        ("TensorRT", "10.3.0.26", True, "25.01-py3"),
-        ("TensorRT", "10.16.1.11", True, None),
-        ("TensorRT", "11.4.0.1", True, None),
-        ("TensorRT-RTX", "1.7.1.116", False, None),
-    ],
-)
-def test_a_container_is_named_only_where_its_tensorrt_is_known(
-    product: str, version: str, compatible: bool, tag: str | None
-) -> None:
-    container, said = container_for(PlanHeader(product, version), version_compatible=compatible)
-    assert (container.tag if container else None) == tag
-    assert container is None or container.source in said
-    assert container is not None or "support-matrix" in said or "backend='python'" in said
-
-
 # Repositories ------------------------------------------------------------------------------------------------------------
 
 
@@ -393,13 +366,6 @@ def test_a_plan_that_can_not_be_written_leaves_no_folder_that_triton_takes_for_a
     assert not (tmp_path / "repo").exists()
 
 
-def test_images_for_several_inputs_are_refused_whatever_the_preprocessing(tmp_path: Path) -> None:
-    two = {**IMAGES, "z": ("float32", ("batch", 2))}
-    path = engine(tmp_path, two, LOGITS, [{"x": "1x3x8x8", "z": "1x2"}])
-    with pytest.raises(UsageError, match="it has 2 inputs; send arrays instead"):
-        trtopt.deploy_triton(path, repo=tmp_path / "repo", backend="python", from_images=True)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -409,8 +375,6 @@ def test_images_for_several_inputs_are_refused_whatever_the_preprocessing(tmp_pa
         ({"instances": 0}, "at least 1"),
         ({"max_delay": "soon"}, "length of time"),
         ({"runtime": "rtx"}, "`runtime=` is for `backend='python'`"),
-        ({"from_images": True}, "`from_images=` is for `backend='python'`"),
-        ({"backend": "python", "from_images": True}, "its manifest has no preprocessing"),
         ({"backend": "python", "runtime": "onnxruntime"}, "build with `save_onnx=`"),
     ],
 )
@@ -438,28 +402,29 @@ def test_a_plan_of_rtx_is_for_the_python_backend(tmp_path: Path) -> None:
     }
 
 
-def test_an_onnx_file_is_served_with_its_external_weights(tmp_path: Path) -> None:
-    weights = onnx.numpy_helper.from_array(np.ones((4, 300), np.float32), "w")
-    shapes = (("x", ["batch", 4]), ("y", ["batch", 300]))
-    given, result = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes)
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [given], [result], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def test_a_kept_graph_is_served_with_its_external_weights(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4] x) => (float[batch, 300] y) { y = MatMul (x, w) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 300), np.float32), "w"))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.weights", size_threshold=0)
-    with pytest.raises(UsageError, match=r"`backend='python'` and `runtime='onnxruntime'`"):
+    with pytest.raises(UsageError, match=r"m.onnx has no manifest.*an ONNX file alone"):
         trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo")
+    about = {"graph_file": "m.onnx", "graph": load_model(tmp_path / "m.onnx").fingerprint}
+    path = engine(tmp_path, {"x": ("float32", ("batch", 4))}, LOGITS, [{"x": "1x4,8x4,32x4"}], **about)
     options: dict[str, Any] = {"backend": "python", "runtime": "onnxruntime"}
-    [deployed] = trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo", **options).models
-    assert sorted(path.name for path in (deployed.path / "1").iterdir()) == ["m.onnx", "m.weights", "model.py"]
-    with trtopt.Session(deployed.path / "1" / "m.onnx", backend="onnxruntime") as session:
+    [deployed] = trtopt.deploy_triton(path, repo=tmp_path / "repo", **options).models
+    kept = {"m.onnx", "m.weights", "model.py", "net.engine", "net.engine.json"}
+    assert {path.name for path in (deployed.path / "1").iterdir()} == kept
+    with trtopt.Session(deployed.path / "1" / "net.engine", backend="onnxruntime") as session:
         assert session.run({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[4.0] * 300] * 2
     assert deployed.max_batch_size == 32
 
 
-def test_the_line_for_docker_has_the_container_that_reads_the_plan(tmp_path: Path) -> None:
-    trtopt.deploy_triton(engine(tmp_path), repo=tmp_path / "repo")
-    line, advice = docker_line(tmp_path / "repo", ["127.0.0.1:80", "127.0.0.1:81", "127.0.0.1:82"])
-    assert "-p 127.0.0.1:82:8002" in line
-    assert (
-        f"-v {tmp_path}/repo:/models:ro nvcr.io/nvidia/tritonserver:24.10-py3 tritonserver --model-repository=" in line
-    )
-    assert "`server=`" in advice
+@pytest.mark.parametrize("name", [None, "plain"])
+def test_names_that_tritons_python_can_not_open(tmp_path: Path, name: str | None) -> None:
+    (path := engine(tmp_path)).rename(odd := tmp_path / "größe.engine")
+    manifest_path(path).rename(manifest_path(odd))
+    with pytest.raises(UsageError, match=r"'größe(\.engine)?': only ASCII"):
+        trtopt.deploy_triton(odd, repo=tmp_path / "repo", name=name, backend="python")
+    assert not (tmp_path / "repo").exists()

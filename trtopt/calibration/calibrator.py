@@ -17,7 +17,7 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe, require_gpu_provider
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
-from trtopt.calibration.quality import Survey, check_preprocessing, facts, refuse, warnings
+from trtopt.calibration.quality import Survey, check_preprocessing, facts, refuse
 from trtopt.calibration.repairing import (
     SAMPLES,
     STRENGTHS,
@@ -31,7 +31,7 @@ from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.documents import plain
-from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
+from trtopt.core.errors import DataError, ModelError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_ending
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
@@ -94,25 +94,16 @@ class CalibrateResult:
             | ({} if (seen := entry.histogram) is None else {"absmax": seen.absmax, "count": seen.total})
             for name, entry in table.tensors.items()
         }
-        content: dict[str, Any] = plain(
-            {
-                "tensors": tensors,
-                "groups": table.groups,
-                "method": table.method,
-                "samples": table.samples,
-                "skipped": self.skipped,
-                "table": self.path,
-                "digest": table.digest,
-                "quality": table.quality,
-                "notes": self.notes,
-                "coverage": self.coverage.to_json() if self.coverage else None,
-                "exported": self.exported,
-                "repairs": self.repairs.describe() if self.repairs else None,
-                "seconds": round(self.seconds, 3),
-                "cached": self.cached,
-            }
-        )
-        return content
+        about = {name: getattr(table, name) for name in ("groups", "method", "samples", "digest", "quality")}
+        own = {name: getattr(self, name) for name in ("skipped", "notes", "exported", "cached")}
+        found: dict[str, Any] = {
+            "tensors": tensors,
+            "table": self.path,
+            "seconds": round(self.seconds, 3),
+            "coverage": self.coverage.to_json() if self.coverage else None,
+            "repairs": self.repairs.describe() if self.repairs else None,
+        }
+        return dict(plain({**about, **own, **found}))
 
 
 @taking(CalibrateRequest)
@@ -149,11 +140,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         device: "cpu", or "cuda": ONNX Runtime runs the model on the first GPU (onnxruntime-gpu in place of onnxruntime), whose
             values may differ from a CPU's in their last bits.
         missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
-        allow_unusual_data: take images of one colour or one sample repeated, which are refused otherwise.
+        allow_unusual_data: take one sample repeated, which is refused otherwise.
 
     Raises:
-        UsageError, DataError: arguments or data that can't be right, before any long work; images of one colour and copies
-            when all were seen.
+        UsageError, DataError: arguments or data that can't be right, before any long work; copies when all were seen.
         DeviceError: device="cuda" where ONNX Runtime has no GPU.
         InvalidModel: the model can't be read, or its weights hold NaN or infinity.
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
@@ -361,7 +351,7 @@ def _measured(
         refuse(quality, insist)
         ranges: dict[str, float] = {}
         if examined:
-            quality["preprocessing"] = check_preprocessing(prepared.proto, survey.images)
+            quality["preprocessing"] = check_preprocessing(prepared.proto, survey.ranged)
             ranges = half_ranges(prepared.proto, survey.ranged, seen.histograms, request.threads, reporter)
         with reporter.phase("choosing thresholds"):
             table = prepared.table(
@@ -425,7 +415,12 @@ def data_notes(table: Table) -> tuple[str, ...]:
         some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
         more = "; …" if len(table.skipped) > 3 else ""
         notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
-    return (*notes, *warnings(table))
+    quality = table.quality or {"samples": 0, "different": 0}
+    if copies := quality["samples"] - quality["different"]:
+        notes.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
+    if warning := (quality.get("preprocessing") or {}).get("warning"):
+        notes.append(warning)
+    return tuple(notes)
 
 
 def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
@@ -435,8 +430,6 @@ def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
         table = Table.load(store)
         # Chosen again even for the same method: its rules may have changed since.
         table = table.with_method(method)
-        if table.quality is None:
-            raise CalibrationError("it was made before data was looked at")
     except (TrtoptError, OSError) as error:  # OSError: a folder that is closed to this user
         reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
         return None

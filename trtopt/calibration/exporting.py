@@ -16,7 +16,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from trtopt.calibration.observe import observe
-from trtopt.calibration.propagation import Known, propagate
+from trtopt.calibration.propagation import propagate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
@@ -72,20 +72,20 @@ def export(
     """
     names = floating(folded)
     scales = {**(amax or {}), **table.amax}
-    propagated = propagate(to_ir(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
+    propagated = propagate(to_ir(folded), scales, table.groups)
     rest = [name for name in names if name not in propagated]
     if batches is not None and rest:
         observation = observe(
             folded, rest, batches, total=batches.samples, threads=threads, shard=True, reporter=reporter
         )
         propagated |= {
-            name: Known(choose(histogram, table.method).amax, (name,))
+            name: choose(histogram, table.method).amax
             for name, histogram in observation.histograms.items()
             if histogram.absmax > 0  # nothing but zeros fits every scale, and gives none
         }
-    entries = {name: propagated[name].amax for name in names if name in propagated}
+    entries = {name: propagated[name] for name in names if name in propagated}
     propagated = propagate(to_ir(original), propagated)
-    others = {name: propagated[name].amax for name in floating(original) if name in propagated and name not in entries}
+    others = {name: propagated[name] for name in floating(original) if name in propagated and name not in entries}
     write_cache(entries | others, path)
     lacking = tuple(name for name in names if name not in entries)
     if lacking:

@@ -4,17 +4,13 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
 
 1. exact: the folded graph, which builds quantize, has a tensor of that name. Folding keeps names with their values: of a
    fused Conv + BatchNormalization the BatchNormalization's, so the pre-activation never stands for something else.
-2. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast,
-   duplicates).
-3. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
-
-Numbered names, `(Unnamed Layer* 7) [Convolution]_output`, say nothing of ONNX's tensors: they stand for none.
+2. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
+3. folding: the same through what folding removed (Identity, Dropout, Cast).
 """
 
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +18,7 @@ from typing import Any
 from onnx import ModelProto
 
 from trtopt.calibration.prepared import Prepared
-from trtopt.calibration.propagation import Known, propagate
+from trtopt.calibration.propagation import propagate
 from trtopt.calibration.table import Table, TableEntry
 from trtopt.calibration.text_cache import TextCache
 from trtopt.core.documents import plain
@@ -35,15 +31,12 @@ from trtopt.graph.view import to_ir
 
 MISSING = ("error", "float")
 NO_SCALE = "the imported calibration cache has no scale for what it reads"
-_UNNAMED = re.compile(r"\(Unnamed Layer\* \d+\) .*")
-
 _ROWS = {  # a field of `Coverage` → its name in tables
     "exact": "by the same name",
     "folding": "through folding",
     "propagated": "propagated",
     "missing": "missing",
     "unquantized": "nodes left in floating point",
-    "spare": "entries not needed",
     "strange": "entries of no tensor here",
     "unusable": "entries unusable",
 }
@@ -58,7 +51,6 @@ class Coverage:
         exact, folding, propagated: see this module.
         missing: needed, but the cache doesn't say; only with missing="float".
         unquantized: nodes that stay in floating point for it.
-        spare: entries for tensors of the model that INT8 doesn't need.
         strange: entries that fit no tensor of the model.
         unusable: entries whose scale is infinite, NaN, negative or beyond all sense.
         foreign: why the cache seems to be another model's; empty where it doesn't.
@@ -71,7 +63,6 @@ class Coverage:
     propagated: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unquantized: tuple[str, ...] = ()
-    spare: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
     foreign: str = ""
@@ -131,8 +122,8 @@ def import_table(
     """
     folded, graph = prepared.proto, to_ir(prepared.proto)
     theirs, ours = _names(original), _names(folded)
-    exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
-    placed = {name: item for name, item in propagate(to_ir(original), exact).items() if name in ours}
+    exact = {name: amax for name, amax in cache.amax.items() if name in theirs or name in ours}
+    placed = {name: amax for name, amax in propagate(to_ir(original), exact).items() if name in ours}
     unscaled: dict[str, None] = {}
     while True:
         points = find_points(graph, overrides=(*overrides, *kept_out(unscaled)))
@@ -141,20 +132,16 @@ def import_table(
         if missing == "error" or readers.keys() <= unscaled.keys():
             break
         unscaled |= readers
-    how: dict[str, str] = {}
-    for name in filter(scales.__contains__, points.activations):
-        removed = any(source not in ours for source in scales[name].sources)
-        how[name] = "exact" if name in exact else "folding" if removed else "propagated"
-    sources = {source for name in how for source in scales[name].sources}
-    spare = [name for name in cache.amax if name not in sources]
-    strange = tuple(name for name in spare if name not in exact)
+    kept = propagate(graph, {name: amax for name, amax in exact.items() if name in ours}, points.groups)
+    how = dict.fromkeys(filter(scales.__contains__, points.activations), "folding")
+    how |= {name: "exact" if name in exact else "propagated" for name in how if name in kept}
+    strange = tuple(name for name in cache.amax if name not in exact)
     coverage = Coverage(
         header=cache.header,
         entries=len(cache.amax),
         **{way: tuple(name for name in how if how[name] == way) for way in ("exact", "folding", "propagated")},
         missing=tuple(name for name in prepared.tensors if name not in scales),
         unquantized=tuple(unscaled),
-        spare=tuple(name for name in spare if name in exact),
         strange=strange,
         unusable=cache.unusable,
         foreign=_foreign(cache, strange),
@@ -165,7 +152,7 @@ def import_table(
         raise CalibrationError(
             f"the cache gives no INT8 layer at all: {first_of(coverage.missing)} have no scale; was it made for another model?"
         )
-    amax = {name: scales[name].amax for name in points.activations}
+    amax = {name: scales[name] for name in points.activations}
     for group in points.groups:
         amax |= dict.fromkeys(group, max(amax[name] for name in group))
     table = Table(
@@ -204,13 +191,11 @@ def _names(proto: ModelProto) -> set[str]:
 
 def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
     """Names such as `relu_1` or `123` are in many models: that some fit, even all that are needed, proves nothing."""
-    tensors = [name for name in cache.amax if not _UNNAMED.fullmatch(name)]
-    unknown = [name for name in strange if not _UNNAMED.fullmatch(name)]
-    if 4 * len(unknown) <= len(tensors):
+    if 4 * len(strange) <= len(cache.amax):
         return ""
     return (
-        f"the cache seems to be of another model: {len(unknown)} of the {len(tensors)} tensors that it names aren't in this "
-        f"one ({first_of(unknown)})"
+        f"the cache seems to be of another model: {len(strange)} of the {len(cache.amax)} tensors that it names aren't in "
+        f"this one ({first_of(strange)})"
     )
 
 
@@ -223,13 +208,10 @@ def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
     )
     strange = coverage.strange
     zeros = [name for name in names if name in cache.constants]
-    numbered = [name for name in cache.amax if _UNNAMED.fullmatch(name)]
     hints = (
         zeros and f"it says 0 for {first_of(zeros)}, which is no scale",
         coverage.unusable and coverage.unusable_entries,
         coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
-        numbered
-        and f"{len(numbered)} entries are numbered ({first_of(numbered)}), which says nothing of ONNX's tensors",
     )
     node = glob.escape(readers[0]) if readers else "NODE"
     return (

@@ -1,5 +1,5 @@
-"""Questions to the samples: are they copies, of one colour, or pixels that nobody normalised? Too few, constant and infinite
-ones are refused where they show (`calibrator.check_enough`, `observe`).
+"""Questions to the samples: are they copies, or pixels that nobody normalised? Too few, constant and infinite ones are refused
+where they show (`calibrator.check_enough`, `observe`).
 
 Each sample leaves a small record, so memory doesn't grow with what a sample holds, and records of shards join to what one pass
 would have given, in any order.
@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,31 +25,18 @@ from trtopt.graph.inputs import network_inputs
 from trtopt.ort.ranges import FP16_NORMAL
 from trtopt.ort.sessions import open_session
 
-Floats = NDArray[np.float32]
-
 SMALLEST = 24  # pixels: smaller arrays of three channels may be no image
 PROBES = 4  # samples kept for the look into the model, beside the one that goes furthest
-NAMED = 5  # samples that a fact names
 RAW = 16.0  # larger magnitudes, none negative: pixels as they are in a file
 RAW_SPREAD = 10.0  # after the first convolution of a folded model, where trained networks have some 1
 INSIST = "insist with `allow_unusual_data=True`"
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A record of one sample.
+class Sample(NamedTuple):
+    """A record of one sample: a digest of its content, and the largest magnitude of its floating inputs."""
 
-    Attributes:
-        name: its file, or its place in the data ("sample 3", from 0).
-        digest: of its content.
-        absmax: over all its floating inputs.
-        plain: the colour of each image input, where all are of one colour throughout; empty where not.
-    """
-
-    name: str
     digest: str
     absmax: float
-    plain: str
 
 
 class Survey:
@@ -68,31 +54,22 @@ class Survey:
 
     def watch(self, batches: Iterable[Arrays]) -> Iterator[Arrays]:
         """Yield the same batches, looked at as they are read."""
-        number = 0
         for batch in batches:
-            paths = getattr(batches, "paths", None)  # asked each time: images found unusable leave the list
-            size = min((len(array) for array in batch.values() if np.ndim(array)), default=0)
-            for index in range(size):
-                name = str(paths[number]) if paths is not None else f"sample {number}"
-                self.add(name, {key: np.asarray(array[index]) for key, array in batch.items()})
-                number += 1
+            for index in range(min((len(array) for array in batch.values() if np.ndim(array)), default=0)):
+                self.add({key: np.asarray(array[index]) for key, array in batch.items()})
             yield batch
 
-    def add(self, name: str, feed: Arrays) -> None:
+    def add(self, feed: Arrays) -> None:
         """Look at one sample: input name → array without the sample axis."""
         flats = [
             np.ascontiguousarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"
         ]
-        lows = [float(flat.min()) for flat in flats if flat.size]
-        highs = [float(flat.max()) for flat in flats if flat.size]
-        finite = all(map(math.isfinite, lows + highs))  # NaN shows in both
-        absmax = max(max(highs, default=0.0), -min(lows, default=0.0))
-        images = {key: image for key, array in feed.items() if finite and (image := as_image(array)) is not None}
-        plain = [_plain(key, image) for key, image in images.items()]
+        ends = [float(end) for flat in flats if flat.size for end in (flat.min(), flat.max())]
+        absmax = max(map(abs, ends), default=0.0)
         # Cheap: two of one digest are the same for all that depends on it here.
         digest = f"{checksum(feed):08x} {absmax!r}"
-        self.samples.append(Sample(name, digest, absmax, ", ".join(plain) if all(plain) else ""))
-        if finite:
+        self.samples.append(Sample(digest, absmax))
+        if all(map(math.isfinite, ends)):  # NaN shows in both
             self._keep(digest, absmax, feed)
 
     @property
@@ -102,11 +79,6 @@ class Survey:
         if self._furthest is not None:
             chosen.setdefault(self._furthest[1], self._furthest[2])
         return list(chosen.values())
-
-    @property
-    def images(self) -> list[dict[str, NDArray[Any]]]:
-        """Those of them that hold images."""
-        return [feed for feed in self.ranged if any(as_image(array[0]) is not None for array in feed.values())]
 
     def _keep(self, digest: str, largest: float, feed: Arrays) -> None:
         """Keep the samples of the lowest digests, and that of the largest magnitude: the same ones in any order."""
@@ -121,17 +93,7 @@ class Survey:
 
 def facts(survey: Survey) -> dict[str, Any]:
     """Summarize a survey in plain JSON; the same for any order of the samples."""
-    samples = sorted(survey.samples, key=lambda item: (item.digest, item.name))
-    plain = [item for item in samples if item.plain]
-    return {
-        "samples": len(samples),
-        "different": len({item.digest for item in samples}),
-        "plain": {
-            "count": len(plain),
-            "some": [item.name for item in plain[:NAMED]],
-            "seen": plain[0].plain if plain else "",
-        },
-    }
+    return {"samples": len(survey.samples), "different": len({item.digest for item in survey.samples})}
 
 
 def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[str, Any]:
@@ -142,30 +104,25 @@ def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[st
         samples: input name → array with a first axis of 1.
 
     Returns:
-        Plain JSON: "checked", "reason" (why not), and "warning" where they arrive so.
+        Plain JSON: "warning" where they arrive so; else nothing.
     """
     tensor = next((str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"), None)
-    images = [array for sample in samples for array in sample.values() if array.ndim == 4]
-    if tensor is None or not images:
-        return {
-            "checked": False,
-            "reason": "the model has no convolution" if images else "no input looks like an image",
-        }
-    low, high = min(float(item.min()) for item in images), max(float(item.max()) for item in images)
-    if low < 0 or high <= RAW:
-        return {"checked": True}
+    images = [array for sample in samples for array in sample.values() if _is_image(array)]
+    low = min((float(item.min()) for item in images), default=0.0)
+    high = max((float(item.max()) for item in images), default=0.0)
+    if tensor is None or low < 0 or high <= RAW:
+        return {}
     try:
         session = open_session(proto, outputs=[tensor], threads=1, memory_pattern=False, purpose="calibration")
         runs = single_runs(network_inputs(proto), samples)
         seen = [run_session(session, [tensor], run.feed)[tensor] for run in runs]
-    except TrtoptError as error:
-        return {"checked": False, "reason": f"the model's first layers can't be run alone: {str(error)[:200]}"}
+    except TrtoptError:  # its first layers can't be run alone
+        return {}
     channels = np.concatenate([np.moveaxis(item, 1, 0).reshape(item.shape[1], -1) for item in seen], 1)
     spread = float(np.median(channels.std(1, dtype=np.float64)))
     if spread <= RAW_SPREAD:
-        return {"checked": True}
+        return {}
     return {
-        "checked": True,
         "warning": f"inputs are {low:.3g} to {high:.3g}, and after the model's first convolution values spread by "
         f"{spread:.3g}, where trained networks have about 1: pixels seem to arrive as 0..255 where the model wants them "
         "normalised; check `preprocess=`, or the arrays in `data=`",
@@ -173,44 +130,16 @@ def check_preprocessing(proto: ModelProto, samples: Sequence[Arrays]) -> dict[st
 
 
 def refuse(quality: Mapping[str, Any], allowed: bool, insist: str = INSIST) -> None:
-    """Raise DataError for data that no scale should come from, unless the user insists.
+    """Raise DataError for copies of one sample, unless the user insists.
 
     Args:
         insist: how the user would.
-
-    Raises:
-        DataError: more than half of the samples are of one colour, or all are the same.
     """
-    if allowed or not quality:
-        return
-    samples, plain, reason = quality["samples"], quality["plain"], ""
-    if 2 * plain["count"] > samples:
-        reason = (
-            f"{plain['count']} of the {samples} images are of one colour throughout ({_list(plain)}: {plain['seen']}): there "
-            "is nothing to measure in them; give real images"
+    if quality and not allowed and quality["samples"] > 1 and quality["different"] == 1:
+        raise DataError(
+            f"all {quality['samples']} samples are the same one: scales would fit that sample alone; give different real "
+            f"inputs; if this is what the network will see, {insist}"
         )
-    elif samples > 1 and quality["different"] == 1:
-        reason = (
-            f"all {samples} samples are the same one: scales would fit that sample alone; give different real inputs"
-        )
-    if reason:
-        raise DataError(f"{reason}; if this is what the network will see, {insist}")
-
-
-def warnings(table: Table) -> tuple[str, ...]:
-    """Say what the user should know of the data that a table was made from, by the facts that it keeps."""
-    quality = table.quality
-    if not quality:
-        return ()
-    texts = []
-    if (plain := quality["plain"])["count"]:
-        texts.append(f"images of one colour are among the samples ({plain['count']}: {_list(plain)}): they add nothing")
-    copies = quality["samples"] - quality["different"]
-    if copies:
-        texts.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
-    if warning := (quality.get("preprocessing") or {}).get("warning"):
-        texts.append(warning)
-    return tuple(texts)
 
 
 def fp16_underflow_warning(table: Table) -> str:
@@ -232,17 +161,12 @@ def fp16_underflow_warning(table: Table) -> str:
     )
 
 
-def as_image(array: NDArray[Any]) -> Floats | None:
-    """Channels x height x width where a sample looks like an image: rank 3 with 1 or 3 channels, first or last."""
-    if array.ndim != 3 or array.dtype.kind not in "fu":
-        return None
-    if array.shape[0] in (1, 3):
-        image = array
-    elif array.shape[2] in (1, 3):
-        image = array.transpose(2, 0, 1)
-    else:
-        return None
-    return np.asarray(image, np.float32) if min(image.shape[1:]) >= SMALLEST else None
+def _is_image(array: NDArray[Any]) -> bool:
+    """Return whether a sample looks like an image: 1 or 3 channels, first or last."""
+    if array.ndim != 4 or array.dtype.kind not in "fu":
+        return False
+    sizes = array.shape[2:] if array.shape[1] in (1, 3) else array.shape[1:3] if array.shape[3] in (1, 3) else (0,)
+    return bool(min(sizes) >= SMALLEST)
 
 
 def checksum(feed: Arrays) -> int:
@@ -251,16 +175,3 @@ def checksum(feed: Arrays) -> int:
     for name in sorted(feed):
         value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8).data, value)
     return value
-
-
-def _plain(name: str, image: Floats) -> str:
-    """The colour of an image that has but one; empty for others."""
-    colours = image[:, 0, 0]
-    if not bool((image == colours[:, None, None]).all()):
-        return ""
-    text = f"{colours[0]:g}" if bool((colours == colours[0]).all()) else ", ".join(f"{item:.3g}" for item in colours)
-    return f"{name!r} is {text} everywhere"
-
-
-def _list(group: Mapping[str, Any]) -> str:
-    return ", ".join(group["some"][:3]) + (", …" if group["count"] > 3 else "")

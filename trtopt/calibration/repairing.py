@@ -61,7 +61,7 @@ class Repairs:
 
     Attributes:
         nodes: name → what is changed.
-        scales: activation → its amax, where another one does less to the outputs; replaced: what it was.
+        scales: activation → its amax, where another one does less to the outputs.
         tried: how many weights were rounded.
         left: node name → why its weights weren't.
         before, after: noise at the worst output, in the Q/DQ graph, on the samples that judge.
@@ -72,7 +72,6 @@ class Repairs:
 
     nodes: Mapping[str, Repair]
     scales: Mapping[str, float]
-    replaced: Mapping[str, float]
     tried: int
     left: Mapping[str, str]
     before: float
@@ -171,7 +170,6 @@ def find_repairs(
     return Repairs(
         nodes=repairs,
         scales=scales,
-        replaced={name: float(amax[name]) for name in scales},
         tried=len(points.weights) - len(reasons),
         left=reasons,
         before=before[output],

@@ -43,43 +43,41 @@ class Scales:
             UsageError: none or several are given, or the build needs none.
         """
         sources = [name for name in ("images", "data", "calib") if getattr(self, name) is not None]
-        measures = spec.base is not Precision.FP32 and not model_quantized and "calib" not in sources
+        native, problem = spec.calibrator == "native", ""
         if not spec.precision.quantized:
+            measures = spec.base is not Precision.FP32 and not model_quantized and "calib" not in sources
             if len(sources) > 1:
-                raise UsageError(f"{named(sources[0])} and {named(sources[1])} are both given: give one of them")
-            if sources and not measures:
-                raise UsageError(
+                problem = f"{named(sources[0])} and {named(sources[1])} are both given: give one of them"
+            elif sources and not measures:
+                problem = (
                     f"{named(sources[0])} calibrates, but the build is {spec.precision}: add `int8=True`, or drop it"
                 )
         elif model_quantized:
-            if sources or spec.calibrator == "native" or self.method != "auto":
-                extra = sources[0] if sources else "method" if self.method != "auto" else "calibrator"
-                raise UsageError(
-                    f"the model already holds Q/DQ, whose scales are used as they are: drop {named(extra)}"
-                )
+            if extra := [*sources, *["method"] * (self.method != "auto"), *["calibrator"] * native]:
+                problem = f"the model already holds Q/DQ, whose scales are used as they are: drop {named(extra[0])}"
         elif len(sources) != 1:
             situation = f"{' and '.join(map(named, sources))} are given" if sources else "no data was given"
-            raise UsageError(
+            problem = (
                 f"`{spec.precision}=True` needs scales measured on real inputs, and {situation}: give one of `images=DIR`, "
                 "`data='F.npz'` or `calib='T.calib.json'` (random data is never used)"
             )
-        elif spec.calibrator == "native" and self.method != "auto":
-            raise UsageError("`calibrator='native'` chooses scales by TensorRT's own method: drop it, or `method=`")
-        elif spec.calibrator == "native" and self.calib is not None and not self.calib_is_cache:
-            raise UsageError(
+        elif native and self.method != "auto":
+            problem = "`calibrator='native'` chooses scales by TensorRT's own method: drop it, or `method=`"
+        elif native and self.calib is not None and not self.calib_is_cache:
+            problem = (
                 "`calibrator='native'` measures its own scales: give `images=` or `data=`, or as `calib=` a TensorRT cache "
                 "such as trtopt calibrate --export-cache writes"
             )
+        if problem:
+            raise UsageError(problem)
 
     def table(self, model: Model, spec: BuildSpec, model_quantized: bool, reporter: Reporter) -> Table | None:
         """The table to quantize with; None where the build needs none."""
         if not spec.precision.quantized or model_quantized or spec.calibrator == "native":
             return None
         if self.calib is None or self.calib_is_cache:
-            source: dict[str, Any] = {"import_cache": self.calib}
-            if self.calib is None:
-                names = ("images", "data", "limit", "batch", "allow_unusual_data")
-                source = {name: getattr(self, name) for name in names}
+            names = ("images", "data", "limit", "batch", "allow_unusual_data") if self.calib is None else ()
+            source: dict[str, Any] = {"import_cache": self.calib, **{name: getattr(self, name) for name in names}}
             table = calibrate(
                 model.path or model.proto,
                 preprocess=self.preprocess,

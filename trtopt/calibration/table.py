@@ -379,12 +379,6 @@ class _Factors(TypedDict):
     factors: AnyText
 
 
-class _Plain(TypedDict):
-    count: Count
-    some: list[Name]
-    seen: AnyText
-
-
 class _Preprocessing(TypedDict, total=False):
     warning: Name
 
@@ -392,10 +386,9 @@ class _Preprocessing(TypedDict, total=False):
 class _Facts(TypedDict):
     samples: Count
     different: Count
-    plain: _Plain
 
 
 class _Quality(_Facts, total=False):
-    """The content of `quality.facts`, with what `expected.check_preprocessing` gives."""
+    """The content of `quality.facts`, with what `quality.check_preprocessing` gives."""
 
     preprocessing: _Preprocessing | None

@@ -78,11 +78,7 @@ _MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
 @command_of(
     ExportRequest,
     "trtopt export torchvision:resnet50 -o resnet50.onnx",
-    read={
-        **_MODULE,
-        "input_names": partial(_names, "--input-names"),
-        "output_names": partial(_names, "--output-names"),
-    },
+    read={**_MODULE, "output_names": partial(_names, "--output-names")},
 )
 def export(result: Any, values: Options) -> Iterator[str]:
     """Export a PyTorch model to ONNX, and compare the two."""

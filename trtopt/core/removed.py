@@ -25,6 +25,8 @@ WENT = {
     "trade_profiles": "--trade-profiles went: build --int8 --calib TABLE keeps INT8 whatever its times, or build an engine for "
     "each of the shapes",
     "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
+    "from_images": "--from-images went: prepare photos in the client (Session.prepare); build --embed-preprocess takes pixels",
+    "input_names": "--input-names went: names in --inputs are the file's, in forward's order, --inputs pixels:batchx3x224x224",
     **dict.fromkeys(
         ("min_shapes", "opt_shapes", "max_shapes"),
         "--min-shapes, --opt-shapes and --max-shapes went: --shapes NAME:MIN,OPT,MAX has all three, once for each input",

@@ -43,7 +43,7 @@ SHARED = ", ".join(kind.shared for kind in Kind if kind.shared)  # of what there
 labels = partial(option, None, help="True classes, one number a line.", metavar="FILE", typed=Path)
 metric = partial(option, None, metavar="MODULE:FUNCTION", typed=str)
 least = partial(option, None, help="Least that --metric must give.", metavar="X", typed=float)
-allow_unusual_data = partial(option, False, help="Take plain or repeated samples, refused otherwise.")
+allow_unusual_data = partial(option, False, help="Take copies of one sample, refused otherwise.")
 output_kind = partial(
     option,
     (),

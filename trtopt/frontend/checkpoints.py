@@ -20,15 +20,15 @@ def advice(path: Path) -> str:
             f"{path} is a pickled Ultralytics model ({ultralytics}), which trtopt doesn't unpickle: let Ultralytics' own "
             f"exporter write it (yolo export model={path} format=onnx), then go on with trtopt check {path.stem}.onnx"
         )
+    what, state = "", f"torch.export.load({str(path)!r}).state_dict"
     if path.suffix == ".pt2":
+        what = "a program of torch.export, whose shapes are fixed"
+    elif is_script(path):
+        what, state = "TorchScript, which torch's exporter doesn't read", f"torch.jit.load({str(path)!r}).state_dict()"
+    if what:
         return (
-            f"{path} is a program of torch.export, whose shapes are fixed: export the module that it was made from, "
-            f"trtopt export my_model.py:Net; its weights: torch.save(torch.export.load({str(path)!r}).state_dict, 'state.pth')"
-        )
-    if is_script(path):
-        return (
-            f"{path} is TorchScript, which torch's exporter doesn't read: export the Python module that it was made from, "
-            f"trtopt export my_model.py:Net; its weights: torch.save(torch.jit.load({str(path)!r}).state_dict(), 'state.pth')"
+            f"{path} is {what}: export the Python module that it was made from, trtopt export my_model.py:Net; its weights: "
+            f"torch.save({state}, 'state.pth')"
         )
     if pickled := model_class(path):
         module, _, name = pickled.rpartition(".")

@@ -18,7 +18,6 @@ from trtopt.frontend.failures import types_hint
 from trtopt.frontend.forward import INNER
 from trtopt.frontend.samples import Subject, made_up
 from trtopt.graph.io import Model, save_model
-from trtopt.graph.proto import all_nodes
 from trtopt.ort.sessions import OnnxSession
 
 
@@ -75,7 +74,7 @@ def compared(
             comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
             detail(f"batch {size}: {gap}")
             if not gap.within(tolerance):
-                _refuse(subject, model, size, expected, f"{gap}; allowed: relative {tolerance:g}", sampled)
+                _refuse(subject, size, expected, f"{gap}; allowed: relative {tolerance:g}", sampled)
             if undefined := [name for name, array in expected.items() if np.isnan(array).any()]:
                 real = "; give real ones by `sample=`" if made_up(sampled) else ""
                 notes.append(
@@ -144,7 +143,7 @@ def _bits(buffer: Any) -> Any:
     return flat.view(flat[:0].byte().dtype).numpy()
 
 
-def _refuse(subject: Subject, model: Model, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
+def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
     held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
     again = dict(zip(expected, subject(subject.batch(size))))
@@ -168,20 +167,15 @@ def _refuse(subject: Subject, model: Model, size: int, expected: Arrays, gap: st
             f"an input. If it is meant so: `verify=False` ({gap})"
         )
     masks = [info.name for info in subject.infos if not info.floating]
-    choices = [node.name for node in all_nodes(model.proto.graph) if node.op_type == "TopK"]
+    hint = (
+        "If the model computes in lower precision than FP32, give a larger `tolerance=`; if it chooses among nearly equal "
+        "values (TopK), as untrained weights make them, give trained ones by `weights=`, or real inputs by `sample=`"
+    )
     if masks and made_up(sampled):
         hint = (
             f"{', '.join(masks)} {'was' if len(masks) == 1 else 'were'} made up of both 0 and 1: of what a mask leaves nothing "
             "of, PyTorch and ONNX make each something else; give real ones by `sample=`"
         )
-    elif choices:
-        hint = (
-            f"It chooses by TopK ({first_of(choices)}): where values are nearly equal, as untrained weights make them, PyTorch "
-            "and ONNX Runtime choose differently. Give trained weights by `weights=`, or real inputs by `sample=`; if it is "
-            "meant so: `verify=False`"
-        )
-    else:
-        hint = "If the model computes in lower precision than FP32, give a larger `tolerance=`"
     raise ExportMismatch(
         f"{subject.text}: PyTorch and ONNX Runtime disagree on {sampled} at batch {size}: {gap}. Nothing was written. {hint}"
     )

@@ -19,7 +19,7 @@ from trtopt.core.errors import ModelError, UnsupportedOperator, UsageError, requ
 from trtopt.core.files import check_ending
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import compiler_folder, quiet, rewriting
-from trtopt.core.options import named, taking
+from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
@@ -90,8 +90,8 @@ def export(request: ExportRequest) -> ExportResult:
             in forward's order; optional arguments may be left out. A name in place of a size makes that dimension dynamic,
             equal names are equal sizes: {"input": ("batch", 3, "H", "W")}; as the command takes it, ["ids:batch,16:int64"].
             Default: the recipe's, or batch×3×H×W float32 for torchvision with the size its own preprocessing gives.
-        input_names, output_names: names in the ONNX file, in the order of forward's arguments and results. Default of the
-            outputs': the keys or fields of what forward returns, else "output", or "output_0", "output_1", ….
+        output_names: names in the ONNX file, in the order of forward's results. Default: the keys or fields of what forward
+            returns, else "output", or "output_0", "output_1", ….
         sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
             images (with `preprocess`), or arrays. Default: seeded synthetic values, which the result says.
         preprocess: for images, as for `calibrate`; a mapping without `preset` changes what the recipe says.
@@ -111,9 +111,8 @@ def export(request: ExportRequest) -> ExportResult:
     target = _opset(request.opset)
     if not request.tolerance >= 0:
         raise UsageError(f"`tolerance=` is {request.tolerance}; a share of the largest output is needed, such as 0.001")
-    for option, names in (("input_names", request.input_names), ("output_names", request.output_names)):
-        if names is not None and not (names and all(names)):
-            raise UsageError(f"{named(option)} is {list(names)}: give names, or leave it out")
+    if request.output_names is not None and not (request.output_names and all(request.output_names)):
+        raise UsageError(f"`output_names=` is {list(request.output_names)}: give names, or leave it out")
     with contextlib.ExitStack() as stack:
         # In front of torch: a source that can't be right is refused before it is asked for.
         with reporter.phase("load the PyTorch model"):
@@ -122,7 +121,7 @@ def export(request: ExportRequest) -> ExportResult:
         require("onnxscript", "torch", "export")
         if request.opset is None and source.opset:
             target = _opset(source.opset, "the recipe's opset")
-        infos, keywords = stated_inputs(source, request.inputs, request.input_names)
+        infos, keywords = stated_inputs(source, request.inputs)
         if preprocess is not None and not on_images(request.sample):
             what = "`sample=` gives none" if request.sample is None else "arrays in `sample=` are used as they are"
             raise UsageError(f"`preprocess=` is for images, and {what}: drop it")

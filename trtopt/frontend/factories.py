@@ -98,7 +98,8 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
             raise UsageError(f"{text} is a ready {type(model).__name__}: it takes no factory arguments")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"{text} gave {_kind(model)}; a torch.nn.Module is needed: name a class or function that gives the model alone"
+            f"{text} gave a value of type {type(model).__name__}; a torch.nn.Module is needed: name a class or function that "
+            "gives the model alone"
         )
     return model
 
@@ -124,8 +125,7 @@ def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) 
 
 def module_of_file(path: Path) -> ModuleType:
     """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
-    near = [str(path.with_name(name)) for name in _near(path.name, path.parent)]
-    path = existing_file(path, "the file", f"there is: {first_of(near, 8)}" if near else "").resolve()
+    path = existing_file(path, "the file").resolve()
     sys.path.insert(0, str(path.parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -150,10 +150,7 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        near = _near(f"{name}.py", Path())
-        hint = f"; there is: {first_of(near, 8)}" if near else ""
-        if Path(f"{name}.py").is_file():  # a path without its ending
-            hint = f"; write {name}.py"
+        hint = f"; write {name}.py" if Path(f"{name}.py").is_file() else ""  # a path without its ending
         raise UsageError(
             f"the module {error.name} isn't installed, and the current folder has no {error.name.split('.')[0]}.py{hint}. For "
             "a file elsewhere: path/to/FILE.py:FACTORY; a package is installed with pip"
@@ -182,7 +179,7 @@ def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mappin
     """Return a function that makes the module, its arguments checked: a wrong name is no fault of the user's code."""
     if not callable(factory):
         raise UsageError(
-            f"{text} is {_kind(factory)}; a torch.nn.Module, or a class or function that gives one, is needed"
+            f"{text} is of type {type(factory).__name__}; a torch.nn.Module, or a class or function that gives one, is needed"
         )
     with contextlib.suppress(ValueError):  # built-in: it has no signature
         signature = inspect.signature(factory)
@@ -191,12 +188,11 @@ def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mappin
         except TypeError as error:
             takes = ", ".join(str(item).partition(":")[0].partition("=")[0] for item in signature.parameters.values())
             unknown = next((name for name in options if name not in signature.parameters), None)
-            problem = f"it has no argument {unknown!r}" if unknown else str(error)
-            advice = (
-                "Give arguments as `factory_arg={'NAME': 'VALUE'}`; where one is no number or text, such as a configuration, "
-                "name a function of your file that makes the model: FILE.py:FACTORY"
-            )
-            raise UsageError(f"{text}: {problem}; it takes {f'{takes}. {advice}' if takes else 'none'}") from error
+            raise UsageError(
+                f"{text}: {f'it has no argument {unknown!r}' if unknown else error}; it takes {takes or 'none'}. Give "
+                "arguments as `factory_arg={'NAME': 'VALUE'}`; where one is no number or text, such as a configuration, name "
+                "a function of your file that makes the model: FILE.py:FACTORY"
+            ) from error
     return lambda: factory(*arguments, **options)
 
 
@@ -217,16 +213,3 @@ def _told(text: str, module_name: str, error: BaseException) -> TrtoptError:
             f"trtopt export PACKAGE.{Path(module_name).stem}:{text.rpartition(':')[2]}"
         )
     return ModelError(f"{text} failed at {where}: {type(error).__name__}: {essence(error)}")
-
-
-def _kind(value: Any) -> str:
-    name = type(value).__name__
-    if isinstance(value, (tuple, list)):
-        name += f" ({first_of((type(item).__name__ for item in value), 4)})"
-    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
-
-
-def _near(name: str, folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return difflib.get_close_matches(name, sorted(item.name for item in folder.glob("*.py") if item.is_file()), 3)
-    return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,14 +57,6 @@ class Arguments:
         if known and wrong and not self.free:
             raise UsageError(f"{text}: forward has no argument {wrong[0]!r}; it takes: {self}")
         if wrong:
-            for name in () if self.free else wrong:
-                close = difflib.get_close_matches(name, self.names, 1, 0.8)
-                # "images" is no slip for "image".
-                if close and not (name.startswith(close[0]) or close[0].startswith(name)):
-                    raise UsageError(
-                        f"{text}: forward has no argument {name!r}; it takes: {self}. Write `inputs='{close[0]}:…'`, and "
-                        f"`input_names=['{name}']` if the file shall call it so"
-                    )
             if len(names) > len(self.ordered) and not self.free:
                 raise UsageError(f"{text}: {len(names)} inputs are given ({', '.join(names)}); forward takes: {self}")
             feeds, keywords = set(self.ordered[: len(names)]), tuple[str, ...]()

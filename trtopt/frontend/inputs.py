@@ -50,11 +50,7 @@ def parse_input(text: str) -> TensorInfo:
     return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
 
 
-def stated_inputs(
-    source: Source,
-    inputs: InputSpec | None,
-    names: Sequence[str] | None = None,
-) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
+def stated_inputs(source: Source, inputs: InputSpec | None) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
     """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
     takes = Arguments(source.module)
     if isinstance(inputs, str):
@@ -71,13 +67,6 @@ def stated_inputs(
             f"{source.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
         )
     infos, keywords = takes.order(infos, source.text)
-    if names is not None:
-        if len(names) != len(infos) or len(set(names)) < len(names):
-            raise UsageError(
-                f"input names {', '.join(names)}: {len(infos)} different ones are needed, for "
-                f"{', '.join(info.name for info in infos)}"
-            )
-        infos = [replace(info, name=name) for info, name in zip(infos, names)]
     return tuple(map(_info, infos)), keywords
 
 

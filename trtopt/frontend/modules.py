@@ -180,10 +180,12 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     with making(torch, text, told), quiet():
         module = builder(**{**nothing, **options})
         trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
-        filled = 0 if trained else _fill_zero_heads(torch, module)
+        # Some classifiers start with a last layer of zeros (ViT): every output would be zero and agree with anything.
+        linear = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear) and not trained]
+        filled = [torch.nn.init.normal_(layer.weight, std=0.02) for layer in linear if not bool(layer.weight.any())]
     notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
     if filled:
-        notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
+        notes.append(f"{len(filled)} layer(s) that {name} starts at zero were filled too, so that outputs differ")
     weights = "as its arguments say" if trained else f"random (seed {SEED})"
     preprocess: str | dict[str, Any] | None = None
     name_in, size = "input", (224, 224)
@@ -217,16 +219,6 @@ def _without_nms(text: str, *, two_stages: bool) -> str:
         f"{text} ends in NMS (non-maximum suppression): how many boxes it gives depends on the image, and torch's exporter "
         f"can't follow that. Export what comes before NMS, and do the rest after the engine: {part}. docs/export.md shows it"
     )
-
-
-def _fill_zero_heads(torch: Any, module: Any) -> int:
-    """Some classifiers start with a last layer of zeros (ViT): every output would be zero and agree with anything."""
-    filled = 0
-    for layer in module.modules():
-        if isinstance(layer, torch.nn.Linear) and not bool(layer.weight.any()):
-            torch.nn.init.normal_(layer.weight, std=0.02)
-            filled += 1
-    return filled
 
 
 def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
@@ -265,17 +257,13 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
                 others = f"of the state dicts in {path} {key!r} is taken, not {first_of(more)}"
             state = state[key]
     if not is_state(state):
-        inside = [key for key, value in state.items() if is_state(value)] if isinstance(state, dict) else []
-        if len(inside) > 1:
-            apart = f"{path.stem}.{inside[0]}.pth"
+        keys = list(map(str, state)) if isinstance(state, dict) else []
+        inside = [key for key in keys if is_state(state[key])]
+        if len(inside) != 1:
             raise ModelError(
-                f"the weights {path} hold {len(inside)} state dicts ({first_of(inside, 8)}): save the one that is meant, in "
-                f"Python: torch.save(torch.load({str(path)!r})[{inside[0]!r}], {apart!r}); then: `weights={apart!r}`"
-            )
-        if not inside:
-            keys = f", but {first_of(map(str, state), 8)}" if isinstance(state, dict) and state else ""
-            raise ModelError(
-                f"the weights {path} hold no state dict{keys}; save one: torch.save(model.state_dict(), path)"
+                f"the weights {path} hold {len(inside) or 'no'} state dicts ({first_of(inside or keys, 8)}): save the one that "
+                f"is meant, in Python: torch.save(torch.load({str(path)!r})['KEY'], 'state.pth'), or "
+                "torch.save(model.state_dict(), 'state.pth'); then: `weights='state.pth'`"
             )
         state = state[inside[0]]
     own = {_unwrapped(name): name for name in source.module.state_dict()}

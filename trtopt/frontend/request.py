@@ -73,9 +73,6 @@ class ExportRequest:
         metavar="NAME:batchx3x224x224",
         typed=list[str],
     )
-    input_names: Sequence[str] | None = option(
-        None, help="In forward's order; repeatable.", metavar="NAME[,NAME]", typed=list[str]
-    )
     output_names: Sequence[str] | None = option(
         None, help="In order; repeatable.", metavar="NAME[,NAME]", typed=list[str]
     )

@@ -7,7 +7,7 @@
     images = "photos"                  # or data = "arrays.npz"
     preprocess = "imagenet"            # a preset, a TOML file or a table
     limit = 512
-    # allow_unusual_data = true        # take noise, plain or repeated samples, which are refused otherwise
+    # allow_unusual_data = true        # take copies of one sample, which are refused otherwise
 
     [[job]]
     model = ["resnet50.onnx", "zoo/*.onnx"]

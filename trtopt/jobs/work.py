@@ -129,19 +129,17 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
 
     Raises:
         CalibrationError: a tensor is constant over all shards.
-        DataError: most of the samples are of one colour, or all are the same.
+        DataError: all samples are the same.
     """
     prepared, data, survey = replace(opened.prepared, proto=_graph(opened.folder)), opened.samples, Survey()
     for _ in survey.watch(sample for shard in shards for sample in shard.probes):  # of which it keeps as many again
         pass
-    looks = [item for shard in shards for item in shard.looks]
-    named = isinstance(data, ImageBatches)
-    survey.samples = looks if named else [replace(item, name=f"sample {at}") for at, item in enumerate(looks)]
+    survey.samples = [item for shard in shards for item in shard.looks]
     quality = facts(survey)
     insist = "insist with allow_unusual_data = true in the list's [data.NAME]"
     refuse(quality, jobs[0].data.allow_unusual_data, insist)
     whole = combined(prepared.proto, [shard.observation for shard in shards])
-    quality["preprocessing"] = check_preprocessing(prepared.proto, survey.images)
+    quality["preprocessing"] = check_preprocessing(prepared.proto, survey.ranged)
     ranges = half_ranges(prepared.proto, survey.ranged, whole.histograms)
 
     def written(job: Job) -> dict[str, Any] | TrtoptError:

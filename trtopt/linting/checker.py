@@ -26,7 +26,6 @@ from trtopt.core.errors import (
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import (
-    DEFAULT_BATCH,
     NOTHING,
     Suggestion,
     batch_alone,
@@ -181,7 +180,13 @@ def check(request: CheckRequest) -> CheckReport:
         ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend
         hint = "it is built as it is" + "; please report the model" * ours
         findings.append(Finding("warning", "folding-incomplete", "", "", folding.warning, hint))
-    generation, reason = _builder(request.backend)
+    generation, reason = None, ""
+    try:
+        generation = trt.select(request.backend)
+    except NoBackend as error:
+        if request.backend != "auto":
+            raise
+        reason = str(error)
     can = generation.capabilities if generation else None
     limit = can.max_opset if can else None
     findings += opset_findings(folded, limit, str(generation))
@@ -206,12 +211,13 @@ def check(request: CheckRequest) -> CheckReport:
         samples = _samples(request, loaded, profiles)
         with reporter.phase("measuring ranges"):
             findings += _ranges(samples, folded)
-    suggestion = NOTHING if profiles else _suggestion(loaded, folded, values, samples)
-    if suggestion.option and batch_alone(loaded.inputs) and not values:
-        low, best, high = DEFAULT_BATCH
-        batches = f"build makes an engine for batch {low} to {high}, tuned for {best}"
-        findings.append(Finding("info", "batch-range", "", "", batches, "`shapes=` for another range"))
-        suggestion = NOTHING
+    suggestion, batches_alone = NOTHING, batch_alone(loaded.inputs)
+    if not profiles and not (batches_alone and not values):  # a build has a range of batches by itself
+        seen = seen_sizes(loaded.inputs, samples) if samples is not None and not batches_alone else {}
+        longest = max_input_lengths(folded)
+        suggestion = suggested_shapes(
+            loaded.inputs, values=values, longest=longest, seen=seen, lost=lost_shapes(folded)
+        )
     held = _held(loaded.proto, folded)
     output, verified, opened = None, None, False
     if request.fix is not None:
@@ -265,23 +271,6 @@ def _ask(generation: Generation, model: Model, folded: ModelProto) -> tuple[list
     text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
     shape_inputs = [Finding("info", "shape-input", name, "", text) for name, _ in values]
     return [*findings, *rewrites, *shape_inputs], dict(values)
-
-
-def _builder(backend: str) -> tuple[Generation | None, str]:
-    """Return the installed TensorRT, or why there is none where none was asked for by name."""
-    try:
-        return trt.select(backend), ""
-    except NoBackend as error:
-        if backend != "auto":
-            raise
-        return None, str(error)
-
-
-def _suggestion(model: Model, folded: ModelProto, values: Mapping[str, int], samples: Batches | None) -> Suggestion:
-    seen = seen_sizes(model.inputs, samples) if samples is not None and not batch_alone(model.inputs) else {}
-    return suggested_shapes(
-        model.inputs, values=values, longest=max_input_lengths(folded), seen=seen, lost=lost_shapes(folded)
-    )
 
 
 class _Texts(Reporter):

@@ -5,9 +5,8 @@ The rules look at the folded graph, the one that is built, so that what folding 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,20 +17,18 @@ from onnx import ModelProto, NodeProto, TensorProto
 from trtopt.core.documents import Plain
 from trtopt.core.errors import InvalidModel
 from trtopt.core.shapes import shapes_option
-from trtopt.core.values import Issue, Profile, TensorInfo, choice, x
+from trtopt.core.values import Issue, Profile, TensorInfo, x
 from trtopt.core.words import first_of
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
-from trtopt.graph.passes.typed import FP16_MAX, MASK
-from trtopt.graph.proto import STANDARD, Links, all_graphs, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.passes.typed import MASK, SENTINEL
+from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
 
 LEVELS = ("error", "warning", "info")
-FP16_STEP = 2.0**-24  # its smallest number
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
-_KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
-# Code → message, hint. Where a message has several forms, the code goes on behind a colon.
+# Code → message, hint.
 _ERRORS = {
     "input-without-rank": (
         "declares no shape; TensorRT needs its number of dimensions",
@@ -41,7 +38,6 @@ _ERRORS = {
         "the {side} is of type {kind}, which TensorRT hasn't",
         "move that part of the model outside",
     ),
-    "unsupported-type:constant": ("the constant {name} is {kind}, which TensorRT hasn't", ""),
     "integer-operator": (
         "TensorRT has no integer operators: it wants Q/DQ pairs",
         "build from the float model with `int8=True`, or quantize in the Q/DQ format",
@@ -56,10 +52,6 @@ _ERRORS = {
     ),
 }
 _WARNINGS = {
-    "empty-input": (
-        "has no elements (shape {dims}): nothing goes in",
-        "export it with the sizes that it gets, or with dynamic dimensions",
-    ),
     "length-held": (
         "{reason}: the trace holds the sizes that it was made at",
         "set these (trtopt check MODEL `set='NAME:SHAPE'` `fix='OUT.onnx'`), or export it again, by trtopt export",
@@ -68,10 +60,6 @@ _WARNINGS = {
     "integer": (
         "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
         "give the network float32 or int32 and convert outside",
-    ),
-    "double-weights": (
-        "{count} float64 constants (such as {name}): TensorRT computes them in float32",
-        "export the model in float32",
     ),
     "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
     "infinite-half-weight": (
@@ -82,17 +70,9 @@ _WARNINGS = {
         "{name} holds -inf, as a table of masks does: where all of a softmax is masked, NaN comes of it",
         "check that the model means it; -65504 in its place does the same without NaN",
     ),
-    "fp16-weight-underflow": (
-        "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
-        "`precision_override=['{node}=fp32']`, or `bf16=True`",
-    ),
     "fp16-mask-constant": (
         "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
         "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
-    ),
-    "fp16-weight-overflow": (
-        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
-        "`precision_override=['{node}=fp32']`",
     ),
     "custom-operator": (
         "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
@@ -106,31 +86,16 @@ _WARNINGS = {
         "control flow that folding couldn't decide",
         "{decide}; reduced precision doesn't reach into it",
     ),
-    "fp16-variance": (
-        "squares, then their mean or sum (a variance, a power, an error): they overflow FP16 above 255",
-        _KEPT + "; of a variance, LayerNormalization (opset 17) is the safe form",
-    ),
     "opset-too-new": (
         "opset {opset}; {generation} reads {limit} and older well",
         "export with `opset={limit}`, or `fix=`, which lowers it",
     ),
 }
-_INFOS = {
-    "dynamic-input": ("dynamic dimensions: {dims}", ""),
-    "int64": (
-        "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
-        "feed what the engine's manifest says",
-    ),
-    "fp16-range": ("its result can exceed FP16's range", _KEPT),
-    "fp16-normalization": ("sums squares inside, which FP16 can't hold", _KEPT),
-}
-_WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
+_WORDS = {"error": _ERRORS, "warning": _WARNINGS}
 # Operators that are worth a finding wherever they are.
 _OPERATORS = (
     *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
     (("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"), "integer-operator"),
-    *(((op,), "fp16-range") for op in ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum")),
-    (("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), "fp16-normalization"),
 )
 
 
@@ -140,7 +105,7 @@ class Finding(Plain):
 
     Attributes:
         level: "error" (it won't work), "warning" (it may not), "info".
-        code: stable name of the rule, such as "fp16-weight-overflow".
+        code: stable name of the rule, such as "fp16-mask-constant".
         node: the ONNX node, or the tensor where there is no node; the first one where `message` counts several.
         op: the node's operator, or "".
         hint: what to do.
@@ -153,9 +118,6 @@ class Finding(Plain):
     message: str
     hint: str = ""
 
-    def __post_init__(self) -> None:
-        choice(self.level, LEVELS, "level")
-
     def __str__(self) -> str:
         where = f"{self.node} ({self.op})" if self.node and self.op else self.node or self.op
         where = f"{where}: " if where else ""
@@ -167,7 +129,7 @@ def _said(words: str, node: str, op: str = "", *, code: str = "", **values: Any)
     level = next(level for level, codes in _WORDS.items() if words in codes)
     message, hint = _WORDS[level][words]
     values |= {"node": node, "op": op}
-    return Finding(level, code or words.partition(":")[0], node, op, message.format(**values), hint.format(**values))
+    return Finding(level, code or words, node, op, message.format(**values), hint.format(**values))
 
 
 def find(proto: ModelProto) -> tuple[Finding, ...]:
@@ -199,9 +161,6 @@ class _Graph(Links):
         """Name and operator of the nodes that read a tensor; its own name where none does."""
         readers = [(node.name or tensor, node.op_type) for node in self.readers.get(tensor, ())]
         return list(dict.fromkeys(readers)) or [(tensor, "")]
-
-    def followed(self, node: NodeProto, *ops: str) -> bool:
-        return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
     def cast_at_once(self, name: str) -> bool:
         """Return whether the output is made by a Cast, or all that reads the input casts it to a floating type."""
@@ -236,48 +195,14 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
         info = tensor_info(value)
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             yield _said("input-without-rank", info.name)
-        dynamic = [f"{info.shape[axis]} (axis {axis})" for axis in info.open_axes]
-        if dynamic:
-            yield _said("dynamic-input", info.name, dims=", ".join(dynamic).replace("-1 ", "unnamed "))
-        if 0 in info.shape:
-            yield _said("empty-input", info.name, dims="x".join(map(str, info.shape)))
     for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
         for info in map(tensor_info, values):
             kind = info.dtype
-            label = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
+            label = "double" if kind == "float64" else "integer" if kind in _INTEGERS else ""
             if kind in _NO_TENSORS or kind.startswith("complex"):
                 yield _said("unsupported-type", info.name, side=side, kind=kind)
             elif label and not (kind == "uint8" and graph.cast_at_once(info.name)):
                 yield _said(label, info.name, code=f"{label}-{side}", side=side, kind=kind)
-
-
-def _constants(graph: _Graph) -> Iterator[Finding]:
-    tensors = graph.proto.graph.initializer
-    if doubles := [tensor for tensor in tensors if tensor.data_type == TensorProto.DOUBLE]:
-        yield _said("double-weights", *graph.read_by(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
-    for tensor in tensors:
-        kind = dtype_name(tensor.data_type)
-        if kind == "string" or kind.startswith("complex"):
-            yield _said("unsupported-type:constant", *graph.read_by(tensor.name)[0], name=tensor.name, kind=kind)
-
-
-def _weights(graph: _Graph) -> Iterator[Finding]:
-    """Weights that FP16 doesn't hold: too large, or so small that they lose what they say."""
-    beyond = {}
-    for tensor, values in graph.tensors(TensorProto.FLOAT):
-        node, op = graph.read_by(tensor.name)[0]
-        if not values.size or _spoiled(values):
-            continue
-        if (largest := _largest(values)) > FP16_MAX:
-            beyond[tensor.name] = values
-        elif op in WEIGHTED and values.size > 1 and math.sqrt(values.size) * FP16_STEP / 2 > 0.009 * largest > 0:
-            # Judged by the energy lost, not by the count: tiny values among large ones (a pruned channel's) don't matter.
-            # No value loses more than half a step beside its own rounding, which is far below 1 %.
-            exact = values.astype(np.float64)
-            share = float(np.linalg.norm(exact - values.astype(np.float16)) / (np.linalg.norm(exact) or 1.0))
-            if share > 0.01:
-                yield _said("fp16-weight-underflow", node, op, name=tensor.name, largest=largest, share=share)
-    yield from _beyond_fp16(graph, beyond, 1)
 
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
@@ -307,23 +232,21 @@ def _spoiled(values: NDArray[Any]) -> bool:
     return not np.isfinite(values).all() and (values.size > 1 or bool(np.isnan(values).any()))
 
 
-def _largest(values: NDArray[Any]) -> float:
-    return float(max(values.max(initial=0), -values.min(initial=0)))
+def _masks(graph: _Graph, readers: int | None = 1) -> Iterator[Finding]:
+    """Return finite constants that stand for infinity, as masks do, for each of their first readers.
 
-
-def _beyond_fp16(graph: _Graph, constants: Mapping[str, NDArray[Any]], readers: int | None) -> Iterator[Finding]:
-    """Constants with values that FP16 doesn't hold, for each of their first readers. Of -inf FP16 makes what FP32 does."""
-    harmless = _masking_once(
-        graph, [name for name, values in constants.items() if np.all((values < MASK) | (np.abs(values) <= FP16_MAX))]
-    )
-    for name, values in constants.items():
-        infinite = np.isneginf(values[np.abs(values) > FP16_MAX]).all()
-        for node, op in graph.read_by(name)[:readers]:
-            # A bound that is infinite still bounds nothing.
-            if op not in ("Clip", "Min", "Max") and not infinite and name not in harmless:
-                mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
-                value = float(values.flat[int(np.abs(values).argmax())])
-                yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)
+    A build in FP16 holds these at its end, and keeps what reads other large constants in FP32.
+    """
+    masks = {}
+    for tensor, values in graph.tensors(TensorProto.FLOAT):
+        far = values[np.isfinite(values) & ((values < MASK) | (values > SENTINEL))]
+        if far.size:
+            masks[tensor.name] = far
+    harmless = _masking_once(graph, [name for name, far in masks.items() if far.max() < 0])
+    for name, far in masks.items():
+        for node, op in graph.read_by(name)[:readers] if name not in harmless else ():
+            if op not in ("Clip", "Min", "Max"):  # a bound that is infinite still bounds nothing
+                yield _said("fp16-mask-constant", node, op, name=name, value=float(far.flat[int(np.abs(far).argmax())]))
 
 
 def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
@@ -349,11 +272,7 @@ def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
 
 def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
     """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
-    graph, beyond = _Graph(proto), dict[str, NDArray[Any]]()
-    for tensor, values in graph.tensors(TensorProto.FLOAT):
-        if tensor.name in graph.readers and _largest(values) > FP16_MAX:
-            beyond[tensor.name] = values
-    return tuple(_beyond_fp16(graph, beyond, None))
+    return tuple(_masks(_Graph(proto), None))
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:
@@ -363,21 +282,13 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
             custom.setdefault((node.domain, node.op_type), []).append(node)
     for (domain, _), nodes in custom.items():
         yield from _several(nodes, "custom-operator", domain=domain)
-    ends = {node.output[0]: graph.constant(node.input[2]) for node in graph.of("Clip") if len(node.input) > 2}
-    small = [name for name, end in ends.items() if end is not None and end.max() <= math.log(FP16_MAX)]
     for ops, words in _OPERATORS:
-        nodes = [node for node in graph.of(*ops) if node.op_type != "Exp" or node.input[0] not in small]
-        yield from _several(nodes, words)
+        yield from _several(graph.of(*ops), words)
     if flow := graph.of(*CONTROL_FLOW):
         sides = "condition fixed, or both sides computed and torch.where between them"
         steps = "steps written out in Python, as torch.export does with a number of them that is fixed"
         decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else steps}"
         yield from _several(flow, "control-flow", decide=decide)
-
-
-def _structure(graph: _Graph) -> Iterator[Finding]:
-    squares = [node for node in graph.of("Pow", "Mul") if node.op_type == "Pow" or len(set(node.input)) == 1]
-    yield from _several([node for node in squares if graph.followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
 
 
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
@@ -421,5 +332,5 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _ends, _operators, _damaged, _constants, _weights, _structure, _zero_points,
+    _ends, _operators, _damaged, _masks, _zero_points,
 )  # fmt: skip

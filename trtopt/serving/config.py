@@ -22,7 +22,6 @@ TYPES = {
     "float64": "TYPE_FP64",
     **{f"{sign}int{bits}": f"TYPE_{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-IMAGE = "image"  # the input of a model that takes encoded images, and the file in its folder `warmup`
 LABELS = "labels.txt"
 _Message = Mapping[str, Any]
 
@@ -40,7 +39,6 @@ def model_config(
     *,
     labelled: Sequence[str],
     parameters: Mapping[str, str],
-    image_bytes: int | None,
 ) -> _Message:
     """Return the configuration of a model, for Triton's TensorRT backend or its Python backend and `triton_model.py`.
 
@@ -48,12 +46,8 @@ def model_config(
         delay: seconds that a request waits for others.
         labelled: outputs that score the classes of `LABELS`.
         parameters: of the Python backend.
-        image_bytes: of the image to warm up with, where the model takes encoded images instead of the engine's input.
     """
-    inputs = interface.inputs if image_bytes is None else (TensorInfo(IMAGE, "uint8", ("batch", -1)),)
-    entries = [_tensor(info, batching) for info in inputs]
-    if image_bytes is not None:
-        entries[0]["allow_ragged_batch"] = True  # images of different sizes may go together
+    entries = [_tensor(info, batching) for info in interface.inputs]
     outputs = [
         {**_tensor(info, batching), **({"label_filename": LABELS} if info.name in labelled else {})}
         for info in interface.outputs
@@ -63,16 +57,12 @@ def model_config(
     on_gpu = request.runtime != "onnxruntime"
     group: dict[str, Any] = {"count": request.instances, "kind": Word("KIND_GPU" if on_gpu else "KIND_CPU")}
     if request.backend == "python":
-        _refuse(
-            inputs, interface, lambda info: info.dtype == "bfloat16", "bfloat16, which NumPy doesn't have", "tensorrt"
-        )
+        _refuse(interface, lambda info: info.dtype == "bfloat16", "bfloat16, which NumPy doesn't have", "tensorrt")
         listed = [{"key": key, "value": {"string_value": value}} for key, value in parameters.items()]
         count = 3 if on_gpu else 1  # a session captures a CUDA graph for what comes again
-        warmup = _warmup(inputs, interface, batching, count, image_bytes)
+        warmup = _warmup(interface, batching, count)
         return {**config, "instance_group": [group], "parameters": listed, "model_warmup": warmup}
-    _refuse(
-        inputs, interface, lambda info: not info.shape, "a scalar, which its TensorRT backend doesn't support", "python"
-    )
+    _refuse(interface, lambda info: not info.shape, "a scalar, which its TensorRT backend doesn't support", "python")
     graphs = [
         {
             "batch_size": batch,
@@ -88,14 +78,12 @@ def model_config(
         "default_model_filename": "model.plan",
         "instance_group": [group],
         "optimization": {"cuda": {"graphs": True, "graph_spec": graphs}},
-        "model_warmup": _warmup(inputs, interface, batching, 1),
+        "model_warmup": _warmup(interface, batching, 1),
     }
 
 
-def _refuse(
-    inputs: Sequence[TensorInfo], interface: Interface, bad: Callable[[TensorInfo], bool], why: str, other: str
-) -> None:
-    if wrong := [info.name for info in (*inputs, *interface.outputs) if bad(info)]:
+def _refuse(interface: Interface, bad: Callable[[TensorInfo], bool], why: str, other: str) -> None:
+    if wrong := [info.name for info in (*interface.inputs, *interface.outputs) if bad(info)]:
         raise UsageError(f"{wrong[0]!r} is {why}: give `backend='{other}'`")
 
 
@@ -131,7 +119,7 @@ def _samples(
     """Place, batch and shapes (without it) of what the profiles were tuned for, each once."""
     combinations: list[Any] = []
     for number, profile in enumerate(interface.profiles):
-        for place in places if interface.bounded else places[:1]:
+        for place in places:
             whole = {name: getattr(item, place) for name, item in profile.items()}
             batch = next(iter(whole.values()))[0] if batching.most and whole else 0
             shapes = {name: shape[1:] for name, shape in whole.items()} if batching.most else whole
@@ -140,20 +128,17 @@ def _samples(
                 yield f"{place} of profile {number}", batch, shapes
 
 
-def _warmup(
-    inputs: Sequence[TensorInfo], interface: Interface, batching: Batching, count: int, image_bytes: int | None = None
-) -> list[_Message]:
-    """Zeros, or an image, in the shapes of each profile, so that no request meets a cold engine."""
+def _warmup(interface: Interface, batching: Batching, count: int) -> list[_Message]:
+    """Zeros in the shapes of each profile, so that no request meets a cold engine."""
     samples: list[_Message] = []
     for name, batch, shapes in _samples(interface, batching):
-        entries: list[_Message] = []
-        for info in inputs:
-            entry: dict[str, Any] = {"data_type": Word(TYPES[info.dtype])}
-            if image_bytes is None:
-                entry |= {"dims": list(shapes[info.name]) or [1], "zero_data": True}
-            else:
-                entry |= {"dims": [image_bytes], "input_data_file": IMAGE}
-            entries.append({"key": info.name, "value": entry})
+        entries = [
+            {
+                "key": key,
+                "value": {"data_type": Word(TYPES[dtype]), "dims": list(shapes[key]) or [1], "zero_data": True},
+            }
+            for key, dtype in ((info.name, info.dtype) for info in interface.inputs)
+        ]
         samples.append({"name": name, "batch_size": batch, "inputs": entries, "count": count})
     return samples
 

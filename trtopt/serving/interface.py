@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trtopt.core.errors import TrtoptError, UsageError
-from trtopt.core.shapes import DEFAULT_BATCH, batch_alone
+from trtopt.core.shapes import DEFAULT_BATCH
 from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, named_size, x
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
@@ -24,13 +24,11 @@ class Interface:
 
     Attributes:
         profiles: ranges of all inputs, one entry a profile; empty where nothing is known of them.
-        bounded: the profiles are the engine's own; otherwise they are a guess, and more than they say is taken.
     """
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     profiles: tuple[Profile, ...]
-    bounded: bool = True
 
 
 class Batching(NamedTuple):
@@ -40,23 +38,17 @@ class Batching(NamedTuple):
     why: str = ""
 
 
-def read_interface(engine: Path, manifest: Manifest | None, runtime: str) -> Interface:
+def read_interface(engine: Path, manifest: Manifest, runtime: str) -> Interface:
     """Return the interface of a plan, or of the graph that stands in for it.
 
     Raises:
-        UsageError: there is no manifest that describes the plan, or an input decides shapes by its values.
+        UsageError: an input decides shapes by its values.
     """
     if runtime == "onnxruntime":
-        graph = engine if manifest is None else engine.parent / str(manifest.graph_file)
         from trtopt.graph.io import load_model  # loads onnx, which an engine doesn't need
 
-        model = load_model(graph, lazy=True)
+        model = load_model(engine.parent / str(manifest.graph_file), lazy=True)
         return _ranged(model.inputs, model.outputs, manifest)
-    if manifest is None:
-        raise UsageError(
-            f"{engine} has no manifest beside it ({engine.name}.json), which says what it takes: build it with `trtopt build`, "
-            "or let tritonserver complete a configuration of your own"
-        )
     inputs, outputs = (
         [_as_built(TensorInfo(**item), manifest) for item in items] for items in (manifest.inputs, manifest.outputs)
     )
@@ -76,17 +68,10 @@ def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
     return TensorInfo(info.name, dtype, tuple(info.shape), info.batch_axis)
 
 
-def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifest: Manifest | None) -> Interface:
-    """With the ranges of a manifest; without one, and where only the batch is open, those that a build would choose."""
+def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifest: Manifest) -> Interface:
+    """With the ranges of a manifest."""
     fixed = {info.name: ShapeRange(*[info.sizes] * 3) for info in inputs if not info.open_axes}
-    ranges: Sequence[Profile]
-    if manifest is not None and manifest.profiles:
-        ranges = manifest.ranges
-    elif manifest is None and batch_alone(inputs) and len(fixed) < len(inputs):
-        open_ = [info for info in inputs if info.open_axes]
-        ranges = [{info.name: ShapeRange(*((size, *info.sizes[1:]) for size in DEFAULT_BATCH)) for info in open_}]
-    else:
-        ranges = [{}]
+    ranges: Sequence[Profile] = manifest.ranges if manifest.profiles else [{}]
     for info in inputs:
         for item in (profile[info.name] for profile in ranges if info.name in profile):
             sizes = list(zip(info.sizes, item.min, item.max))
@@ -99,7 +84,7 @@ def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifes
                 )
     profiles = tuple({**fixed, **item} for item in ranges)
     complete = all(info.name in profile for info in inputs for profile in profiles)
-    return Interface(tuple(inputs), tuple(outputs), profiles if complete else (), manifest is not None)
+    return Interface(tuple(inputs), tuple(outputs), profiles if complete else ())
 
 
 # Batches -----------------------------------------------------------------------------------------------------------------
@@ -112,9 +97,9 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
         run: inference; asked at two batch sizes where the names of the dimensions don't say which outputs follow the batch. It
             raises TrtoptError where nothing can run the engine.
     """
+    if not interface.inputs:
+        return Batching(0, "there is no input")
     for what, infos in (("input", interface.inputs), ("output", interface.outputs)):
-        if not infos:
-            return Batching(0, f"there is no {what}")
         for info in infos:
             if not info.shape:
                 return Batching(0, f"{what} {info.name!r} is a scalar")

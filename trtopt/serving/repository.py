@@ -13,26 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import Plain
-from trtopt.core.errors import EngineError, OutputError, UsageError
+from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import existing_file, made_folder, opened_regular, sha256_file, whole, write_bytes
 from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
 from trtopt.runtime.session import BACKENDS as RUNTIMES, Session
-from trtopt.serving.config import IMAGE, LABELS, model_config, text
-from trtopt.serving.containers import Container, container_for
-from trtopt.serving.interface import Batching, Interface, find_batching, read_interface
+from trtopt.serving.config import LABELS, model_config, text
+from trtopt.serving.interface import Interface, find_batching, read_interface
 from trtopt.serving.request import DeployRequest
-from trtopt.trt.plans import PlanHeader, plan_header
+from trtopt.trt.plans import plan_header
 
 BACKENDS = ("tensorrt", "python")
 CONFIG = "config.pbtxt"
+MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix/index.html"
 _MODEL = Path(__file__).with_name("triton_model.py")
-_GREY = bytes.fromhex(  # a PNG of 16 × 16 pixels
-    "89504e470d0a1a0a0000000d49484452000000100000001008000000003a98a0bd0000000f4944415478da636840030c235b"
-    "0000050c8001e333598a0000000049454e44ae426082"
-)
 _VERSION = re.compile("[0-9]{1,18}")  # as Triton's 64 bits hold it
 _HEADER = 64  # bytes of a plan that are read for its header
 
@@ -46,7 +42,6 @@ class DeployedModel:
         version: the folder in it that has the engine, and what Triton calls it.
         changed: whether anything was written; False: all was there already.
         max_batch_size: 0: Triton forms no batches, because of `no_batches`.
-        container: tag of the Triton container whose TensorRT reads the plan; None where it isn't known, or doesn't matter.
         notes: what there is to know about it.
     """
 
@@ -58,7 +53,6 @@ class DeployedModel:
     changed: bool
     max_batch_size: int
     no_batches: str
-    container: str | None
     notes: tuple[str, ...]
 
 
@@ -75,14 +69,13 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     """Write a model repository for Triton Inference Server.
 
     Args:
-        engines: a plan, or several; with `runtime="onnxruntime"` ONNX files too.
+        engines: a plan with its manifest beside it, or several.
         repo: the repository, where other models may lie already.
         name: of the model there, for one engine; None: each engine's file name.
         backend: "tensorrt": the plan itself, for NVIDIA's container of the same TensorRT; "python": `Session` around it, for
             any plan, TensorRT-RTX's too, on a server whose Python has trtopt.
         runtime: what runs it in the Python backend, as `Session(backend=…)`: "auto", "tensorrt", "lean", "rtx", or
             "onnxruntime": the graph that `build --save-onnx` kept, on the CPU.
-        from_images: take encoded images (uint8, one a row), and prepare them as the manifest says, instead of arrays.
         instances: copies that run at the same time, on each GPU.
         max_delay: how long a request waits for others to fill a batch: "2ms", "500us", or seconds.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
@@ -102,12 +95,8 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     choice(request.runtime, RUNTIMES, "`runtime=`")
     if request.name is not None and len(engines) > 1:
         raise UsageError(f"`name=` is for one engine; there are {len(engines)}: each takes its file's name")
-    if request.backend == "tensorrt":
-        for option, value in (("runtime", request.runtime != "auto"), ("from_images", request.from_images)):
-            if value:
-                raise UsageError(
-                    f"`{option}=` is for `backend='python'`: Triton's TensorRT backend runs the plan alone"
-                )
+    if request.backend == "tensorrt" and request.runtime != "auto":
+        raise UsageError("`runtime=` is for `backend='python'`: Triton's TensorRT backend runs the plan alone")
     delay = parse_seconds(request.max_delay, "`max_delay=`")
     models = [_Model(existing_file(engine, "the engine"), request) for engine in engines]
     names = [model.name for model in models]
@@ -139,20 +128,18 @@ class _Model:
     """One engine on its way into a repository."""
 
     def __init__(self, engine: Path, request: DeployRequest) -> None:
-        self.engine, self.request = engine, request
-        self.onnx = engine.suffix == ".onnx"
-        if self.onnx and request.runtime != "onnxruntime":
+        self.engine, self.request, manifest = engine, request, load_manifest(engine)
+        if manifest is None:
             raise UsageError(
-                f"{engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to serve the model "
-                "itself on the CPU, ask for `backend='python'` and `runtime='onnxruntime'`"
+                f"{engine} has no manifest beside it ({engine.name}.json), which says what it takes: build it with `trtopt "
+                "build`; an ONNX file alone, and a plan of another tool, Triton serves by a configuration of your own"
             )
-        self.name = _checked_name(
-            re.sub(r"[^\w.-]", "_", engine.stem).lstrip(".") if request.name is None else request.name
-        )
+        name = request.name
+        self.name = re.sub(r"[^\w.-]", "_", engine.stem).lstrip(".") if name is None else name
+        if not re.fullmatch(r"\w[\w.-]{0,199}", self.name):
+            raise UsageError(f"`name={name!r}` can't be a model's name: letters, digits, '_', '-' and '.' make one")
         self.notes: list[str] = []
-        self.manifest: Manifest | None = None if self.onnx else load_manifest(engine)
-        self.header: PlanHeader | None = None
-        self.container: Container | None = None
+        self.manifest: Manifest = manifest
         self.files: dict[str, Path] = {}  # of the version's folder
         self.beside: dict[str, bytes] = {}  # of the model's
 
@@ -160,13 +147,7 @@ class _Model:
         request, interface = self.request, self._read()
         batching = find_batching(interface, self._probe)
         labelled = self._labels(interface)
-        image, parameters = None, dict[str, str]()
-        if request.backend == "tensorrt":
-            self._as_plan()
-        else:
-            parameters = self._as_session()
-            if request.from_images:
-                self.beside[f"warmup/{IMAGE}"] = image = self._image(interface, batching)
+        parameters = self._as_plan() if request.backend == "tensorrt" else self._as_session()
         config = model_config(
             self.name,
             interface,
@@ -175,7 +156,6 @@ class _Model:
             delay,
             labelled=labelled,
             parameters=parameters,
-            image_bytes=None if image is None else len(image),
         )
         if not batching.most and request.max_delay != DeployRequest.max_delay:
             self.notes.append("`max_delay=` has no effect: without batches no request waits for others")
@@ -185,34 +165,25 @@ class _Model:
         self.beside[CONFIG] = text(config).encode()
 
     def _read(self) -> Interface:
-        request = self.request
-        if request.runtime == "onnxruntime" and not self.onnx:
-            if self.manifest is None or self.manifest.graph_file is None:
+        if self.request.runtime == "onnxruntime":
+            if self.manifest.graph_file is None:
                 raise UsageError(
                     f"`runtime='onnxruntime'` runs the graph that was kept beside {self.engine.name}; there is none in its "
-                    "folder: build with `save_onnx=`, or give an ONNX file"
+                    "folder: build with `save_onnx=`"
                 )
             existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
-        if self.manifest is not None:
-            self.manifest.check_plan(self.engine)
-        if not self.onnx:
-            with opened_regular(self.engine) as file:
-                self.header = plan_header(file.read(_HEADER))
-        return read_interface(self.engine, self.manifest, request.runtime)
+        self.manifest.check_plan(self.engine)
+        return read_interface(self.engine, self.manifest, self.request.runtime)
 
     def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Inference, by whatever can do it here."""
-        has_graph = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
-        runtime = "onnxruntime" if has_graph else "auto"
+        runtime = "auto" if self.manifest.graph_file is None else "onnxruntime"
         with Session(self.engine, backend=runtime, trust_host_code=self.request.trust_host_code) as session:
-            types = {info.name: info.dtype for info in session.inputs}
-            if types.keys() != inputs.keys():
-                raise EngineError(f"its manifest's inputs are {', '.join(inputs)}, and its graph's {', '.join(types)}")
-            return session.run({name: array.astype(types[name], copy=False) for name, array in inputs.items()})
+            return session.run({info.name: inputs[info.name].astype(info.dtype, copy=False) for info in session.inputs})
 
     def _labels(self, interface: Interface) -> list[str]:
         """Outputs that score the manifest's classes, whose names become the labels."""
-        if self.manifest is None or not self.manifest.classes:
+        if not self.manifest.classes:
             return []
         classes, kinds = self.manifest.classes, self.manifest.output_kinds or {}
         labelled = [
@@ -226,29 +197,31 @@ class _Model:
 
     # What the version's folder holds --------------------------------------------------------------------------------
 
-    def _as_plan(self) -> None:
-        header = self.header
+    def _as_plan(self) -> dict[str, str]:
+        with opened_regular(self.engine) as file:
+            header = plan_header(file.read(_HEADER))
         if header is not None and header.product != "TensorRT":
             raise UsageError(
                 f"{self.engine.name} is a plan of {header}, which Triton's TensorRT backend can't read: give `backend='python'`"
             )
-        compatible = self.manifest is not None and self.manifest.origin.carries
-        self.container, note = container_for(header, version_compatible=compatible)
-        self.notes.append(note)
-        if compatible:
+        maker = header or "TensorRT"
+        self.notes.append(
+            f"the container with the very {maker} that made the plan reads it; NVIDIA lists them: {MATRIX}"
+        )
+        if self.manifest.origin.carries:
             self.notes.append(
-                "the plan is version-compatible and carries a library for the host: tritonserver reads it only where its "
-                "TensorRT backend is configured with version-compatible=true"
+                "the plan is version-compatible and carries a library for the host: tritonserver, of later versions too, reads "
+                "it only where its TensorRT backend is configured with version-compatible=true"
             )
         self.files = {"model.plan": self.engine}
+        return {}
 
     def _as_session(self) -> dict[str, str]:
         """The engine with what `Session` needs beside it, and the parameters for `triton_model.py`."""
-        self.files = {self.engine.name: self.engine}
-        if self.manifest is not None:
-            self.files[manifest_path(self.engine).name] = manifest_path(self.engine)
+        manifest = manifest_path(self.engine)
+        self.files = {self.engine.name: self.engine, manifest.name: manifest}
         if self.request.runtime == "onnxruntime":
-            name = self.engine.name if self.manifest is None else str(self.manifest.graph_file)
+            name = str(self.manifest.graph_file)
             graph = self.engine.parent / name
             self.files[name] = graph
             from trtopt.graph.io import external_files  # not where engines are served
@@ -265,30 +238,7 @@ class _Model:
                 )
         self.files["model.py"] = _MODEL
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
-        if self.request.from_images:
-            parameters["image"] = IMAGE
         return parameters | ({"trust_host_code": "true"} if self.request.trust_host_code else {})
-
-    def _image(self, interface: Interface, batching: Batching) -> bytes:
-        """The image to warm up with.
-
-        Raises:
-            UsageError: the engine doesn't take images, or not in batches.
-        """
-        why = ""
-        if len(interface.inputs) != 1:
-            why = f"it has {len(interface.inputs)} inputs"
-        elif self.manifest is None or not self.manifest.preprocess:
-            why = (
-                "its manifest has no preprocessing (build it with `preprocess=`)"
-                if self.manifest
-                else "it has no manifest"
-            )
-        elif not batching.most:
-            why = f"it takes no batches: {batching.why}"
-        if why:
-            raise UsageError(f"`from_images=True`: {self.engine.name} can't take images: {why}; send arrays instead")
-        return _GREY
 
     # Writing --------------------------------------------------------------------------------------------------------
 
@@ -321,7 +271,9 @@ class _Model:
             (int(item.name) for item in folder.iterdir() if _VERSION.fullmatch(item.name) and item.is_dir()), default=0
         )
         digests = {name: sha256_file(source) for name, source in self.files.items()}
-        changed = not newest or _contents(folder / str(newest)) != digests
+        there = folder / str(newest)
+        files = [path for path in there.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        changed = not newest or {path.relative_to(there).as_posix(): sha256_file(path) for path in files} != digests
         version = newest + changed
         if changed:
             self._write_version(folder, version)
@@ -340,7 +292,6 @@ class _Model:
             changed=changed,
             max_batch_size=self.batching.most,
             no_batches=self.batching.why,
-            container=self.container.tag if self.container else None,
             notes=tuple(self.notes),
         )
 
@@ -362,23 +313,8 @@ class _Model:
             ) from error
 
 
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]{0,199}", name):
-        raise UsageError(f"`name={name!r}` can't be a model's name: letters, digits, '_', '-' and '.' make one")
-    return name
-
-
 def _difference(there: bytes, new: bytes) -> str:
     before, after = (content.decode(errors="replace").splitlines() for content in (there, new))
     changes = difflib.unified_diff(before, after, lineterm="", n=0)
     lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "; ".join(lines[:6]) + ("; …" if len(lines) > 6 else "")
-
-
-def _contents(folder: Path) -> dict[str, str]:
-    """Digest of each file in a version's folder, links and what Python compiled left out."""
-    return {
-        path.relative_to(folder).as_posix(): sha256_file(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }

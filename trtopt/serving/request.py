@@ -17,9 +17,7 @@ class DeployRequest:
     """The arguments of `trtopt.deploy_triton`, which describes them."""
 
     engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
-        metadata=about(
-            help="TensorRT plans, or (--runtime onnxruntime) ONNX files.", metavar="M.engine…", typed=list[Path]
-        )
+        metadata=about(help="Plans, with their manifests beside them.", metavar="M.engine…", typed=list[Path])
     )
     _: KW_ONLY
     repo: str | os.PathLike[str] = field(
@@ -32,7 +30,6 @@ class DeployRequest:
     runtime: str = option(
         "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
     )
-    from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
     instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
     trust_host_code: bool = shared.trust_host_code()
@@ -46,7 +43,7 @@ class ServeRequest(DeployRequest):
 
     engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
         metadata=about(
-            help="Plans (--runtime onnxruntime: or ONNX files), or one model repository.",
+            help="Plans, or one model repository.",
             metavar="M.engine…|REPO",
             typed=list[Path],
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -18,8 +19,7 @@ from pathlib import Path
 from trtopt.core.documents import Plain
 from trtopt.core.errors import NoServer, ServerFailed, UsageError
 from trtopt.core.options import taking
-from trtopt.core.temporary import scratch
-from trtopt.serving.containers import docker_line
+from trtopt.core.temporary import is_scratch, scratch
 from trtopt.serving.repository import DeployedModel, deploy_triton, several
 from trtopt.serving.request import DeployRequest, ServeRequest
 
@@ -82,9 +82,9 @@ def serve(request: ServeRequest) -> Server:
             print(server.http)  # 127.0.0.1:8000
 
     Args:
-        engines: plans, or with `runtime="onnxruntime"` ONNX files, as for `deploy_triton`; or a repository's folder.
+        engines: plans, as for `deploy_triton`; or a repository's folder.
         repo: a folder to keep the repository in; None: a temporary one.
-        name, runtime, from_images, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
+        name, runtime, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
         backend: "python", or "tensorrt" on a server that has that backend.
         host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
         http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.
@@ -103,8 +103,12 @@ def serve(request: ServeRequest) -> Server:
         executable = shutil.which(request.server or "tritonserver")
         if executable is None:
             where = "in PATH" if request.server is None else f"at {request.server}"
-            line, advice = docker_line(repo, addresses)
-            raise NoServer(f"there is no tritonserver {where}; in NVIDIA's container", [line], advice)
+            raise NoServer(
+                f"there is no tritonserver {where}; in NVIDIA's container",
+                [_docker_line(repo, addresses)],
+                "YY.MM is a release of the container, REPO what `trtopt deploy triton` wrote; the Python backend needs a "
+                "container in whose Python trtopt is installed. Or name the executable: `server=`",
+            )
         process = _started(Path(executable).resolve(), repo, addresses)
         stack.callback(_end, process)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows of this machine's ports
@@ -149,6 +153,13 @@ def _address(host: str, name: str, port: int) -> str:
         except (OSError, OverflowError) as error:
             raise ServerFailed(f"can't listen on {host}:{port}: {error}; give another `{name}_port=`") from error
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _docker_line(repo: Path, addresses: Sequence[str]) -> str:
+    ports = " ".join(f"-p {address}:{inside}" for address, inside in zip(addresses, (8000, 8001, 8002)))
+    volume = shlex.quote(f"{Path('REPO') if is_scratch(repo) else repo.resolve()}:/models:ro")
+    image = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
+    return f"docker run --rm --gpus all {ports} -v {volume} {image} tritonserver --model-repository=/models"
 
 
 def _started(executable: Path, repo: Path, addresses: Sequence[str]) -> subprocess.Popen[bytes]:

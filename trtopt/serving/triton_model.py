@@ -1,7 +1,7 @@
 """A model of Triton's Python backend: trtopt's Session behind Triton's batcher.
 
 Written by `trtopt deploy triton --backend python`; the folder beside it has the engine. Nothing here is specific to one model:
-config.pbtxt names the engine, the runtime, and whether images come instead of arrays.
+config.pbtxt names the engine and the runtime.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +33,16 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {name: item["string_value"] for name, item in config["parameters"].items()}
+        instances: int = sum(group["count"] for group in config["instance_group"])
+        cores = max(1, len(os.sched_getaffinity(0)) // instances)  # of each, which run side by side
         self._session = trtopt.Session(
             Path(__file__).parent / parameters["engine"],
             backend=parameters["runtime"],
             device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
             trust_host_code=parameters.get("trust_host_code") == "true",
-            threads=_share(config["instance_group"]) if parameters["runtime"] == "onnxruntime" else None,
+            threads=cores if parameters["runtime"] == "onnxruntime" else None,
         )
         self._batches = config["max_batch_size"] > 0
-        self._image = parameters.get("image")  # the input that has encoded images
-        self._readers = ThreadPoolExecutor(4) if self._image else None
         self._buffers: dict[str, Any] = {}  # input → page-locked memory, flat; it only grows
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -63,27 +62,19 @@ class TritonPythonModel:
         return [responses[place] for place in range(len(requests))]
 
     def finalize(self) -> None:
-        if self._readers is not None:
-            self._readers.shutdown()
         self._session.close()
 
     def _inputs(self, request: Any) -> dict[str, Any]:
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        if self._image is None or self._readers is None:
-            arrays = {info.name: np.from_dlpack(tensors[info.name]) for info in self._session.inputs}
-            return {
-                info.name: arrays[info.name] if info.shape else arrays[info.name].reshape(())
-                for info in self._session.inputs
-            }
-        images = np.from_dlpack(tensors[self._image])
-        samples = list(self._readers.map(self._session.prepare, [row.tobytes() for row in images]))
-        return {self._session.inputs[0].name: np.stack(samples)}
+        arrays = {info: np.from_dlpack(tensors[info.name]) for info in self._session.inputs}
+        return {info.name: array if info.shape else array.reshape(()) for info, array in arrays.items()}
 
     def _answers(self, group: Sequence[tuple[int, dict[str, Any]]], requests: Sequence[Any]) -> dict[int, Any]:
         """Responses to requests whose samples fit into one batch, by the requests' places."""
         try:
-            run = self._session.run_batches if self._image else self._session.run
-            whole = run({name: self._joined(name, [item[name] for _, item in group]) for name in group[0][1]})
+            whole = self._session.run(
+                {name: self._joined(name, [item[name] for _, item in group]) for name in group[0][1]}
+            )
             results = [whole]
             if len(group) > 1:
                 ends = np.cumsum([len(next(iter(item.values()))) for _, item in group])[:-1]
@@ -108,12 +99,6 @@ class TritonPythonModel:
         whole = held[:size].reshape(shape)
         np.concatenate(arrays, out=whole)
         return whole
-
-
-def _share(groups: Sequence[Mapping[str, Any]]) -> int:
-    """CPU threads for each of the model's instances, which run side by side."""
-    instances: int = sum(group["count"] for group in groups)
-    return max(1, len(os.sched_getaffinity(0)) // instances)
 
 
 def _response(results: Mapping[str, Any], request: Any) -> Any:
