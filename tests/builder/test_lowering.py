@@ -311,17 +311,23 @@ def test_layers_that_are_not_known_are_said(block: onnx.ModelProto, table: Table
     )
 
 
+def _recurrent(size: int, outputs: int) -> onnx.ModelProto:
+    """An LSTM and a product."""
+    nodes = [
+        node("LSTM", "x w r", "s", "lstm", hidden_size=size),
+        node("Squeeze", "s one", "h"),
+        node("MatMul", "h v", "y", "last"),
+    ]
+    gates = (1, 4 * size, size)
+    weights = {"w": values(*gates), "r": values(*gates), "v": values(size, outputs), "one": np.array([1])}
+    return fold(model(nodes, inputs={"x": [4, "n", size]}, outputs={"y": [4, "n", outputs]}, weights=weights))[0]
+
+
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])
 @pytest.mark.parametrize("named", [True, False])
 def test_recurrent_work_counts_in_the_type_that_it_runs_in(typed: bool, named: bool) -> None:
     """Engines run it in products without its name, and beside those in layers that may have it."""
-    nodes = [
-        node("LSTM", "x w r", "s", "lstm", hidden_size=16),
-        node("Squeeze", "s one", "h"),
-        node("MatMul", "h v", "y", "last"),
-    ]
-    weights = {"w": values(1, 64, 16), "r": values(1, 64, 16), "v": values(16, 32), "one": np.array([1])}
-    proto = fold(model(nodes, inputs={"x": [4, "n", 16]}, outputs={"y": [4, "n", 32]}, weights=weights))[0]
+    proto = _recurrent(16, 32)
     table = calibrate(proto, data={"x": values(4, 64, 16)}).table
     made = _lower(proto, table, typed=typed)
     cell = LayerInfo("cell", "other", Precision.FP16, ("lstm",) if named else ())
@@ -335,13 +341,7 @@ def test_recurrent_work_counts_in_the_type_that_it_runs_in(typed: bool, named: b
 
 def test_an_engine_that_is_hardly_int8_says_so(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    nodes = [
-        node("LSTM", "x w r", "s", "lstm", hidden_size=64),
-        node("Squeeze", "s one", "h"),
-        node("MatMul", "h v", "y", "last"),
-    ]
-    weights = {"w": values(1, 256, 64), "r": values(1, 256, 64), "v": values(64, 16), "one": np.array([1])}
-    proto = fold(model(nodes, inputs={"x": [4, "n", 64]}, outputs={"y": [4, "n", 16]}, weights=weights))[0]
+    proto = _recurrent(64, 16)
     heard = Heard()
     table = calibrate(proto, data={"x": values(4, 64, 64)}).table
     common: dict[str, Any] = {"shapes": ["x:4x8x64"], "target": "sm89", "backend": "rtx", "reporter": heard}

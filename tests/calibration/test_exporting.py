@@ -10,19 +10,11 @@ import pytest
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
 from trtopt.calibration.exporting import floating
 from trtopt.calibration.text_cache import read_cache
-from trtopt.data.samples import write_crops
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.recipes.loader import package_file
 
 LETTERBOX = {"preset": "imagenet", "resize": "letterbox", "size": [320, 320]}
-
-
-@pytest.fixture(scope="module")
-def crops(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exporting") / "crops"
-    write_crops("imagenet-crops", folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

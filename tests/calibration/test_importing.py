@@ -28,7 +28,6 @@ from trtopt.core.errors import CalibrationError, UsageError
 from trtopt.core.progress import PlainReporter
 from trtopt.core.values import Precision
 from trtopt.data import open_data
-from trtopt.data.samples import write_crops
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
@@ -58,13 +57,6 @@ class Case:
         if header:
             path.write_text(path.read_text().replace("TRT-8600-EntropyCalibration2", header))
         return path
-
-
-@pytest.fixture(scope="module")
-def crops(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("importing") / "crops"
-    write_crops("imagenet-crops", folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import decibels, model, node, photos, values
+from graphs import decibels, model, node, nodes, photos, values
 from onnx import numpy_helper, save
 from world import Heard, World, has
 
@@ -123,19 +123,15 @@ def test_build_gives_the_engine_those_codes(world: World, found: Any) -> None:
 def _block() -> onnx.ModelProto:
     """Matrix products as in a transformer; some channels of what they read are far over the others."""
     large = np.where(np.arange(32) % 11 == 3, 40, 1).astype(np.float32)
-    nodes = [
-        node("MatMul", "x w0", "a", "in"),
-        node("Mul", "a g", "h", "scale"),
-        node("MatMul", "h w1", "b", "up"),
-        node("Relu", "b", "r", "relu"),
-        node("MatMul", "r w2", "c", "down"),
-        node("Add", "c a", "y", "skip"),
-    ]
+    steps = nodes(
+        "[in] a = MatMul (x, w0) [scale] h = Mul (a, g) [up] b = MatMul (h, w1) [relu] r = Relu (b)"
+        "[down] c = MatMul (r, w2) [skip] y = Add (c, a)"
+    )
     weights = {
         "w0": values(24, 32, scale=0.2), "g": large, "w1": values(32, 64, seed=1, scale=0.2) / large[:, None],
         "w2": values(64, 32, seed=2, scale=0.1),
     }  # fmt: skip
-    return model(nodes, weights=weights, inputs={"x": ("n", 16, 24)}, outputs={"y": ("n", 16, 32)})
+    return model(steps, weights=weights, inputs={"x": ("n", 16, 24)}, outputs={"y": ("n", 16, 32)})
 
 
 def _quantized(net: onnx.ModelProto, table: Table) -> onnx.ModelProto:
@@ -213,16 +209,11 @@ def test_channels_between_convolutions_are_made_alike(crops: Any, tmp_path: Any)
 
 def test_an_activation_gets_the_scale_that_does_least_to_the_outputs() -> None:
     """Rare values far beyond the others, which what follows ignores: minmax gives them the whole range."""
-    nodes = [
-        node("Conv", "x w0", "a", "c0"),
-        node("Conv", "a w1", "c", "c1"),
-        node("Tanh", "c", "t", "tanh"),
-        node("GlobalAveragePool", "t", "y", "pool"),
-    ]
+    steps = nodes("[c0] a = Conv (x, w0) [c1] c = Conv (a, w1) [tanh] t = Tanh (c) [pool] y = GlobalAveragePool (t)")
     weights = {
         "w0": values(16, 16, 1, 1, scale=0.25), "w1": values(16, 16, 1, 1, seed=1, scale=0.25),
     }  # fmt: skip
-    net = model(nodes, weights=weights, inputs={"x": ("n", 16, 12, 12)}, outputs={"y": ("n", 16, 1, 1)})
+    net = model(steps, weights=weights, inputs={"x": ("n", 16, 12, 12)}, outputs={"y": ("n", 16, 1, 1)})
 
     def data(seed: int) -> Any:
         some = values(48, 16, 12, 12, seed=seed)

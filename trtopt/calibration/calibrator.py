@@ -37,7 +37,7 @@ from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, Override, Precision, TensorInfo, choice
-from trtopt.data import Batches, ImageBatches, Skipped, open_data
+from trtopt.data import Batches, ImageBatches, Skipped, open_data, samples_of
 from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, alone
@@ -195,10 +195,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     else:
         batches = open_data(
             loaded.inputs,
-            images=request.images,
-            data=request.data,
-            preprocess=request.preprocess,
-            limit=request.limit,
+            **samples_of(request),
             batch=request.batch,
             threads=request.threads or (cores() if gpu else None),  # a GPU waits for decoding
             reporter=reporter,
@@ -249,7 +246,7 @@ def _repaired(
 ) -> tuple[Table, Repairs]:
     """Return the table with what lowers the noise most on samples held apart, at the outputs of the model as it was given."""
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
-    source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
+    few = {**samples_of(request), "limit": SAMPLES}
     table = replace(table, repairs={}, smoothed={}, left_out={})
     judged: dict[str, Any] = {"given": given.proto, "threads": request.threads or cores()}
 
@@ -257,7 +254,7 @@ def _repaired(
         proto: ModelProto, table: Table, what: str = "rounding weights", most: float = math.inf
     ) -> Repairs | None:
         points = find_points(to_ir(proto), overrides=overrides)
-        samples = open_data(given.inputs, **source, limit=SAMPLES)
+        samples = open_data(given.inputs, **few)
         return find_repairs(
             proto, points, table.amax, samples, **judged, what=what, most=most, reporter=request.reporter
         )
@@ -275,11 +272,11 @@ def _repaired(
     share = sum(noise.activations.get(name, 0.0) for name in candidates) / (noise.total or 1.0)
     if share >= WORTH_SMOOTHING and request.export_cache is None:
         axes = {name: readers.axis for name, readers in candidates.items()}
-        largest = channels(proto, axes, open_data(given.inputs, **source, limit=SAMPLES))
+        largest = channels(proto, axes, open_data(given.inputs, **few))
         for strength in STRENGTHS:
             factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
             other = smoothed(proto, factors)
-            batches = open_data(given.inputs, **source, limit=request.limit, batch=request.batch)
+            batches = open_data(given.inputs, **samples_of(request), batch=request.batch)
             points = find_points(to_ir(other), overrides=overrides)
             own = replace(
                 prepared,

@@ -16,7 +16,7 @@ from trtopt.core.files import whole
 from trtopt.core.options import named
 from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
-from trtopt.data import Batches, open_data
+from trtopt.data import Batches, open_data, samples_of
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import alone
 from trtopt.graph.io import Model
@@ -127,14 +127,7 @@ class Scales:
                 "`calibrator='native'` puts samples together on the first axis of each input, where this model's aren't: leave "
                 "it out, so that trtopt calibrates"
             )
-        batches = open_data(
-            model.inputs,
-            images=self.images,
-            data=self.data,
-            preprocess=self.preprocess,
-            limit=self.limit,
-            batch=self.native_batch(model, spec),
-        )
+        batches = open_data(model.inputs, **samples_of(self), batch=self.native_batch(model, spec))
         check_enough(batches)
         return batches
 

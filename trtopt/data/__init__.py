@@ -19,6 +19,11 @@ __all__ = ["SAMPLES", "ArrayBatches", "Batches", "ImageBatches", "Preprocess", "
 SAMPLES = 64  # real ones that a float model or an engine is judged on, unless --limit says another number
 
 
+def samples_of(request: Any) -> dict[str, Any]:
+    """Return those arguments of `open_data` that requests have, too."""
+    return {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit")}
+
+
 def open_data(
     inputs: Sequence[TensorInfo],
     *,
