@@ -84,3 +84,22 @@ def test_a_scale_of_0_is_mended_where_all_that_it_scales_is_0(stored: bool, dead
         x = values(1, 3, 8, 8, seed=1)
         (y,) = ReferenceEvaluator(loaded.proto).run(None, {"x": x})
         assert not y[:, 1].any() and y[:, 0].any()
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_one_scale_of_0_for_all_is_mended_where_all_is_0(dead: bool) -> None:
+    weight = np.full((4, 3, 3, 3), 0 if dead else 1, np.int8)
+    nodes = [node("DequantizeLinear", "w s", "d"), node("Conv", "x d c", "y", "c")]
+    loaded = load_model(model(nodes, weights={"w": weight, "s": np.float32(0), "c": values(4)}, opset=13))
+    found = next(numpy_helper.to_array(item) for item in loaded.proto.graph.initializer if item.name == "s")
+    assert loaded.mended is dead and found == dead and found.shape == ()
+
+
+def test_a_plugin_in_the_name_of_onnx_has_a_domain_of_its_own() -> None:
+    """onnx-graphsurgeon writes them so, and onnx's checker refuses the model."""
+    nodes = [node("Relu", "x", "r"), node("EfficientNMS_TRT", "r r", "y", "nms", max_output_boxes=9)]
+    loaded = load_model(model(nodes))
+    assert loaded.mended and [item.domain for item in loaded.proto.graph.node] == ["", "trt.plugins"]
+    assert not load_model(model(nodes[:1], outputs={"r": None})).mended
+    with pytest.raises(InvalidModel, match="No Op registered for Gelu"):  # ONNX's own, of a newer opset
+        load_model(model([node("Gelu", "x", "y")], opset=17))

@@ -2,6 +2,7 @@
 
 **Dilated convolutions that `auto_pad` pads** (tf2onnx, Keras): ONNX Runtime refuses them.
 **Scales of 0**, which quantizers give channels of zeros: TensorRT refuses them.
+**Operators in ONNX's name that it hasn't** (onnx-graphsurgeon writes plugins so): onnx's checker refuses the model.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, defs, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.op_types import QDQ
@@ -18,6 +19,7 @@ from trtopt.graph.proto import STANDARD, Links, all_graphs, attribute, infer_sha
 
 OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
 _PADDED = ("Conv", "MaxPool")
+_PLUGINS = "trt.plugins"  # the domain by which PyTorch-TensorRT calls them
 _Shapes = Mapping[str, tuple[int | None, ...]]
 
 
@@ -40,6 +42,10 @@ def upgrade_legacy_model(proto: ModelProto, what: str) -> bool:
         padded = [node for node in nodes if node.op_type in _PADDED and _dilated(node)]
         shapes = _shapes(proto) if padded else {}
         changed = [_pad(node, shapes) for node in padded]
+        own = {function.name for function in proto.functions if function.domain in STANDARD}
+        changed += [
+            _as_plugins(proto, [node for node in nodes if node.op_type not in own and not _known(node.op_type)])
+        ]
         return _positive_scales(proto, [node for node in nodes if node.op_type in QDQ]) or any(changed)
     except (LookupError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -56,7 +62,7 @@ def _positive_scales(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
             continue
         maker = links.makers.get(node.input[0], node)
         held = links.constants.get(maker.input[0] if maker.op_type == "QuantizeLinear" else node.input[0])
-        zeros = to_array(scale) == 0
+        zeros = np.asarray(to_array(scale) == 0)  # a comparison of rank 0 gives a scalar, which takes no value
         if held is None or (zero is not None and to_array(zero).any()):
             zeros[...] = False
         elif zeros.size == 1:
@@ -68,6 +74,20 @@ def _positive_scales(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
         values = to_array(links.constants[name])
         links.constants[name].CopyFrom(numpy_helper.from_array(np.where(where, values.dtype.type(1), values), name))
     return any(where.any() for where in dead.values())
+
+
+def _known(operator: str) -> bool:
+    """Return whether it is ONNX's own, in any opset; a node without an operator is refused elsewhere."""
+    return not operator or bool(defs.has(operator))
+
+
+def _as_plugins(proto: ModelProto, nodes: Sequence[NodeProto]) -> bool:
+    """Put nodes into a domain of their own, where what they take and give isn't checked, and they are told as plugins."""
+    for node in nodes:
+        node.domain = _PLUGINS
+    if nodes and all(entry.domain != _PLUGINS for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(_PLUGINS, 1))
+    return bool(nodes)
 
 
 def _shapes(proto: ModelProto) -> _Shapes:
