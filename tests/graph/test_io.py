@@ -424,6 +424,11 @@ def test_a_contradiction_names_its_node() -> None:
             "entry 1000000000 of 4",
         ),
         ([node("Gather", "x i", "y", axis=1)], {"i": np.array([-1, -5])}, "entry -5 of 4"),
+        ([node("GatherElements", "x i", "y", axis=-1)], {"i": np.array([[3], [4]])}, "place 4 of 4 in x"),
+        ([node("GatherND", "x i", "y")], {"i": np.array([[1, 3], [-3, 0]])}, "place -3 of 2 in x"),
+        ([node("GatherND", "x i", "y", batch_dims=1)], {"i": np.array([[3], [4]])}, "place 4 of 4 in x"),
+        ([node("ScatterElements", "x i u", "y")], {"i": np.array([[2]]), "u": np.ones((1, 1))}, "place 2 of 2 in x"),
+        ([node("ScatterND", "x i u", "y")], {"i": np.array([[1, 5]]), "u": np.ones(1)}, "place 5 of 4 in x"),
         (
             [node("Cast", "x", "c", to=7), node("Div", "c d", "q"), node("Cast", "q", "y", to=1)],
             {"d": np.array([2, 0])},
@@ -445,7 +450,9 @@ def test_constants_that_can_not_be_are_named(nodes: list[Any], weights: dict[str
 def test_constants_at_their_limits_are_taken() -> None:
     weights = {"i": np.array([-4, 3]), "e": np.zeros(0, np.int64), "d": np.zeros(4, np.float32)}
     nodes = [node("Gather", "x i", "g", axis=1), node("Gather", "x e", "h", axis=1), node("Div", "x d", "y")]
-    load_model(model(nodes, inputs={"x": [2, 4]}, weights=weights))
+    weights |= {"p": np.array([[-4], [3]]), "q": np.array([[-2, 3], [1, -4]]), "r": np.array([[99]])}
+    nodes += [node("GatherElements", "x p", "j", axis=1), node("GatherND", "x q", "k"), node("GatherND", "o r", "l")]
+    load_model(model(nodes, inputs={"x": [2, 4], "o": ["open", 4]}, weights=weights))
 
 
 def test_an_output_that_is_a_weight_has_its_shape() -> None:
