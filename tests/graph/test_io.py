@@ -408,6 +408,17 @@ def test_sizes_that_were_edited_leave_nothing_behind(tmp_path: Path) -> None:
     assert [dim.dim_value for dim in loaded.proto.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 64, 64]
 
 
+def test_sizes_that_were_edited_leave_nothing_behind_in_an_if() -> None:
+    old = helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 4, 9])
+    bodies = {
+        f"{name}_branch": helper.make_graph([node(op, "x", "a")], name, [], [old])
+        for name, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Cast", "s", "c", to=TensorProto.BOOL)]
+    proto = model([*nodes, node("If", "c", "y", **bodies)], inputs={"x": [2, 4, 8]}, outputs={"y": [2, 4, 8]})
+    assert load_model(proto).outputs[0].shape == (2, 4, 8)
+
+
 def test_a_contradiction_names_its_node() -> None:
     proto = model([node("MatMul", "x w", "y")], inputs={"x": [2, 3]}, weights={"w": np.ones((4, 5), np.float32)})
     proto.graph.node[0].name = ""

@@ -24,6 +24,7 @@ from trtopt.graph.proto import (
     LARGE,
     STANDARD,
     Links,
+    all_graphs,
     all_nodes,
     all_tensors,
     attribute,
@@ -79,14 +80,23 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         inferred = _check_onnx(light, what)
     except InvalidModel as error:  # sizes that were edited leave what the file says of results behind: the nodes decide
         light = skeleton(proto, LARGE)
-        forget_inner_shapes(light)
+        _forget_what_bodies_give(light)
         try:
             inferred = _check_onnx(light, what)
         except InvalidModel:
             raise error from None
-        forget_inner_shapes(proto)
+        _forget_what_bodies_give(proto)
     _check_constants(inferred, proto, what)
     return inferred
+
+
+def _forget_what_bodies_give(proto: ModelProto) -> None:
+    """Take away all shapes that follow from others: of values in between, and of what an If's or a Loop's graphs give."""
+    forget_inner_shapes(proto)
+    for body in [*all_graphs(proto.graph)][1:]:
+        for value in body.output:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
 
 
 def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None:
