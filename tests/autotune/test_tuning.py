@@ -73,7 +73,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
 
 
-def _tuned(net: ModelProto, crops: Any, folder: Path, **options: Any) -> Any:
+def _tuned(net: ModelProto | Path, crops: Any, folder: Path, **options: Any) -> Any:
     folder.mkdir(exist_ok=True)
     given: dict[str, Any] = {"data": {"x": crops[:80]}, "target": "sm89", "output_kind": ["y=other"], **options}
     return trtopt.tune(net, folder / "m.engine", **given)
@@ -456,6 +456,9 @@ def test_without_a_floating_output_and_with_open_sizes_it_is_refused_before_any_
     net.graph.output.append(helper.make_tensor_value_info("k", TensorProto.INT64, ["n", 1]))
     with pytest.raises(UsageError, match=r"no output is floating \(k is int64\)"):
         _tuned(net, crops, tmp_path / "out", min_agreement=0.9, output_kind=())
+    onnx.save(net, tmp_path / "net.onnx")
+    with pytest.raises(UsageError, match=r"\(trtopt check \S*net.onnx `outputs='y'` `fix='\S*net.cut.onnx'`\)"):
+        _tuned(tmp_path / "net.onnx", crops, tmp_path / "out", min_agreement=0.9, output_kind=())
 
 
 def test_outputs_next_to_zero_are_held_to_the_decibels_too(crops: Any, tmp_path: Path) -> None:

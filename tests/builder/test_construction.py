@@ -525,6 +525,9 @@ def test_a_batch_of_one_that_a_trace_left_is_refused_with_what_to_type(tmp_path:
     with pytest.raises(ModelError, match=r"several samples: flat \(Reshape\).*`fix='OUT.onnx'`.*x:1x3x8x8"):
         build(traced, tmp_path / "several.engine", fp16=True, target=TARGET)
     assert list(tmp_path.iterdir()) == []
+    onnx.save(traced, tmp_path / "traced.onnx")
+    with pytest.raises(ModelError, match=r"trtopt check \S*/traced.onnx `fix="):
+        build(tmp_path / "traced.onnx", tmp_path / "several.engine", fp16=True, target=TARGET)
     assert build(traced, tmp_path / "one.engine", fp16=True, target=TARGET, shapes="x:1x3x8x8").engine.exists()
     check(traced, fix=tmp_path / "fixed.onnx")
     assert build(tmp_path / "fixed.onnx", tmp_path / "fixed.engine", fp16=True, target=TARGET).engine.exists()

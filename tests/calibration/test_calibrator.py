@@ -398,3 +398,16 @@ def test_a_model_with_damaged_weights_is_refused_as_by_build(tmp_path: Path) -> 
     data = {"x": samples(16)}
     with pytest.raises(InvalidModel, match=r"m.onnx: .* holds NaN or infinity; the weights are damaged"):
         calibrate(tmp_path / "m.onnx", data=data)
+
+
+def test_a_table_says_what_may_be_missing_behind_a_plugin() -> None:
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1, 1, 1, 1])]
+    nodes.append(helper.make_node("MyOp", ["c"], ["y"], "mine", domain="com.acme"))
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float32), "w")
+    ends = [helper.make_tensor_value_info("x", 1, ["n", 16, 8, 8])], [helper.make_tensor_value_info("y", 1, None)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.acme", 1)]
+    proto = helper.make_model(helper.make_graph(nodes, "g", *ends, [weight]), opset_imports=opsets, ir_version=8)
+    reporter = Heard()
+    data = {"x": np.random.default_rng(1).standard_normal((40, 16, 8, 8)).astype(np.float32)}
+    assert [*calibrate(proto, data=data, cache=False, reporter=reporter).table.tensors] == ["x"]
+    assert any("what comes after MyOp of com.acme may be missing" in item for item in reporter.warnings)

@@ -353,6 +353,24 @@ def test_sizes_that_were_edited_leave_nothing_behind(tmp_path: Path) -> None:
     assert [dim.dim_value for dim in loaded.proto.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 64, 64]
 
 
+def test_sizes_that_were_edited_leave_nothing_behind_in_an_if() -> None:
+    old = helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 4, 9])
+    bodies = {
+        f"{name}_branch": helper.make_graph([node(op, "x", "a")], name, [], [old])
+        for name, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Cast", "s", "c", to=TensorProto.BOOL)]
+    proto = model([*nodes, node("If", "c", "y", **bodies)], inputs={"x": [2, 4, 8]}, outputs={"y": [2, 4, 8]})
+    assert load_model(proto).outputs[0].shape == (2, 4, 8)
+
+
+def test_a_contradiction_names_its_node() -> None:
+    proto = model([node("MatMul", "x w", "y")], inputs={"x": [2, 3]}, weights={"w": np.ones((4, 5), np.float32)})
+    proto.graph.node[0].name = ""
+    with pytest.raises(InvalidModel, match=r"MatMul_y.*: export it again"):
+        load_model(proto)
+
+
 DIVIDED = "(float[2,2] x) => (float[] y) { c = Cast <to = 7> (x) q = %s (c, d) y = Cast <to = 1> (q) }"
 PICKED = "(float[2,4] x) => (float[] y) { y = Gather <axis = 1> (x, i) }"
 
@@ -362,7 +380,31 @@ PICKED = "(float[2,4] x) => (float[] y) { y = Gather <axis = 1> (x, i) }"
     [
         (
             written("(float[2,4] x) => (float[] y) { g = Gather (w, i) y = Add (x, g) }", w=values(4, 4), i=10**9),
-            "1000000000 of 4",
+            "entry 1000000000 of 4",
+        ),
+        (
+            written("(float[2,4] x) => (float[] y) { y = GatherElements <axis = -1> (x, i) }", i=[[3], [4]]),
+            "place 4 of 4 in x",
+        ),
+        (written("(float[2,4] x) => (float[] y) { y = GatherElements <axis = 1> (x, i) }", i=[[-4], [3]]), ""),
+        (written("(float[2,4] x) => (float[] y) { y = GatherND (x, i) }", i=[[1, 3], [-3, 0]]), "place -3 of 2 in x"),
+        (written("(float[2,4] x) => (float[] y) { y = GatherND (x, i) }", i=[[-2, 3], [1, -4]]), ""),
+        (written("(float[n,4] x) => (float[] y) { y = GatherND (x, i) }", i=[[99]]), ""),
+        (
+            written("(float[2,4] x) => (float[] y) { y = GatherND <batch_dims = 1> (x, i) }", i=[[3], [4]]),
+            "place 4 of 4 in x",
+        ),
+        (
+            written(
+                "(float[2,4] x) => (float[] y) { y = ScatterElements (x, i, u) }",
+                i=[[2]],
+                u=np.ones((1, 1), np.float32),
+            ),
+            "place 2 of 2 in x",
+        ),
+        (
+            written("(float[2,4] x) => (float[] y) { y = ScatterND (x, i, u) }", i=[[1, 5]], u=np.ones(1, np.float32)),
+            "place 5 of 4 in x",
         ),
         (written(PICKED, i=[-1, -5]), "entry -5 of 4"),
         (written(PICKED, i=[-4, 3]), ""),
@@ -402,6 +444,23 @@ def test_a_scale_of_0_is_mended_where_all_that_it_scales_is_0(stored: bool, dead
     if dead:
         (y,) = ReferenceEvaluator(loaded.proto).run(None, {"x": values(1, 3, 8, 8, seed=1)})
         assert not y[:, 1].any() and y[:, 0].any()
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_one_scale_of_0_for_all_is_mended_where_all_is_0(dead: bool) -> None:
+    text = "(float[n,3,8,8] x) => (float[] y) { d = DequantizeLinear (v, s) y = Conv (x, d) }"
+    loaded = load_model(written(text, 13, v=np.full((4, 3, 3, 3), 0 if dead else 1, np.int8), s=np.float32(0)))
+    found = next(numpy_helper.to_array(item) for item in loaded.proto.graph.initializer if item.name == "s")
+    assert loaded.mended is dead and found == dead and found.shape == ()
+
+
+def test_a_plugin_in_the_name_of_onnx_has_a_domain_of_its_own() -> None:
+    """onnx-graphsurgeon writes them so, and onnx's checker refuses the model."""
+    loaded = load_model(written("(float[n,3] x) => (float[] y) { r = Relu (x) y = EfficientNMS_TRT (r, r) }"))
+    assert loaded.mended and [item.domain for item in loaded.proto.graph.node] == ["", "trt.plugins"]
+    assert not load_model(written("(float[n,3] x) => (float[] y) { y = Relu (x) }")).mended
+    with pytest.raises(InvalidModel, match="No Op registered for Gelu"):  # ONNX's own, of a newer opset
+        load_model(written("(float[n,3] x) => (float[] y) { y = Gelu (x) }"))
 
 
 @pytest.mark.parametrize(("axis", "count"), [(7, 4), (-7, 4), (0, 3)])

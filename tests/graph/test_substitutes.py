@@ -81,3 +81,19 @@ def test_a_loop_gets_the_condition_that_it_lacks() -> None:
     assert same(proto, x=values(2, 4), turns=np.array(3)) == {"Loop"}
     (found,) = fold(proto)[0].graph.node
     assert all(found.input)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18])
+@pytest.mark.parametrize(
+    "lengths", [np.int64(2), np.int64(3), np.array([1, 3], np.int64)], ids=["even", "uneven", "all"]
+)
+def test_a_list_of_parts_is_split(opset: int, lengths: NDArray[np.int64]) -> None:
+    nodes = [
+        node("SplitToSequence", "x n", "s", axis=1),
+        node("SequenceAt", "s zero", "a"),
+        node("SequenceAt", "s last", "b"),
+        node("Concat", "b a", "y", axis=1),
+    ]
+    weights = {"n": np.asarray(lengths), "zero": np.array(0), "last": np.array(-1)}
+    proto = model(nodes, weights=weights, inputs={"x": ["batch", 4, 5]}, opset=opset)
+    assert same(proto, x=values(2, 4, 5)) == {"Split", "Concat"}

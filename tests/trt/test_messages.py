@@ -54,7 +54,11 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
             UsageError,
             "profile 0 doesn't cover the dynamic input x",
         ),
-        ("dq_b: input has type Int32 but must have type FP8, FP4, Int4, Int8, or UInt8.", InvalidModel, "dq_b deq"),
+        (
+            "dq_b: input has type Int32 but must have type FP8, FP4, Int4, Int8, or UInt8.",
+            InvalidModel,
+            "and Mul for activations",
+        ),
         (
             "Assertion failed: shiftIsAllZeros(zeroPoint): Non-zero zero point is not supported. Please set kENABLE",
             InvalidModel,

@@ -48,6 +48,7 @@ from trtopt.evaluation.limits import without_share
 from trtopt.evaluation.verify import kinds_of
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
+from trtopt.graph.limits import ending_before
 from trtopt.graph.output_kinds import index_outputs
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
@@ -320,8 +321,10 @@ def _subject(request: BuildRequest) -> _TunedModel:
     refuse_quantized(model)
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
+        cut = ending_before(model.proto, ("ArgMax", "ArgMin", "TopK"), model.path)
         raise UsageError(
             f"no output is floating ({types}), so nothing says which layers lose: give the model that ends with the scores"
+            + f" ({cut})" * bool(cut)
         )
     preprocess = preparation(model, request)
     profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +82,10 @@ def execute(plan: BuildPlan) -> Built:
     refuse_damaged(folded, plan.name)
     for finding in one_sample(find_traced_batch(folded), inputs, spec.profiles):
         if finding.level == "error":
-            raise ModelError(f"{plan.name} can't be built for several samples: {str(finding).removeprefix('error: ')}")
+            said = str(finding).removeprefix("error: ")
+            if plan.model.path is not None:
+                said = said.replace("trtopt check MODEL", f"trtopt check {shlex.quote(os.fspath(plan.model.path))}")
+            raise ModelError(f"{plan.name} can't be built for several samples: {said}")
     if plan.table is not None and plan.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     validate_profiles(inputs, spec.profiles, longest=max_input_lengths(folded))  # folding may have shown them

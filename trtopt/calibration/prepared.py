@@ -164,15 +164,13 @@ def prepare(
     if gates and not products:
         reporter.note("the model has no squeeze-and-excite, so that `gates=True` changes nothing")
     points = find_points(graph, overrides=overrides, gates=products)
+    foreign = sorted({f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD})
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         if any(node.op_type in CONTROL_FLOW for node in proto.graph.node):
             decide = how_to_decide(proto)
             reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
         kept = "; ".join(reasons)
-        foreign = sorted(
-            {f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD}
-        )
         instead = "build it with `fp16=True`"
         if foreign:  # which build refuses, too
             instead = (
@@ -182,6 +180,11 @@ def prepare(
             "there is nothing to quantize in the model: "
             + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")
             + f"; {instead}"
+        )
+    if foreign:
+        reporter.warn(
+            f"what comes after {first_of(foreign, 3)} may be missing in the table, and TensorRT takes that with a plugin "
+            "alone; `trtopt check` names such parts"
         )
     return Prepared(
         proto=proto,

@@ -105,7 +105,10 @@ def _size(proto: ModelProto, value: ValueInfoProto, text: str) -> None:
         dim = value.type.tensor_type.shape.dim[axis]
         if axis not in info.open_axes:
             if size not in (_OPEN, str(info.shape[axis])):
-                raise UsageError(f"{option}: size {axis} is {info.shape[axis]} in the model, {info.dims}")
+                raise UsageError(
+                    f"{option}: size {axis} is {info.shape[axis]} in the model, {info.dims}, and only open sizes can be "
+                    "decided: export the model with the other size, or with this one open"
+                )
         elif size != _OPEN:
             if dim.dim_param:
                 renamed[dim.dim_param] = size

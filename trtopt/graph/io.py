@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, defs, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, whole, writing, writing_together
@@ -23,6 +23,7 @@ from trtopt.graph.proto import (
     LARGE,
     STANDARD,
     Links,
+    all_graphs,
     all_tensors,
     attribute,
     fingerprint,
@@ -39,6 +40,7 @@ from trtopt.graph.validity import check_text, check_versions, validate
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
 ALLOW_EXTERNAL = "TRTOPT_ALLOW_EXTERNAL"  # a variable, since every command and process that reads a model heeds it
+_PLUGINS = "trt.plugins"  # the domain by which PyTorch-TensorRT calls them
 _ALIGNMENT = 4096  # bytes: lets readers map the external data
 
 
@@ -55,7 +57,7 @@ class Model:
         inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
         outputs: network outputs, likewise; () also where the rank isn't known.
         opset: version of the default operator set, 7 or newer.
-        mended: scales of 0 in the file are 1 here.
+        mended: scales of 0 in the file are 1 here, or plugins have a domain of their own.
     """
 
     proto: ModelProto = field(repr=False)
@@ -103,11 +105,12 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         item.name for item in proto.graph.input
     }:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
+    mended = _name_plugins(proto)
     inferred = validate(proto, what)
     inputs = network_inputs(proto)
     outputs = network_outputs(proto, inputs, inferred.graph.output)
     declare_outputs(proto, outputs)
-    return Model(proto, path, tuple(inputs.values()), outputs, opset_version(proto), _positive_scales(proto))
+    return Model(proto, path, tuple(inputs.values()), outputs, opset_version(proto), _positive_scales(proto) or mended)
 
 
 def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit: int = INLINE_LIMIT) -> None:
@@ -200,6 +203,21 @@ def _looks_like(content: bytes, path: Path) -> str:
     return ""
 
 
+def _name_plugins(proto: ModelProto) -> bool:
+    """Put operators in ONNX's name that it hasn't into a domain of their own, and say whether there was one.
+
+    onnx-graphsurgeon writes plugins so, and onnx's checker refuses them; in another domain they are told as plugins.
+    """
+    own = {function.name for function in proto.functions if function.domain in STANDARD}
+    found = False
+    for node in (node for graph in all_graphs(proto.graph) for node in graph.node if node.domain in STANDARD):
+        if node.op_type and node.op_type not in own and not defs.has(node.op_type):
+            node.domain, found = _PLUGINS, True
+    if found and all(entry.domain != _PLUGINS for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(_PLUGINS, 1))
+    return found
+
+
 def _positive_scales(proto: ModelProto) -> bool:
     """Write 1 for scales of 0 where all that is quantized is 0, and say whether there was one.
 
@@ -212,7 +230,8 @@ def _positive_scales(proto: ModelProto) -> bool:
             continue
         maker = links.makers.get(node.input[0], node)
         held = links.constants.get(maker.input[0] if maker.op_type == "QuantizeLinear" else node.input[0])
-        zeros, axis = to_array(scale) == 0, attribute(node, "axis", 1)
+        # A comparison of rank 0 gives a scalar, which takes no value.
+        zeros, axis = np.asarray(to_array(scale) == 0), attribute(node, "axis", 1)
         if held is None or (zero is not None and to_array(zero).any()):
             zeros[...] = False
         elif zeros.size == 1:

@@ -120,13 +120,17 @@ def instead(
         return decide.replace("MODEL", shlex.quote(os.fspath(path)))
     if own <= {"Dropout", "BatchNormalization", *QDQ} and own and ways:
         return "; ".join(ways)
-    if path is not None and (ends := ends_before(model, operators)):
-        made = Path(path).with_suffix(".cut.onnx")
-        line = (
-            f"trtopt check {shlex.quote(os.fspath(path))} {named('outputs', ','.join(ends))} {named('fix', str(made))}"
-        )
+    if line := ending_before(model, operators, path):
         ways.insert(0, f"end the model before it: {line}")
     return "; ".join(ways)
+
+
+def ending_before(model: ModelProto, operators: Collection[str], path: str | os.PathLike[str] | None) -> str:
+    """Return what to type to end a model's file before operators; empty: there is no file, or no such place."""
+    if path is None or not (ends := ends_before(model, operators)):
+        return ""
+    made = str(Path(path).with_suffix(".cut.onnx"))
+    return f"trtopt check {shlex.quote(os.fspath(path))} {named('outputs', ','.join(ends))} {named('fix', made)}"
 
 
 class _Limits:

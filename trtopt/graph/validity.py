@@ -10,9 +10,12 @@ import graphlib
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
 import onnx
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel
@@ -20,6 +23,7 @@ from trtopt.graph.proto import (
     LARGE,
     STANDARD,
     Links,
+    all_graphs,
     all_nodes,
     all_tensors,
     attribute,
@@ -45,6 +49,7 @@ FUNCTION_DEPTH = 100
 _TEXTS = [
     TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
+_BY_PLACES = ("GatherElements", "GatherND", "ScatterElements", "ScatterND")
 _INTEGERS = [getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
@@ -75,14 +80,23 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         inferred = _check_onnx(light, what)
     except InvalidModel as error:  # sizes that were edited leave what the file says of results behind: the nodes decide
         light = skeleton(proto, LARGE)
-        forget_inner_shapes(light)
+        _forget_what_bodies_give(light)
         try:
             inferred = _check_onnx(light, what)
         except InvalidModel:
             raise error from None
-        forget_inner_shapes(proto)
+        _forget_what_bodies_give(proto)
     _check_constants(inferred, proto, what)
     return inferred
+
+
+def _forget_what_bodies_give(proto: ModelProto) -> None:
+    """Take away all shapes that follow from others: of values in between, and of what an If's or a Loop's graphs give."""
+    forget_inner_shapes(proto)
+    for body in [*all_graphs(proto.graph)][1:]:
+        for value in body.output:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
 
 
 def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None:
@@ -97,6 +111,8 @@ def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None
             continue
         if node.op_type in ("Div", "Mod") and held.data_type in _INTEGERS and not to_array(held).all():
             problem = f"divides integers by {node.input[1]}, in which there is a 0"
+        elif node.op_type in _BY_PLACES and (form := shapes.get(node.input[0])) and math.prod(held.dims):
+            problem = _outside(node, form, to_array(held))
         elif node.op_type == "Gather" and (form := shapes.get(node.input[0])) and math.prod(held.dims):
             axis, indices = attribute(node, "axis", 0), to_array(held)
             size = form[axis] if -len(form) <= axis < len(form) else 0
@@ -105,6 +121,19 @@ def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None
                 problem = f"takes entry {farthest} of {size} ({node.input[0]}, axis {axis})"
         if problem:
             raise InvalidModel(f"{what}: {node_label(node)} {problem}: export it again")
+
+
+def _outside(node: NodeProto, form: Sequence[int], indices: NDArray[np.integer]) -> str:
+    """Say which constant place a node takes, or writes to, that isn't there; empty: none, or a size is open."""
+    if node.op_type.endswith("Elements"):
+        sizes, indices = form[attribute(node, "axis", 0) :][:1], indices.reshape(-1, 1)
+    else:
+        sizes, indices = form[attribute(node, "batch_dims", 0) :], indices.reshape(-1, indices.shape[-1])
+    for size, column in zip(sizes, indices.T):
+        far = column[(column < -size) | (column >= size)]
+        if size and len(far):
+            return f"takes place {far[0]} of {size} in {node.input[0]}"
+    return ""
 
 
 def check_versions(proto: ModelProto, what: str) -> None:

@@ -197,7 +197,8 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to `int8=True`"
         ),
         r"([^\s(]+): input has type Int32 but must have type": (
-            "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or give the float model"
+            "{0} dequantizes int32, which TensorRT doesn't: keep biases float (ONNX Runtime: QuantizeBias=False), write Cast "
+            "and Mul for activations, or give the float model"
         ),
         r"scaleAllPositive": (
             "a quantization scale isn't a positive FP32 number: quantize in FP32 types (TensorRT 8.6 can't read FP16 scales)"

@@ -59,11 +59,15 @@ from trtopt.graph.proto import (
     whole_copy,
 )
 from trtopt.graph.view import (
+    Editor,
     attribute,
+    constant,
     constant_tensor,
     infer_into,
     operand,
+    opset_of,
     read_ir,
+    sizes,
     to_proto,
 )
 
@@ -265,6 +269,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
                 output_size_limit=sys.maxsize,  # the budget judges
             )
             lift(model)
+        _split_as_written(model)
         with _library("onnx-ir"):
             common.CommonSubexpressionEliminationPass()(model)
             common.DeduplicateInitializersPass()(model)
@@ -313,6 +318,22 @@ def _cast_as_written(model: ir.Model) -> None:
             attributes = [ir.AttrInt64("to", int(like.dtype)), ir.AttrInt64("saturate", 0)]
             cast = ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
+
+
+def _split_as_written(model: ir.Model) -> None:
+    """Parts of a list by lengths: onnxscript writes `num_outputs`, which is opset 18's, and lengths as 13's input."""
+    opset, editor = opset_of(model), Editor(model)
+    for node in [node for node in model.graph.all_nodes() if node.op_type == "Split" and not node.domain]:
+        lengths, shape = constant(operand(node, 1)), sizes(node.inputs[0])
+        size, count = shape[attribute(node, "axis", 0)] if shape else None, len(node.outputs)
+        if opset < 18 and node.attributes.pop("num_outputs", None) is not None and size is not None:
+            part = -(-size // count)
+            lengths = np.array([part] * (count - 1) + [size - part * (count - 1)], np.int64)
+            node.resize_inputs(2)
+            node.replace_input_with(1, editor.constant(f"{node.name or node.outputs[0].name}_split", lengths))
+        if opset < 13 and lengths is not None:
+            node.resize_inputs(1)
+            node.attributes["split"] = ir.AttrInt64s("split", lengths.tolist())
 
 
 def _float_biases(model: ir.Model) -> None:
