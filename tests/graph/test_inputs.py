@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, node, values, written as with_weights
 from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 from trtopt.graph.inputs import network_inputs, network_outputs
@@ -244,3 +244,24 @@ def test_outputs_that_are_no_tensors_stay_as_they_are() -> None:
     proto = written("(float[n,3] x) => (seq(float[n,3]) y) { y = SequenceConstruct(x) }")
     assert load_model(proto).outputs[0].dtype == "sequence"
     assert isinstance(proto.graph.output[0], ValueInfoProto)
+
+
+@pytest.mark.parametrize("first", ["n", "batch"])
+@pytest.mark.parametrize(
+    ("last", "opset", "mixes"),
+    [
+        ("y = Softmax <axis = 0> (h)", 17, True),
+        ("y = Softmax <axis = 1> (h)", 17, False),
+        ("m = ReduceMean <axes = [0]> (h) y = Sub (h, m)", 17, True),
+        ("m = ReduceMean (h, zero) y = Sub (h, m)", 18, True),
+        ("m = ReduceMax <axes = [0], keepdims = 0> (w) y = Add (h, m)", 17, False),
+        ("best, at = TopK <axis = 0> (w, two) y = Add (h, h)", 17, False),
+    ],
+)
+def test_rows_that_a_model_mixes_are_no_samples(first: str, last: str, opset: int, mixes: bool) -> None:
+    """Else `run` would cut them into calls, and each row would depend on the others of its call."""
+    constants = {"w": values(8, 8), "zero": np.array([0]), "two": np.array([2])}
+    loaded = load_model(
+        with_weights(f"(float[{first},8] x) => (float[] y) {{ h = MatMul (x, w) {last} }}", opset, **constants)
+    )
+    assert [info.batch_axis for info in (*loaded.inputs, *loaded.outputs)] == [None if mixes else 0] * 2

@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from onnx import ModelProto, TensorShapeProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto
 
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
@@ -32,12 +32,14 @@ from trtopt.graph.proto import (
     refill,
     skeleton,
     tensor_info,
+    to_array,
 )
 from trtopt.graph.work import shapes_at
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
 _BATCH = "the batch"  # a name that no exporter gives
 _GUESSES = (224, 64, 16)  # of other open sizes, as sizes of images or lengths that most models take
+_ALONG_AN_AXIS = ("Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "TopK", "LpNormalization")
 _STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
@@ -206,10 +208,12 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
             known[name] = axis
     # As of a graph network: edges as 2 × edges, beside nodes × values.
     unlike = len({0 in info.open_axes for info in inputs.values()}) > 1
-    if not known and any(
+    doubtful = not known and any(
         len(info.shape) < 4 and (info.open_axes[:2] == (0, 1) or (unlike and info.open_axes))
         for info in inputs.values()
-    ):
+    )
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    if doubtful or any(_goes_along_first(node, constants) for node in proto.graph.node):
         kept = independent_axes(proto, inputs) or {}
         if any(0 in inputs[name].open_axes and 0 not in axes for name, axes in kept.items()):
             known = {name: axes[0] if axes else None for name, axes in kept.items() if len(axes) < 2}
@@ -229,6 +233,14 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
     if all(known.get(name) in info.open_axes for name, info in inputs.items()):
         return known
     return dict.fromkeys(inputs)
+
+
+def _goes_along_first(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Return whether a node normalizes or picks along the first axis of what it reads, where samples may lie."""
+    if node.op_type.startswith("Reduce"):
+        held = constants.get(node.input[1]) if len(node.input) > 1 else None
+        return 0 in (attribute(node, "axes", ()) if held is None else to_array(held).ravel())
+    return node.op_type in _ALONG_AN_AXIS and attribute(node, "axis", -1) == 0
 
 
 def _only(shape: tuple[int | str, ...], names: Iterable[int | str]) -> int | None:
