@@ -213,6 +213,11 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         raise UsageError(f"the recipe {path} can't be read: {error}") from None
     source, onnx, classes = recipe.source, None, recipe.classes
     if source.endswith(".onnx"):
+        if idle := [key for key in ("arguments", "options", "weights", "opset") if key in content]:
+            raise UsageError(
+                f"the recipe {path} has {', '.join(idle)}, for an export alone, and source is the ONNX file {source}: take "
+                f"{'it' if len(idle) == 1 else 'them'} out, or give the model's factory as the source"
+            )
         onnx = recipe._resolved(source)
     elif ":" not in source:
         raise UsageError(
