@@ -41,6 +41,7 @@ from trtopt.data import Batches, ImageBatches, Skipped, open_data, samples_of
 from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import Arrays, alone
+from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.passes.opset import to_ir_at
@@ -375,10 +376,11 @@ def half_ranges(
     """Find what comes near FP16's largest number in these samples; nothing where the model can't be run.
 
     Args:
-        counted: histograms of all samples: what they show to stay below needn't be measured.
+        counted: histograms of all samples: what can't come near by these needn't be run.
     """
     feeds = (run.feed for run in single_runs(network_inputs(proto), probes))
-    small = {name for name, item in counted.items() if not near_fp16_end(item.absmax)}
+    within = bounds(proto, {name: (item.low, item.high) for name, item in counted.items()})
+    small = {name for name, (low, high) in within.items() if not near_fp16_end(max(high, -low))}
     try:
         return beyond_fp16(measure_ranges(proto, feeds, threads=threads, but=small))
     except ModelError as error:
