@@ -184,3 +184,11 @@ def test_a_model_with_scales_of_its_own_needs_no_samples(world: World) -> None:
     said = str(compared)
     assert "agreement with the quantized model on 16 samples:" in said and "size: quantized model" in said
     assert compared.to_json()["reference"] == "quantized model"
+
+
+def test_a_file_that_no_pipeline_wrote_is_not_replaced(world: World) -> None:
+    recipe, mine = _recipe(world.folder, world), world.folder / "own.onnx"
+    mine.write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"has own\.onnx, which no pipeline wrote there"):
+        pipeline(recipe, world.folder, target="sm89", data=world.folder / "own.npz")
+    assert mine.read_bytes() == b"mine" and not (world.folder / "pipeline.json").exists()

@@ -25,6 +25,7 @@ from trtopt.core.options import taking
 from trtopt.core.progress import Reporter, recorded
 from trtopt.core.values import Precision, choice
 from trtopt.core.version import __version__, package_version
+from trtopt.core.words import first_of
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
 from trtopt.data.preprocess import Preprocess
@@ -338,9 +339,16 @@ def _chained(request: PipelineRequest) -> PipelineResult:
         folder / f"{recipe.name}.{ending}" for ending in ("exported.onnx", "onnx", "calib.json")
     )
     engine, graph = (folder / f"{recipe.name}.{subject.precision}.{ending}" for ending in ("engine", "onnx"))
-    for path in (exported, clean, table_file, engine, manifest_path(engine), graph, ledger.path, request.report):
+    made = (exported, clean, table_file, engine, manifest_path(engine), graph)
+    for path in (*made, ledger.path, request.report):
         if path is not None:
             check_writable(path)
+    if not ledger.path.exists() and (others := [path.name for path in made if path.exists()]):
+        raise UsageError(
+            f"{folder} has {first_of(others)}, which no pipeline wrote there and this one would replace: give another folder "
+            "as `output=`, or move it away"
+        )
+    write_json(ledger.path, ledger.entries)  # from here on the folder is the pipeline's own
     files = {"ONNX": clean, "engine": engine, "graph": graph}
     original = _exported(recipe, exported, ledger, reporter)
     ledger.run(
