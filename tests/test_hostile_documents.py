@@ -64,7 +64,7 @@ def test_what_a_newer_trtopt_adds_is_passed_over(world: World, described: dict[s
 
 RECIPE: dict[str, Any] = {
     "description": "a net",
-    "source": "model.onnx",
+    "source": "torchvision:resnet18",
     "arguments": ["a", 1],
     "options": {"a": 1},
     "weights": "model.onnx",

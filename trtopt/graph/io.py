@@ -21,6 +21,7 @@ from trtopt.graph.lazy_weights import make_lazy, read_in, set_external
 from trtopt.graph.op_types import QDQ
 from trtopt.graph.proto import (
     LARGE,
+    PLUGIN_DOMAIN,
     STANDARD,
     Links,
     all_graphs,
@@ -40,7 +41,6 @@ from trtopt.graph.validity import check_text, check_versions, validate
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
 ALLOW_EXTERNAL = "TRTOPT_ALLOW_EXTERNAL"  # a variable, since every command and process that reads a model heeds it
-_PLUGINS = "trt.plugins"  # the domain by which PyTorch-TensorRT calls them
 _ALIGNMENT = 4096  # bytes: lets readers map the external data
 
 
@@ -212,9 +212,9 @@ def _name_plugins(proto: ModelProto) -> bool:
     found = False
     for node in (node for graph in all_graphs(proto.graph) for node in graph.node if node.domain in STANDARD):
         if node.op_type and node.op_type not in own and not defs.has(node.op_type):
-            node.domain, found = _PLUGINS, True
-    if found and all(entry.domain != _PLUGINS for entry in proto.opset_import):
-        proto.opset_import.append(helper.make_opsetid(_PLUGINS, 1))
+            node.domain, found = PLUGIN_DOMAIN, True
+    if found and all(entry.domain != PLUGIN_DOMAIN for entry in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
     return found
 
 

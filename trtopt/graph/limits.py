@@ -21,6 +21,7 @@ from trtopt.graph.cut import ends_before
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import QDQ
 from trtopt.graph.proto import (
+    PLUGIN_DOMAIN,
     STANDARD,
     UNKNOWN,
     Links,
@@ -106,7 +107,7 @@ def instead(
     """
     refused = [node for node in all_nodes(proto.graph) if node.op_type in operators]
     domains = {f"{node.domain}." for node in refused}
-    own = {node.op_type for node in refused if node.domain in STANDARD}
+    own = {node.op_type for node in refused if node.domain in (*STANDARD, PLUGIN_DOMAIN)}
     ways = [what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)]
     ways += dict.fromkeys(what for operator, what in _DO_OTHERWISE.items() if operator in own)
     for name in sorted({node.op_type for node in refused} & _PLUGINS.keys()):

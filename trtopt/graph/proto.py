@@ -31,6 +31,7 @@ from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
 UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
+PLUGIN_DOMAIN = "trt.plugins"  # of operators in ONNX's name that it hasn't; PyTorch-TensorRT calls plugins so
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 PROPAGATED = 1 << 20  # numbers in all tensors of one dimension: ONNX's data propagation takes some 70 bytes for each
 JOINED = 1 << 14  # parts that Concats of Concats join: libraries that write them out don't come to an end
