@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +29,7 @@ from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overri
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data.convert import single_runs
+from trtopt.graph.fixed_inputs import with_file
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import save_model
 from trtopt.graph.lengths import max_input_lengths
@@ -82,9 +81,7 @@ def execute(plan: BuildPlan) -> Built:
     refuse_damaged(folded, plan.name)
     for finding in one_sample(find_traced_batch(folded), inputs, spec.profiles):
         if finding.level == "error":
-            said = str(finding).removeprefix("error: ")
-            if plan.model.path is not None:
-                said = said.replace("trtopt check MODEL", f"trtopt check {shlex.quote(os.fspath(plan.model.path))}")
+            said = with_file(str(finding).removeprefix("error: "), plan.model.path)
             raise ModelError(f"{plan.name} can't be built for several samples: {said}")
     if plan.table is not None and plan.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")

@@ -65,7 +65,7 @@ class Report:
 
     @property
     def unknown(self) -> Sequence[Mapping[str, str]]:
-        """What it couldn't say, and the command that gives it."""
+        """Return what it couldn't say, and the command that gives it."""
         return tuple(self.contents["unknown"])
 
     def to_json(self) -> dict[str, Any]:

@@ -7,7 +7,9 @@ them; and the name of a dimension says which axis counts samples (`graph.inputs`
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -57,6 +59,11 @@ def fix_inputs(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
         result.graph.initializer.append(numpy_helper.from_array(constant, name))
         result.graph.input.remove(inputs[name])
     return result
+
+
+def with_file(text: str, path: str | os.PathLike[str] | None) -> str:
+    """Put a model's file in the place of MODEL in `trtopt check MODEL`; without a file it stays."""
+    return text if path is None else text.replace("trtopt check MODEL", f"trtopt check {shlex.quote(os.fspath(path))}")
 
 
 def how_to_decide(proto: ModelProto, operators: Collection[str] = ("If",)) -> str:

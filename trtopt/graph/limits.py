@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from trtopt.core.options import named
 from trtopt.core.values import Issue
 from trtopt.graph.cut import ends_before
-from trtopt.graph.fixed_inputs import how_to_decide
+from trtopt.graph.fixed_inputs import how_to_decide, with_file
 from trtopt.graph.op_types import QDQ
 from trtopt.graph.proto import (
     PLUGIN_DOMAIN,
@@ -118,7 +118,7 @@ def instead(
     if any(domain != "." and not domain.startswith(("ai.onnx.", "com.microsoft.")) for domain in domains) and not ways:
         ways.append("trtopt loads no plugins: write it with ONNX's own operators, or run that part outside the engine")
     if path is not None and own <= _SIZED and (decide := how_to_decide(model, own)):
-        return decide.replace("MODEL", shlex.quote(os.fspath(path)))
+        return with_file(decide, path)
     if own <= {"Dropout", "BatchNormalization", *QDQ} and own and ways:
         return "; ".join(ways)
     if line := ending_before(model, operators, path):

@@ -49,7 +49,7 @@ FUNCTION_DEPTH = 100
 _TEXTS = [
     TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
-_BY_PLACES = ("GatherElements", "GatherND", "ScatterElements", "ScatterND")
+_BY_PLACES = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 _INTEGERS = [getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
@@ -113,26 +113,23 @@ def _check_constants(inferred: ModelProto, proto: ModelProto, what: str) -> None
             problem = f"divides integers by {node.input[1]}, in which there is a 0"
         elif node.op_type in _BY_PLACES and (form := shapes.get(node.input[0])) and math.prod(held.dims):
             problem = _outside(node, form, to_array(held))
-        elif node.op_type == "Gather" and (form := shapes.get(node.input[0])) and math.prod(held.dims):
-            axis, indices = attribute(node, "axis", 0), to_array(held)
-            size = form[axis] if -len(form) <= axis < len(form) else 0
-            if size and not -size <= indices.min() <= indices.max() < size:
-                farthest = indices.min() if indices.min() < -size else indices.max()
-                problem = f"takes entry {farthest} of {size} ({node.input[0]}, axis {axis})"
         if problem:
             raise InvalidModel(f"{what}: {node_label(node)} {problem}: export it again")
 
 
 def _outside(node: NodeProto, form: Sequence[int], indices: NDArray[np.integer]) -> str:
     """Say which constant place a node takes, or writes to, that isn't there; empty: none, or a size is open."""
-    if node.op_type.endswith("Elements"):
-        sizes, indices = form[attribute(node, "axis", 0) :][:1], indices.reshape(-1, 1)
-    else:
+    axis = attribute(node, "axis", 0)
+    if node.op_type.endswith("ND"):
         sizes, indices = form[attribute(node, "batch_dims", 0) :], indices.reshape(-1, indices.shape[-1])
+    else:
+        sizes, indices = form[axis:][:1] if axis >= -len(form) else (), indices.reshape(-1, 1)
     for size, column in zip(sizes, indices.T):
-        far = column[(column < -size) | (column >= size)]
-        if size and len(far):
-            return f"takes place {far[0]} of {size} in {node.input[0]}"
+        if size and not -size <= column.min() <= column.max() < size:
+            far = column.min() if column.min() < -size else column.max()
+            whole = node.op_type == "Gather"  # which takes whole entries along its axis
+            place = f"({node.input[0]}, axis {axis})" if whole else f"in {node.input[0]}"
+            return f"takes {'entry' if whole else 'place'} {far} of {size} {place}"
     return ""
 
 

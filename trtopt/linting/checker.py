@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.cut import cut
-from trtopt.graph.fixed_inputs import fix_inputs
+from trtopt.graph.fixed_inputs import fix_inputs, with_file
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
@@ -230,8 +229,7 @@ def check(request: CheckRequest) -> CheckReport:
         hint = f"{output} takes any batch; its results are those of each sample alone"
         findings.append(replace(finding, level="info", hint=hint) if opened else finding)
     if not isinstance(request.model, ModelProto):
-        this = f"trtopt check {shlex.quote(name)}"
-        findings = [replace(item, hint=item.hint.replace("trtopt check MODEL", this)) for item in findings]
+        findings = [replace(item, hint=with_file(item.hint, name)) for item in findings]
     return CheckReport(
         model=name,
         findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),

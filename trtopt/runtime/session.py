@@ -480,7 +480,7 @@ class Session:
         raise DeviceError(CLOSED)
 
     def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
-        """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
+        """Tell the slots that a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
         ordinal = next(
             (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None), None
         )
