@@ -35,18 +35,13 @@ from trtopt.diagnosis.results import BESIDE, Results, comparison_of, measurement
 from trtopt.engine.difference import built_for
 from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
-from trtopt.evaluation.outputs import decibels
+from trtopt.evaluation.outputs import decibels, sentence
 
 FORMAT = "trtopt.report/2"
 ROWS, LINES, BARS, WORST = 2000, 12, 12, 12  # of a table, of a part of the verdict, of a chart with names, histograms
 LEVELS, BINS = 127, 64  # of INT8 on either side of 0; of a histogram
 _TEXT, _NODES = 120, 400  # characters of a name, and of the nodes of a layer
-_MISSHAPEN = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-)  # what a file that was edited, or is a later trtopt's, leads to
+_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError)  # by a file that was edited, or is a later trtopt's
 _QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32")
 
 
@@ -81,18 +76,13 @@ def report(request: ReportRequest) -> Report:
     Equal input gives equal bytes: the page has no time, no path and no random name in it.
 
     Args:
-        engine: a plan file, or its manifest alone (M.engine.json), where most of what is said stands.
-        output: the page, one HTML file.
-        results: of `profile`, `sensitivity`, `bench`, `verify`, `run`, `build`, `tune` and `pipeline`, besides what these
-            commands have written beside the engine (M.engine.results.json).
-        calib: the calibration table (a file or a `Table`), for histograms and thresholds.
+        engine: a plan file, or its manifest alone (M.engine.json).
+        results: of these functions, besides what the commands have written beside the engine (M.engine.results.json).
 
     Raises:
         UsageError: a file that isn't there, is nothing of the kind, or would be overwritten; a result of another engine.
-        EngineError, EngineMismatch: as `inspect`.
-        CalibrationError: of `calib`.
-        MissingDependency: jinja2 isn't installed.
-        OutputError: the page can't be written; nothing is left behind.
+        EngineError, EngineMismatch, CalibrationError: as `inspect`; of the table.
+        MissingDependency, OutputError: jinja2 isn't installed; the page can't be written.
     """
     ready()
     path = existing_file(request.engine, "the engine")
@@ -142,8 +132,7 @@ class _Subject:
 def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
     manifest, results = subject.manifest, subject.results
     layers = _layers(subject)
-    (accuracy, other_accuracy), speed = _accuracy(subject), _speed(subject)
-    compared = subject.candidates
+    accuracy, speed, compared = _accuracy(subject), _speed(subject), subject.candidates
     best = compared if compared.get("best") else None
     quantized = manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
@@ -160,7 +149,6 @@ def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
             "limits": best.get("limits") if best is not None else None,
             "kept": compared["kept"],
             "accuracy": accuracy,
-            "accuracy_of_others": other_accuracy,
             "missed": list(results.missed),
             "speed": speed,
             "compared": str(manifest.comparison["why"]) if manifest.comparison else None,
@@ -285,45 +273,20 @@ def _precision(manifest: Manifest, layers: Sequence[Mapping[str, Any]]) -> dict[
 # What was measured -----------------------------------------------------------------------------------------------------------
 
 
-def _accuracy(subject: _Subject) -> tuple[list[str], list[str]]:
-    """Tell how near this engine's results are to FP32's, by all that measured it; and what was measured of other graphs."""
+def _accuracy(subject: _Subject) -> list[str]:
+    """Tell how near this engine's results are to FP32's, by all that measured it."""
     results, candidates = subject.results, subject.candidates
-    kept = candidates["kept"]
-    own, others = list[str](), list[str]()
-    if results.accuracy is not None:
-        own += _compared(results.accuracy)
-    else:
-        for item in candidates["candidates"]:
-            own += _compared(item["accuracy"]) if item["precision"] == kept and item["accuracy"] is not None else []
-    if results.tuning is not None:
-        choice, tuned = results.tuning["chosen"], kept in (None, *_QUANTIZED)
+    kept, said = candidates["kept"], list[str]()
+    judged = [item["accuracy"] for item in candidates["candidates"] if item["precision"] == kept]
+    for accuracy in filter(None, judged if results.accuracy is None else [results.accuracy]):
+        said += [sentence(name, output, accuracy["samples"]) for name, output in accuracy["outputs"].items()]
+        if (old := accuracy["reference_accuracy"]) and (new := accuracy["candidate_accuracy"]):
+            said.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
+    if results.tuning is not None and kept in (None, *_QUANTIZED):
+        choice = results.tuning["chosen"]
         figure = f", {choice['figure']}" if choice["figure"] else ""
-        said = f"on {results.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}"
-        (own if tuned else others).append(
-            f"tuned {said}" if tuned else f"the tuned graph, which isn't what was kept, {said}"
-        )
-    if (sensitivity := results.sensitivity) is not None and sensitivity["output"] in sensitivity["measured_snr_db"]:
-        snr = decibels(sensitivity["measured_snr_db"][sensitivity["output"]])
-        where = f"{sensitivity['output']} {snr} on {sensitivity['samples']} samples"
-        others.append(f"all of it in INT8, before any repair: {where}")
-    return own, others
-
-
-def _compared(comparison: Mapping[str, Any]) -> list[str]:
-    sentences = []
-    for name, output in comparison["outputs"].items():
-        figures = [decibels(output["snr_db"])] if not output.get("integers") else []
-        if output["agreement"] is not None:
-            figures.insert(0, f"{output['agreement']:.1%} the same")
-        channels = output.get("channels")
-        if figures and channels is not None and (number := channels["lowest"]) is not None:
-            lowest = dict(enumerate(channels["snr_db"])).get(number)
-            figures[-1] += "" if lowest is None else f" ({decibels(lowest)} in channel {number}, the lowest)"
-        sentences.append(f"{name} ({output['kind']}): {', '.join(figures)} on {comparison['samples']} samples")
-    old, new = comparison["reference_accuracy"], comparison["candidate_accuracy"]
-    if old and new:
-        sentences.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
-    return sentences
+        said.append(f"tuned on {results.tuning['samples']} samples: {decibels(choice['snr_db'])}{figure}")
+    return said
 
 
 def _worst(subject: _Subject) -> list[dict[str, Any]]:
@@ -399,10 +362,8 @@ def _warnings(
 ) -> list[dict[str, str | None]]:
     """List what to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
     name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
-    manifest, results, candidates = subject.manifest, subject.results, subject.candidates
+    manifest, results = subject.manifest, subject.results
     check = f"trtopt verify MODEL.onnx {name} {_samples(manifest)} says whether results suffer"
-    if any(item["accuracy"] for item in candidates["candidates"] if item["precision"] == candidates["kept"]):
-        check = "nothing, if the accuracy above will do: it was measured on this engine"
     warnings += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
     precision = str(manifest.spec["precision"])
     others = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (precision, None)]

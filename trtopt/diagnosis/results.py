@@ -26,83 +26,33 @@ _FORMAT = "trtopt.results/1"
 Figure = float | Literal["inf", "-inf", "nan"]
 
 
-# What a manifest or a state file says of accuracy, as far as it is used.
-class _Figures(TypedDict):
-    kind: str
-    agreement: float | None
-    snr_db: Figure
-
-
-class _Channels(TypedDict):
-    snr_db: list[Figure | None]
-    lowest: int | None
-
-
-class _Sample(TypedDict):
-    name: str
-    snr_db: Figure
-    agreement: float | None
-
-
-class _Samples(TypedDict):
-    worst: list[_Sample]
-
-
-class _Output(_Figures, total=False):
-    channels: _Channels | None
-    integers: bool | None
-    samples: _Samples | None
-
-
-class _Top(TypedDict):
-    top1: float
-
-
 class Compared(TypedDict):
-    """Results of `verify`."""
+    """Results of `verify`, as a manifest or a state file has them."""
 
     samples: int
     snr_db: Figure
     top1_agreement: float | None
-    reference_accuracy: _Top | None
-    candidate_accuracy: _Top | None
-    outputs: dict[str, _Output]
-
-
-class _Times(TypedDict):
-    shapes: dict[str, str]
-    gpu_ms: float
+    reference_accuracy: dict[str, float] | None
+    candidate_accuracy: dict[str, float] | None
+    outputs: dict[str, dict[str, Any]]
 
 
 class _Candidate(TypedDict):
     precision: str
-    times: list[_Times]
+    times: list[dict[str, Any]]
     accuracy: Compared | None
 
 
-class _Chosen(TypedDict, total=False):
-    best: bool
-    limits: dict[str, float | None]
-
-
-class _Comparison(_Chosen):
-    """The comparison in a manifest: which precision was kept, and of `--best` and `tune` within which limits."""
-
+class _Comparison(TypedDict):
     candidates: list[_Candidate]
     kept: str
-
-
-class _KeptResult(TypedDict):
-    date: str
-    options: dict[str, str]
-    result: dict[str, Any]
 
 
 class _Kept(TypedDict):
     format: Literal["trtopt.results/1"]
     engine: str
     sha256: str
-    results: dict[str, _KeptResult]
+    results: dict[str, dict[str, Any]]
 
 
 _PROOFS = {  # command → keys that only its result has together
