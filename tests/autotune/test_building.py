@@ -15,7 +15,7 @@ import pytest
 from world import Heard, World, has, samples
 
 import trtopt
-from trtopt.autotune import building, candidates, layer_times, selection
+from trtopt.autotune import building, candidates, selection
 from trtopt.autotune.selection import Comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
@@ -74,7 +74,7 @@ class Gpu:
         monkeypatch.setattr(engine, "construct", counted)
         monkeypatch.setattr("trtopt.trt.loader.probe", lambda: Probe((self.info,), (13, 0)))
         monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
-        for module in (selection, layer_times):
+        for module in (selection, candidates):
             monkeypatch.setattr(module, "Session", lambda path, **_: PlayedSession(self, path))
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, gpu_for
+from trtopt.autotune.candidates import NATIVE_CACHE, Engines, asked_of_builder, gpu_for
 from trtopt.autotune.goal import Goal, goal_of, too_few
-from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
 from trtopt.autotune.tuning import tuned
@@ -46,7 +44,7 @@ from trtopt.core.files import (
     writing_together,
 )
 from trtopt.core.options import taking, without
-from trtopt.core.progress import Reporter, recorded
+from trtopt.core.progress import recorded
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.data.preprocess import Preprocess
@@ -68,68 +66,27 @@ NO_LIMIT = -1000.0  # dB
 def build(request: BuildRequest) -> BuildResult:
     """Build a TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
 
+    Each option is described in `BuildRequest`. INT8 and FP8 leave the rest in FP16, or in BF16 with `bf16` as well.
+
     Args:
-        model: an ONNX file or model.
-        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
-        best: build INT8 (or FP8, if fp8) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
-            results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why. Judged on
-            the samples that it is calibrated on, or, with calib, on images or data.
-        min_agreement: limit for classes, tokens and masks: share of samples, positions and pixels with FP32's class; None: 0.95
-            for best, and beside min_snr.
-        min_snr: limit in dB; None, for best and beside min_agreement: 20, for outputs of other kinds (embeddings also need a
-            cosine of 0.99). With int8, without best, either is what `tune` keeps.
-        metric, min: with int8: a function of {output: array of all samples} (a list of arrays where samples differ in shape),
-            of the labels if it takes a second argument, and of the float model's outputs if one is called reference; or its
-            "module:name". And the least that it must give.
-        labels: the true classes, in order, or a file, for a metric that takes them.
-        budget: seconds, or such as "10min", for the search that these begin, beside its repairs.
-        save_calib: where to keep the table with what was repaired and chosen.
-        compare: where INT8 or FP8 is asked for and there is a GPU, build FP16 too and say how they compare.
-        images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
-            them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
-            holds Q/DQ needs none.
-        preprocess, method, limit, batch: how to calibrate; see `calibrate`.
-        calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
-        precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
-        fp32_io: keep the network's inputs and outputs FP32.
-        embed_preprocess: the engine takes an image as uint8 pixels (samples × height × width × 3 in RGB, or × 1 in gray) and
-            does itself what preprocess says, or the table, all but resizing and making gray. shapes are of the model's own
-            inputs all the same.
-        shapes: profiles, as "input:1x3x224x224,8x3x224x224,32x3x224x224" (several inputs with ";" between them) or mappings
-            of names to ranges: `ShapeRange`, their text, one shape, or three (min, opt, max). Parts that name different inputs
-            are one profile; an input again begins another.
-            Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
-            of its images open, they are prepared in the opt size, unless `preprocess` has one.
-        target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
-        device: number of the GPU to build on and to time engines on. TensorRT-RTX builds without one, and says so. The calling
-            thread's current device stays what it was.
+        model: an ONNX file or model; one that already holds Q/DQ needs no data.
+        best: build INT8 (or FP8, if `fp8`) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
+            results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why.
+        min_agreement, min_snr, metric with min: with INT8, limits that `tune` keeps; see `verify` for their defaults.
+        images, data, calib: where scales come from: images, arrays (files or in memory), a table that `calibrate` wrote, or a
+            TensorRT calibration cache. With `calib`, the others only judge.
+        embed_preprocess: the engine takes uint8 pixels (samples × height × width × 3 in RGB, or × 1 in gray); `shapes` are of
+            the model's own inputs all the same.
         save_onnx: where to keep the graph that TensorRT was given. To load that of an INT8 build in ONNX Runtime without
-            trtopt, set graph_optimization_level to ORT_DISABLE_ALL: its passes round biases with scales too small for FP16,
-            and make a QLinearConcat of FP16 scales, which it then refuses. A model newer than the opsets that ONNX Runtime
-            reads stays so there.
-        save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
-        classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
-            nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.
-        output_kind: what outputs mean, {"NAME": "embedding"} or ["NAME=embedding"]: classes, embedding, boxes, mask, tokens
-            or other; those not named are guessed. best judges by it; it stands in the manifest, which alone is written again
-            where nothing else changed.
-        report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
-        log: a file for all that is said, as it comes: phases with their durations, warnings, TensorRT's own messages (the
-            verbose ones with TRTOPT_DEBUG set), and the error that ends it.
-        force: build even where `output` is up to date, or the store has the engine.
-        timing_cache: a file of kernels' times to read and update; None: one for this GPU and TensorRT in the cache folder,
-            where there is such a thing; "none": times are measured anew.
-        store: where engines are kept by all that they depend on: one that is there is copied, else it is built and stored,
-            by one process at a time. "local" (in the cache folder), or a folder; None: $TRTOPT_STORE, or no store; "none":
-            no store.
+            trtopt, set graph_optimization_level to ORT_DISABLE_ALL: its passes round biases with scales too small for FP16.
+        classes, output_kind: stand in the manifest, which alone is written again where nothing else changed.
 
     Raises:
-        UsageError, DataError, InvalidModel, UnsupportedRequest: before any long work.
+        UsageError, DataError, InvalidModel, UnsupportedRequest, MissingDependency: before any long work.
         DeviceError: no GPU `device`; best without a GPU that the engine can run on.
         UnsupportedOperator, BuildFailed, BuildCancelled: from TensorRT; nothing is written.
         PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
-        AccuracyLost: best, and not even FP32 stays within the limits; nothing is written.
-        MissingDependency: report, and what draws it isn't installed.
+        AccuracyLost: nothing stays within the limits, best not even in FP32; nothing is written.
     """
     return _reported(request, _built)
 
@@ -210,7 +167,8 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
         except TrtoptError as error:
             not_measured = str(error)
     with folder_beside(Path(request.output)) as folder:
-        engines = None if gpu is None else Engines(plain, gpu, folder)
+        samples = real_samples(load_model(request.model), request) if gpu is not None else None
+        engines = None if gpu is None else Engines(plain, gpu, folder, samples)
         tuning = tuned(request, goal, engines.times if engines else lambda *_: None)
         tuning = engines.fastest(tuning) if engines else tuning
         request.reporter.note(str(tuning))
@@ -221,7 +179,7 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
             return replace(result, tuning=tuning, not_measured=not_measured)
         # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
         limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
-        result = _Best(replace(plain, calib=tuning.table), limits, engines.results).build()
+        result = _Best(replace(plain, calib=tuning.table), limits).build(engines)
     return replace(result, tuning=tuning)
 
 
@@ -245,15 +203,11 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         try:
             with folder_beside(result.engine) as folder:
                 reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
-                manifest = load_manifest(result.engine) if request.embed_preprocess else None
-                preprocess = manifest.model_preprocess if manifest else request.preprocess
-                other = build_candidate(floating(request, base, preprocess), base, folder)
-                samples = None
-                model = load_model(request.model)
-                if request.images is not None or request.data is not None:
-                    samples = real_samples(model, request)
-                kinds = kinds_of(model, request)
-                engines = {quantized: result, base: other}
+                model, real = load_model(request.model), request.images is not None or request.data is not None
+                samples, kinds = real_samples(model, request) if real else None, kinds_of(model, request)
+                made = Engines(request, gpu, folder, samples, within=False)
+                made.built[quantized] = result
+                engines = {quantized: result, base: made.build(base)}
                 comparison = measured(gpu, engines, {}, samples, reporter, reference=base, kinds=kinds)
         except (BuildCancelled, KeyboardInterrupt):
             reporter.warn(f"{result.engine} is written; interrupted before it was measured against {base.upper()}")
@@ -270,7 +224,8 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
         instead = f"use `best=True` or `{base}=True`"
         reporter.warn(f"{quantized.upper()} {how} {base.upper()} on {comparison.gpu}: {instead}")
-    _warn_of_slower(comparison, reporter)
+    if slower := comparison.slower():
+        reporter.warn(slower)
     if loss := comparison.lost(str(quantized)):
         reporter.warn(
             f"the results of this {quantized.upper()} engine have little to do with the model's ({loss}): use `{base}=True`, "
@@ -279,26 +234,14 @@ def _asked_for(request: BuildRequest) -> BuildResult:
     return replace(result, comparison=comparison.describe())
 
 
-def _warn_of_slower(comparison: Comparison, reporter: Reporter) -> None:
-    if slower := comparison.slower():
-        reporter.warn(slower)
-
-
 # The best ----------------------------------------------------------------------------------------------------------------
 
 
 class _Best:
-    """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided.
+    """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided."""
 
-    Args:
-        built: candidates that were built before.
-    """
-
-    def __init__(
-        self, request: BuildRequest, limits: Limits, engines: Mapping[Precision, BuildResult] | None = None
-    ) -> None:
+    def __init__(self, request: BuildRequest, limits: Limits) -> None:
         self.started, self.limits, self.reporter = time.monotonic(), limits, request.reporter
-        self.built = engines or {}
         self.request = request = request if request.int8 or request.fp8 else replace(request, int8=True)
         self.output, self.spec = Path(request.output), spec_of(request)
         self.quantized, self.base = self.spec.precision, self.spec.base
@@ -319,52 +262,45 @@ class _Best:
         self.kinds = kinds_of(self.model, request)
         self.key = self._key()
 
-    def build(self) -> BuildResult:
+    def build(self, engines: Engines | None = None) -> BuildResult:
+        """Return the engine that is kept; of `engines`, those that a search has built already."""
         if not self.request.force and (result := self._up_to_date()):
             return result
-        if not self.built and (doubt := too_few(self.samples.samples)):  # else the search has said so
+        if engines is None and (doubt := too_few(self.samples.samples)):  # else the search has said so
             self.reporter.warn(doubt)
         with folder_beside(self.output) as folder:
-            engines, comparison = self._selected(folder)
-            best = engines[Precision(comparison.kept)]
-            self._install(best, engines.get(self.quantized), comparison)
+            if engines is None:
+                engines = Engines(self.request, self.gpu, folder, self.samples)
+            engines.request = self.request  # with the table that was chosen
+            results, comparison = self._selected(engines)
+            best = results[Precision(comparison.kept)]
+            self._install(best, results.get(self.quantized), comparison)
         self.reporter.note(comparison.why)
-        _warn_of_slower(comparison, self.reporter)
         return self._result(best, comparison, seconds=time.monotonic() - self.started)
 
-    def _selected(self, folder: Path) -> tuple[dict[Precision, BuildResult], Comparison]:
+    def _selected(self, engines: Engines) -> tuple[dict[Precision, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
-        engines: dict[Precision, BuildResult] = {}
+        results: dict[Precision, BuildResult] = {}
         failures: dict[Precision, str] = {}
         reference: tuple[Runner, str] | None = None
         for precision in (self.quantized, self.base, Precision.FP32):  # the last only where none of the others will do
-            manifest = load_manifest(engines[self.quantized].engine) if self.quantized in engines else None
             try:
-                request = self._chosen(precision, manifest.model_preprocess if manifest else self.request.preprocess)
-                engines[precision] = self.built.get(precision) or build_candidate(request, precision, folder)
+                results[precision] = engines.build(precision)
             except (BuildFailed, PrecisionLost) as error:
                 self.reporter.warn(f"no {precision.upper()} engine: {error}")
                 failures[precision] = str(error)
-            if precision is self.quantized or not engines:
+            if precision is self.quantized or not results:
                 continue
             run, description = reference = reference or self._reference()
             comparison = measured(
-                self.gpu, engines, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
+                self.gpu, results, failures, self.samples, self.reporter, reference=run, kinds=self.kinds
             )
             try:
-                return engines, replace(comparison, reference=description, key=self.key).judged(self.limits)
+                return results, replace(comparison, reference=description, key=self.key).judged(self.limits)
             except AccuracyLost:
                 if precision is Precision.FP32:
                     raise
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failures.items()))
-
-    def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
-        """Return the request for one candidate."""
-        if precision is not self.quantized:
-            return floating(self.request, precision, preprocess, within=True)
-        if self.request.calib is not None:  # then images and data only judge
-            return replace(self.request, images=None, data=None)
-        return self.request
 
     def _reference(self) -> tuple[Runner, str]:
         """Return the FP32 model in ONNX Runtime, and what it is in words."""
@@ -389,6 +325,8 @@ class _Best:
                 write_bytes(cache, whole(quantized.engine.with_name(NATIVE_CACHE)))
 
     def _result(self, result: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
+        if slower := comparison.slower():
+            self.reporter.warn(slower)
         graph = self.request.save_onnx
         return replace(
             result,
@@ -407,12 +345,12 @@ class _Best:
         manifest = load_manifest(self.output)
         if manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
-        request = self._chosen(Precision(comparison.kept), manifest.model_preprocess)
+        kept, preprocess = Precision(comparison.kept), manifest.model_preprocess
+        request = asked_of_builder(self.request, kept, preprocess, within=True)
         result = engine.construct(replace(request, store="none"))
         if not result.cached:
             return None
         self.reporter.note(f"{self.output} is up to date: {comparison.why}")
-        _warn_of_slower(comparison, self.reporter)
         return self._result(result, comparison, seconds=result.seconds)
 
     def _key(self) -> str:

@@ -1,24 +1,33 @@
-"""Engines of one model in several precisions: what is asked of the builder for each, and where they lie meanwhile."""
+"""Engines of one model in several precisions and choices: each is built once, and timed on a GPU."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trtopt.autotune.costs import Measured
+from trtopt.autotune.selection import EQUAL, measured
+from trtopt.autotune.tuning import Tuning, Work, remembered
 from trtopt.builder import construction as engine
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
-from trtopt.core.errors import DeviceError, UsageError
+from trtopt.calibration.table import Table
+from trtopt.core.errors import BuildCancelled, BuildFailed, DeviceError, PrecisionLost, TrtoptError, UsageError
 from trtopt.core.options import without
 from trtopt.core.progress import Phase, Reporter
 from trtopt.core.values import Override, Precision
+from trtopt.core.version import __version__
 from trtopt.cuda.device import Device, DeviceInfo
+from trtopt.data import Batches
+from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.timing import layer_shares
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.quantize import is_quantized
+from trtopt.runtime.session import Session
 from trtopt.trt import select
 
 NATIVE_CACHE = "native.cache"  # beside a candidate's plan
@@ -52,12 +61,14 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
     return device.info
 
 
-def floating(request: BuildRequest, precision: Precision, preprocess: Any, *, within: bool = False) -> BuildRequest:
-    """Return the request for the same engine without quantization.
+def asked_of_builder(request: BuildRequest, precision: Precision, preprocess: Any, *, within: bool) -> BuildRequest:
+    """Return the request for one engine: as it is, or for the same engine without quantization.
 
     Args:
-        within: with the samples, which say what of it has to stay in FP32 to be within the limits.
+        within: a floating one has the samples too, which say what of it has to stay in FP32 to be within the limits.
     """
+    if precision.quantized:  # with a table, images and data only judge
+        return request if request.calib is None else replace(request, images=None, data=None)
     precisions = (Precision.FP32, precision)
     kept = ("images", "data", "limit", "batch") if within and precision is not Precision.FP32 else ()
     return replace(
@@ -72,18 +83,106 @@ def floating(request: BuildRequest, precision: Precision, preprocess: Any, *, wi
     )
 
 
-def build_candidate(request: BuildRequest, precision: Precision, folder: Path) -> BuildResult:
-    """Build one engine, with all that belongs to it, in a folder of its own."""
-    own = folder / str(precision)
-    own.mkdir(parents=True)
-    return engine.construct(
-        replace(
-            request,
-            output=own / Path(request.output).name,
-            save_onnx=own / "graph.onnx" if request.save_onnx else None,
-            save_cache=own / NATIVE_CACHE if request.save_cache else None,
-        )
-    )
+class Engines:
+    """The engines of one request, built when they are first asked for, each in a folder of its own.
+
+    Attributes:
+        quantized, base: the precisions that the request asks for, and that the rest of such an engine has.
+    """
+
+    def __init__(
+        self, request: BuildRequest, gpu: DeviceInfo, folder: Path, samples: Batches | None, *, within: bool = True
+    ) -> None:
+        self.request, self.gpu, self.folder, self.samples, self.within = request, gpu, folder, samples, within
+        self.quantized, self.base = (spec := spec_of(request)).precision, spec.base
+        generation = select(request.backend)
+        self.key = [__version__, spec.describe(), generation.family, generation.version, str(gpu)]
+        self.built: dict[str, BuildResult] = {}  # by precision, and the table's digest
+
+    def build(self, precision: Precision, table: Table | None = None) -> BuildResult:
+        """Return the engine in this precision, of this table in place of the request's scales."""
+        request = self.request if table is None else replace(self.request, calib=table)
+        name = str(precision)
+        if precision is self.quantized and isinstance(request.calib, Table):
+            name += f" {request.calib.digest}"
+        if name not in self.built:
+            asked = asked_of_builder(request, precision, self._preprocess(), within=self.within)
+            own = self.folder / f"engine-{len(list(self.folder.iterdir()))}"
+            own.mkdir(parents=True)
+            self.built[name] = engine.construct(
+                replace(
+                    asked,
+                    output=own / Path(request.output).name,
+                    save_onnx=own / "graph.onnx" if request.save_onnx else None,
+                    save_cache=own / NATIVE_CACHE if asked.save_cache else None,
+                )
+            )
+        return self.built[name]
+
+    def _preprocess(self) -> Any:
+        """Return how floating engines' inputs are prepared: as the table says that a quantized one's are."""
+        for result in self.built.values():
+            if (manifest := load_manifest(result.engine)) is not None:
+                return manifest.model_preprocess
+        return self.request.preprocess
+
+    def times(self, table: Table, work: Work) -> Measured | None:
+        """Time the layers in an engine with this table and in a floating one, unless an earlier call did."""
+        return remembered([*self.key, table.digest], "times", Measured, lambda: self._times_now(table, work))
+
+    def _times_now(self, table: Table, work: Work) -> Measured | None:
+        reporter = self.request.reporter
+        reporter.note(f"building in {self.quantized.upper()} and {self.base.upper()}, to time the layers of each")
+        try:
+            ours = self.build(self.quantized, table)
+            pair = (self.build(self.base), ours)
+            with reporter.phase("timing the layers"), contextlib.ExitStack() as stack:
+                how: Any = {"device": self.gpu.ordinal, "contexts": 1, "trust_host_code": True}  # built just now
+                sessions = [stack.enter_context(Session(item.engine, **how)) for item in pair]
+                floating, quantized = layer_shares(sessions, self.samples or (), work)
+        except BuildCancelled:
+            raise
+        except TrtoptError as error:
+            reporter.warn(f"the layers' times aren't known, so the share of the arithmetic counts instead: {error}")
+            return None
+        return Measured(quantized, floating, f"the time of its layers on {self.gpu}, of FP16's")
+
+    def fastest(self, tuning: Tuning) -> Tuning:
+        """Return the choice, or a faster one within the limits: with squeeze-and-excite in INT8, or all layers."""
+        choices: dict[str, Tuning] = {}
+        for item in filter(None, (tuning, tuning.with_gates)):
+            choices.setdefault(item.table.digest, item)
+            if item.left_out and not item.whole.missed:
+                table = replace(item.table, left_out={})
+                choices.setdefault(table.digest, replace(item, table=table, chosen=item.whole))
+        first, name = next(iter(choices)), None
+        if len(choices) > 1:
+            name = remembered([*self.key, *choices], "fastest", str, lambda: self._timed(choices))
+        return replace(choices.get(name or first, choices[first]), with_gates=None)
+
+    def _timed(self, choices: Mapping[str, Tuning]) -> str | None:
+        """Return the choice whose engine is the fastest; None: none of them can be built."""
+        engines: dict[str, BuildResult] = {}
+        for name, choice in choices.items():
+            table = choice.table
+            try:
+                engines[name] = self.build(self.quantized, table)
+            except (BuildFailed, PrecisionLost) as error:
+                out = f"{', '.join(table.left_out) or 'nothing'} out of INT8"
+                out += ", squeeze-and-excite in it" * bool(table.gates)
+                self.request.reporter.warn(f"the choice with {out} isn't tried, as it can't be built: {error}")
+        if len(engines) < 2:
+            return next(iter(engines), None)
+        if (floating := self.built.get(self.base)) is not None:
+            engines[self.base] = floating
+        candidates = measured(self.gpu, engines, {}, self.samples, self.request.reporter).candidates
+        others = [item for item in candidates if item.precision == self.base]
+        tried = [item for item in candidates if item.precision in choices]
+        best, *rest = [item for item in tried if not any(map(item.slower_than, others))] or tried
+        for other in rest:  # of equals the first: as the costs say, or as more samples judged
+            if other.relative_time(best) < 1 / (1 + EQUAL):
+                best = other
+        return best.precision
 
 
 class _Prefixed(Reporter):
