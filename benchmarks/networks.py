@@ -31,12 +31,12 @@ import common  # noqa: F401
 import numpy as np
 
 import trtopt
-from trtopt.autotune.candidates import gpu_for
-from trtopt.autotune.layer_times import Engines
+from trtopt.autotune.candidates import Engines, gpu_for
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.table import Table
+from trtopt.core.values import Precision
 from trtopt.evaluation.timing import time_in_turns
 from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
@@ -75,9 +75,8 @@ class Network:
         )  # as `tune` does
         folder = self.folder / f"{self.name}.built"
         folder.mkdir(exist_ok=True)
-        engines = Engines(request, gpu_for(request), folder)
-        quantized, plain = engines.both(table)
-        results = {"int8": quantized, "fp16": plain}
+        engines = Engines(request, gpu_for(request), folder, None)
+        results = {"int8": engines.build(Precision.INT8, table), "fp16": engines.build(Precision.FP16)}
         for way, result in results.items():
             for suffix in ("", ".json"):
                 os.replace(f"{result.engine}{suffix}", f"{self.engine(way)}{suffix}")
