@@ -1,53 +1,36 @@
-"""The search for what stays out: few tries, nothing that needn't, and an end where nothing does."""
+"""The cost of leaving layers out, and the times of layers by node."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
-
+import numpy as np
 import pytest
 
-from trtopt.autotune.search import Budget, search
-from trtopt.core.progress import SILENT
+from trtopt.autotune.search import Costs, Measured
+from trtopt.core.values import Precision
+from trtopt.evaluation.timing import by_node
+from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 
-RANKED = [f"l{number}" for number in range(24)]
+
+def test_a_cost_is_the_time_that_was_measured_or_the_share_of_the_arithmetic() -> None:
+    work = {"a": 30, "b": 10}
+    assert (Costs(work)("a"), Costs(work).share(["b"])) == (0.75, 0.25)
+    timed = Costs(work, Measured({"a": 0.3, "b": 0.2}, {"a": 0.5, "b": 0.1}, "played"))
+    assert timed("a") == pytest.approx(0.2)
+    assert timed("b") == pytest.approx(-0.1)  # faster in floating point
+    assert timed.unit == "played"
 
 
-def _searched(judge: Callable[[Sequence[str]], bool], *, deadline: float = math.inf, **options: Any) -> Any:
-    """What is found, and how many choices were judged."""
-    tried: set[frozenset[str]] = set()
+def test_times_of_fused_and_of_hidden_layers_are_shared_by_their_work() -> None:
+    def layer(name: str, ms: float, kind: str = "convolution", *nodes: str) -> LayerTime:
+        return LayerTime(name, ms, ms, ms, kind, Precision.INT8, nodes)
 
-    def counted(names: Sequence[str]) -> bool:
-        tried.add(frozenset(names))
-        return judge(names)
-
-    given: dict[str, Any] = {"first": 2, "step": 4, "all_too": False, "may_fit": lambda *_: True, **options}
-    found = search(
-        RANKED, counted, put_back=lambda names: names[::-1], budget=Budget(deadline), reporter=SILENT, **given
+    spread = Spread(1, 1, 1, 1)
+    layers = (
+        layer("a + b", 4, "convolution", "a", "b", "relu"),
+        layer("reformat", 1, "other"),
+        layer("{ForeignNode[c...d]}", 6, "other"),
     )
-    return found, len(tried)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 12, 22, 23])
-@pytest.mark.parametrize(("first", "step"), [(2, 4), (12, 1), (23, 1), (99, 1)])
-def test_as_many_of_the_first_stay_out_as_it_takes(count: int, first: int, step: int) -> None:
-    found, tried = _searched(lambda names: set(RANKED[:count]) <= set(names), first=first, step=step)
-    assert found == tuple(RANKED[:count])
-    assert tried <= count + 9  # a binary search, and each of them tried inside
-
-
-def test_what_need_not_stay_out_is_put_back() -> None:
-    needed = {"l1", "l6"}
-    assert _searched(lambda names: needed <= set(names))[0] == ("l1", "l6")
-    kept = _searched(lambda names: needed <= set(names), may_fit=lambda name, _: name != "l3")[0]
-    assert kept == ("l1", "l3", "l6")
-
-
-def test_nothing_is_found_where_nothing_does_or_the_time_is_over() -> None:
-    assert _searched(lambda _: False)[0] is None
-    assert _searched(lambda names: len(names) == len(RANKED))[0] is None
-    assert _searched(lambda names: len(names) == len(RANKED), all_too=True)[0] == tuple(RANKED)
-    found, tried = _searched(lambda _: True, deadline=time.monotonic() - 1)
-    assert (found, tried) == (None, 0)
+    found = by_node(LayerTimes({}, layers, spread, 1), {"a": 30, "b": 10, "c": 100, "d": 200})
+    assert found == pytest.approx({"a": 3, "b": 1, "c": 2, "d": 4})
+    assert sum(by_node(LayerTimes({}, layers[:2], spread, 1), {"a": 1, "b": 1, "c": 5}).values()) == 4
+    assert np.isfinite(list(found.values())).all()

@@ -425,16 +425,6 @@ def test_limits_out_of_reach_are_told_apart(crops: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "m.engine").exists()
 
 
-def test_a_limit_out_of_reach_behind_a_choice_says_so(crops: Any, tmp_path: Path) -> None:
-    net = _net(bad=())
-    net.graph.node.extend(
-        [node("ArgMax", "y", "i", "best", axis=1), node("Cast", "i", "z", "as_float", to=TensorProto.FLOAT)]
-    )
-    net.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 1]))
-    with pytest.raises(AccuracyLost, match=r"follow a choice .*z \(ArgMax best\); judge by `metric=`"):
-        _tuned(net, crops, tmp_path, min_snr=90, output_kind=["y=other", "z=other"])
-
-
 def test_what_it_says_is_what_verify_finds_in_the_saved_graph(crops: Any, tmp_path: Path) -> None:
     net, graph = _net(), tmp_path / "g.onnx"
     result = _tuned(net, crops, tmp_path, min_snr=28, limit=80, save_onnx=graph)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trtopt.autotune.costs import Measured
+from trtopt.autotune.search import Measured
 from trtopt.autotune.selection import EQUAL, measured
 from trtopt.autotune.tuning import Tuning, Work, remembered
 from trtopt.builder import construction as engine

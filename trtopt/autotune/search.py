@@ -1,7 +1,7 @@
 """The layers that stay out of INT8, once it is known what each of them adds to the noise and what leaving it out costs.
 
-Layers are ranked by their noise for what leaving them out costs. `search` finds how many of the first have to stay out for the
-results to be within the limits, beginning at the number that the summed noise predicts, and puts back those that aren't needed,
+Layers are ranked by their noise for what leaving them out costs. `fewest` finds how many of the first have to stay out for the
+results to be within the limits, beginning at the number that the summed noise predicts; those that aren't needed are put back,
 the costliest first. What a GPU runs faster in floating point stays out as well.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from onnx import ModelProto
 
-from trtopt.autotune.costs import EQUAL, LEAST, Costs
 from trtopt.autotune.goal import TunedChoice
+from trtopt.autotune.selection import EQUAL
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.safety import fewest
 from trtopt.core.errors import AccuracyLost
@@ -26,6 +26,7 @@ from trtopt.graph.op_types import WEIGHTED
 from trtopt.graph.passes.placement import Points
 
 MOST_PUT_BACK = 24  # tries
+LEAST = 1e-4  # that a layer is taken to cost when layers are ranked: nothing stays out for nothing
 
 
 @dataclass
@@ -40,48 +41,44 @@ class Budget:
         return self.ended
 
 
-def search(
-    ranked: Sequence[str],
-    judge: Callable[[Sequence[str]], bool],
-    *,
-    first: int,
-    step: int,
-    put_back: Callable[[Sequence[str]], Sequence[str]],
-    may_fit: Callable[[str, Sequence[str]], bool],
-    all_too: bool,
-    budget: Budget,
-    reporter: Reporter,
-) -> tuple[str, ...] | None:
-    """Find a few of the ranked names without which `judge` is content; None: there are none, or the time ended before.
+@dataclass(frozen=True)
+class Measured:
+    """Times of two engines of one model on a GPU, as shares of the floating one's; means over the profiles.
 
-    `fewest` says how many of the first have to stay out; then each of these is tried inside again.
-
-    Args:
-        judge: says whether a choice does, by the names that are out.
-        first, step: as `fewest` has them.
-        put_back: gives those that are out in the order in which they are tried inside again.
-        may_fit: says whether a name is worth a try inside, beside those that are out.
-        all_too: all of them may be out.
+    Attributes:
+        quantized, floating: node → the share that it takes in either engine.
+        described: what was measured, in words.
     """
-    with reporter.phase("looking for the layers that have to stay out", None) as phase:
 
-        def within(count: int) -> bool:
-            phase.detail(f"{count} out")
-            return judge(ranked[:count])
+    quantized: Mapping[str, float]
+    floating: Mapping[str, float]
+    described: str
 
-        count = fewest(len(ranked), within, first=first, step=step, over=budget.over)
-    if count == len(ranked) and not (all_too and judge(ranked)):
-        return None
-    left_out = tuple(ranked[:count])
-    with reporter.phase("trying what stays out in INT8", None) as phase:
-        for name in put_back(left_out)[:MOST_PUT_BACK]:
-            if budget.over():
-                break
-            phase.advance()
-            without = tuple(item for item in left_out if item != name)
-            if may_fit(name, left_out) and judge(without):
-                left_out = without
-    return left_out
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of leaving layers out: in time where that was measured, else in arithmetic.
+
+    Attributes:
+        work: node → multiply-accumulates.
+    """
+
+    work: Mapping[str, int]
+    measured: Measured | None = None
+
+    @property
+    def unit(self) -> str:
+        return "the share of the arithmetic" if self.measured is None else self.measured.described
+
+    def share(self, names: Iterable[str]) -> float:
+        """Return the share of the arithmetic that these do."""
+        return sum(self.work.get(name, 0) for name in names) / (sum(self.work.values()) or 1)
+
+    def __call__(self, name: str) -> float:
+        """Return what leaving a layer out costs; below 0: it is faster in floating point."""
+        if self.measured is None:
+            return self.share([name])
+        return self.measured.floating.get(name, 0.0) - self.measured.quantized.get(name, 0.0)
 
 
 @dataclass
@@ -140,23 +137,35 @@ class Choices:
         """
         left_out: tuple[str, ...] | None = ()
         if self.judged(()).missed:
-            costs = {name: max(self.costs(name), LEAST) for name in self.layers}
-            ranking = sorted(self.layers, key=lambda name: (-self.layer_noise[name] / costs[name], name))
-            first, step = self._first(ranking)
-            left_out = search(
-                ranking,
-                lambda names: not self.judged(names).missed,
-                first=first,
-                step=step,
-                put_back=lambda names: sorted(names, key=lambda name: (-costs[name], name)),
-                may_fit=self._may_fit,
-                all_too=bool(self.forced),
-                budget=self.budget,
-                reporter=self.reporter,
-            )
+            left_out = self._search()
         if left_out is None:
             raise self._lost()
         return tuple(sorted(self._faster(left_out)))
+
+    def _search(self) -> tuple[str, ...] | None:
+        """Return a few layers without which the limits hold; None: there are none, or the time ended before."""
+        costs = {name: max(self.costs(name), LEAST) for name in self.layers}
+        ranked = sorted(self.layers, key=lambda name: (-self.layer_noise[name] / costs[name], name))
+        first, step = self._first(ranked)
+        with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
+
+            def within(count: int) -> bool:
+                phase.detail(f"{count} out")
+                return not self.judged(ranked[:count]).missed
+
+            count = fewest(len(ranked), within, first=first, step=step, over=self.budget.over)
+        if count == len(ranked) and (not self.forced or self.judged(ranked).missed):
+            return None
+        left_out = tuple(ranked[:count])
+        with self.reporter.phase("trying what stays out in INT8", None) as phase:
+            for name in sorted(left_out, key=lambda name: (-costs[name], name))[:MOST_PUT_BACK]:
+                if self.budget.over():
+                    break
+                phase.advance()
+                others = tuple(item for item in left_out if item != name)
+                if self._may_fit(name, left_out) and not self.judged(others).missed:
+                    left_out = others
+        return left_out
 
     def _first(self, ranking: Sequence[str]) -> tuple[int, int]:
         """Return how many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""

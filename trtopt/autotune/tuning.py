@@ -19,9 +19,8 @@ from typing import Any, TypeVar, cast
 import onnx_ir as ir
 from onnx import ModelProto
 
-from trtopt.autotune.costs import Costs, Measured
 from trtopt.autotune.goal import PURPOSE, AccuracyEvaluator, Goal, TunedChoice, too_few
-from trtopt.autotune.search import Budget, Choices
+from trtopt.autotune.search import Budget, Choices, Costs, Measured
 from trtopt.builder.asked import spec_of, with_profiles
 from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
@@ -37,10 +36,10 @@ from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.progress import SILENT
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
-from trtopt.core.words import counted, first_of
+from trtopt.core.words import counted
 from trtopt.data import SAMPLES
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
@@ -49,7 +48,6 @@ from trtopt.evaluation.verify import kinds_of
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.limits import ending_before
-from trtopt.graph.output_kinds import index_outputs
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of
@@ -278,16 +276,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             timed=costs.measured is not None,
         )
 
-    try:
-        tuning = found(table)
-    except AccuracyLost as error:
-        if goal.limits is None or not (follow := index_outputs(model.proto)):
-            raise
-        which = first_of(f"{name} ({node})" for name, node in follow.items())
-        raise AccuracyLost(
-            f"{error}; outputs that follow a choice change much where rounding takes the other of two nearly equal values: "
-            f"{which}; judge by `metric=`, or tune the model that ends before the choice"
-        ) from error
+    tuning = found(table)
     if not subject.gates or not tuning.timed:
         return tuning
     if subject.has_gates(table):
@@ -328,9 +317,7 @@ def _subject(request: BuildRequest) -> _TunedModel:
         )
     preprocess = preparation(model, request)
     profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles
-    samples = (
-        batch for those in (request,) for batch in real_samples(model, those)
-    )  # not read unless folding needs them
+    samples = (batch for those in (request,) for batch in real_samples(model, those))  # read where folding needs them
     compare = held_against(model, samples=samples, reporter=request.reporter)
     folded, _ = proven(model, folding, compare, request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
@@ -374,19 +361,17 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
     }
 
 
-def kept_file(key: Any, what: str, reporter: Reporter) -> Path | None:
+def _kept_file(key: Any, what: str) -> Path | None:
     """Return where a later call of this key finds what this one measured; None: that can't be kept."""
-    try:
+    with contextlib.suppress(OutputError):
         return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
-    except OutputError as error:
-        reporter.warn(f"this can't be kept for later calls: {error}")
-        return None
+    return None
 
 
 def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -> Content:
     """Return what an earlier call of this key measured, of this kind, else what `measure` gives, which is kept unless it is
     None."""
-    file = kept_file(key, what, SILENT)
+    file = _kept_file(key, what)
     with contextlib.suppress(Damaged, OSError):
         if file is not None and file.is_file():
             return cast("Content", converted(read_json(file), kind))
@@ -420,24 +405,21 @@ def _repaired(
     request: BuildRequest, subject: _TunedModel, key: Mapping[str, Any], scales: Table
 ) -> tuple[Table, NoiseByPlace]:
     """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
-    reporter = request.reporter
-    path = kept_file(key, "calib.json", reporter)
-    try:
-        if path is not None and path.is_file():
-            noise = converted(read_json(path.with_suffix(".noise")), NoiseByPlace)
-            table = Table.load(path)
-            reporter.note("the same model was repaired on the same samples before: that is used")
+    path = _kept_file(key, "calib.json")
+    if path is not None and path.is_file():
+        try:
+            noise, table = converted(read_json(path.with_suffix(".noise")), NoiseByPlace), Table.load(path)
+        except (TrtoptError, Damaged) as error:
+            request.reporter.note(f"what an earlier search kept can't be used: {error}")
+        else:
+            request.reporter.note("the same model was repaired on the same samples before: that is used")
             return table, noise
-    except (TrtoptError, Damaged, OSError) as error:
-        reporter.note(f"what an earlier search kept can't be used: {error}")
     result = _calibrated(request, subject, scales)
     assert result.repairs is not None
     if path is not None:
-        try:
+        with contextlib.suppress(OutputError):
             write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
             result.table.save(path)
-        except OutputError as error:
-            reporter.warn(f"this can't be kept for later calls: {error}")
     return result.table, result.repairs.noise
 
 

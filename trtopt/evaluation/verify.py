@@ -17,16 +17,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
-from trtopt.builder.instrumented import build_with_outputs
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import opened_regular, sha256_file
 from trtopt.core.options import taking
-from trtopt.core.progress import Reporter
 from trtopt.core.shapes import outside
-from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
@@ -35,13 +31,7 @@ from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits, not_finite, without_share
 from trtopt.evaluation.metric import called, labels_of, metric_of, of_all, scored, takes_labels
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, rows_of, sentence, spread
-from trtopt.evaluation.per_layer import (
-    SAMPLES as LAYER_SAMPLES,
-    LayerAgreement,
-    compare_layers,
-    tensors_of_engine,
-    verdict,
-)
+from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES, LayerAgreement, compare_layers, verdict
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, by_shape, index_outputs, resolve, stated
@@ -204,52 +194,78 @@ def verify(request: VerifyRequest) -> Agreement:
     """Run both on the same samples and compare every output by its kind (`trtopt.evaluation.outputs` has the measures).
 
     Args:
-        reference: usually the FP32 ONNX model. It runs in ONNX Runtime: on a GPU where the installed package can use one
-            (trtopt's extra ort-gpu), else on the CPU.
-            An engine here and a model as the candidate change places.
-        candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or an
-            engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
-            which); or a function from inputs to outputs, such as `Session.run`.
-        batches: input name → array as the model takes it; each batch is run once through both, and where samples aren't on
-            first axes, each sample. `trtopt.data.Batches` have samples first. Also what `data` of `calibrate` may be: a path,
-            an array, a DataLoader. Inputs are the reference's; a candidate with its preprocessing embedded gets
-            the pixels that they were made of. Where they have `names` (`trtopt.data.Batches`), the worst samples are named
-            by these.
-        images, data, preprocess, limit, batch: in place of batches: as for `calibrate`.
+        reference: usually the FP32 ONNX model, in ONNX Runtime, on a GPU where the installed package can use one.
+        candidate: its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; an engine, which runs
+            on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says which), on either side;
+            or a function from inputs to outputs, such as `Session.run`.
+        batches: input name → array as the reference takes it, or what `data` of `calibrate` may be. A candidate with its
+            preprocessing embedded gets the pixels that they were made of. The worst samples are named by their `names`.
         labels: the true class of each sample, in order, or a file of them.
-        threads: ONNX Runtime's threads within an operator; None: one per core.
-        output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph.
-        classes: names of the classes, or a file: outputs with as many scores are classes.
-        metric, min: a function (`trtopt.evaluation.metric`), or module:function, is called with the outputs of both; with
-            `min` the candidate's have to give that much.
+        metric, min: a function (`trtopt.evaluation.metric`), or module:function, called with the outputs of both.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
             Values that are NaN or infinite, where the reference's are finite, are missed without them, too.
-        per_layer: compare the tensors that both graphs have by the same name, too, on the first samples
-            (`trtopt.evaluation.per_layer`). An engine is built again for that, from the graph that was kept, with its layers'
-            tensors as outputs; without a GPU those of its graph are compared.
+        per_layer: compare the tensors that both graphs have by the same name, too, on the first samples; of an engine, those of
+            its graph.
 
     Raises:
-        ModelError: ONNX Runtime can't run a model.
+        ModelError, EngineError, DeviceError: one of them can't run.
         DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
-        EngineError, DeviceError: the engine can't run.
-        BuildFailed: it can't be built with tensors inside it as outputs.
-        UsageError: there are no samples, or two kinds of them; the reference is a TensorRT engine, or the candidate one whose
-            graph is needed and wasn't kept; samples are outside the engine's shapes; the outputs differ in name or shape, the
-            labels don't fit, or a kind or limit can't be right.
+        UsageError: the arguments can't be right: no samples, two engines or one whose graph is needed and wasn't kept, samples
+            outside its shapes, outputs or labels that don't fit, a kind or limit that can't be.
     """
     limits = Limits.of(request.min_agreement, request.min_snr)
     if request.batches is not None and (request.images is not None or request.data is not None):
         raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
+    labels = None if request.labels is None else labels_of(request.labels)
+    metric = None if request.metric is None else metric_of(request.metric, labels)
+    reference, graph, engine = _sides(request)
+    model = load_model(reference, lazy=True)
+    kinds = kinds_of(model, request)
+    run = by_samples(
+        OnnxRunner(reference, optimize=False, threads=request.threads, gpu=True), model.inputs, model.outputs
+    )
+    batches = _Recorder(_batches(request, model.inputs), LAYER_SAMPLES if request.per_layer else 0)
+    kept: dict[str, list[Arrays]] = {"reference": [], "candidate": []}
+    with contextlib.ExitStack() as stack:
+        other, place = _candidate(stack, request, model, graph, engine)
+        if metric is not None:
+            run, other = (_keeping(each, arrays) for each, arrays in zip((run, other), kept.values()))
+        true = None if metric is not None and takes_labels(metric) else labels
+        try:
+            agreement = verify_all(run, {"candidate": other}, batches, true, kinds=kinds)["candidate"]
+        except DataError:
+            refuse_damaged(load_model(reference).proto, "the reference")
+            raise
+    outputs = agreement.outputs
+    if request.min_agreement is not None and (warning := without_share(item.kind for item in outputs)):
+        request.reporter.warn(warning)
+    more: dict[str, Any] = {"limits": limits, "ran": place, "beyond_fp16": batches.beyond_fp16}
+    if engine is not None:
+        more |= {"engine": str(engine), "engine_sha256": sha256_file(engine)}
+    if metric is not None:
+        expected, name = of_all(kept["reference"]), called(request.metric)
+        before, after = (scored(metric, name, of_all(each), expected, labels) for each in kept.values())
+        more["metric"] = Scores(name, before, after, request.min)
+    if request.per_layer:
+        samples = list(rebatched(batches.first, LAYER_SAMPLES))
+        more["layers"] = compare_layers(load_model(reference).proto, load_model(graph).proto, samples)
+    if few := [item.name for item in outputs if _lowest_db(item) < FEW_DB]:
+        follow = index_outputs(model.proto)
+        more["choices"] = {name: follow[name] for name in few if name in follow}
+    if any(item.nonfinite for item in outputs) and not callable(graph):
+        more["damage"] = damage(load_model(graph).proto)
+    return replace(agreement, **more)
+
+
+def _sides(request: VerifyRequest) -> tuple[Any, Any, Path | None]:
+    """Return the reference, the candidate (of an engine, the graph that was kept where that is needed), and the engine."""
     reference: Any = request.reference
     graph: Any = request.candidate
     if engine_file(reference) is not None and engine_file(graph) is None:
         reference, graph = graph, reference
-    labels = None if request.labels is None else labels_of(request.labels)
-    metric = None if request.metric is None else metric_of(request.metric, labels)
-    engine = engine_file(graph)
-    on_gpu = engine is not None and bool(probe())
-    if engine is not None and (not on_gpu or request.per_layer):
-        graph = _graph_of(engine, "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})")
+    engine, gpu = engine_file(graph), probe()
+    if engine is not None and (not gpu or request.per_layer):
+        graph = _graph_of(engine, "to compare tensors" if gpu else f"here, where it can't run ({gpu.reason})")
     if (other := engine_file(reference)) is not None:
         model_file = kept_graph(other) or "MODEL.onnx"
         raise UsageError(
@@ -257,67 +273,35 @@ def verify(request: VerifyRequest) -> Agreement:
         )
     if request.per_layer and callable(graph):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
-    model = load_model(reference, lazy=True)
-    inputs, outputs = model.inputs, model.outputs
-    kinds = kinds_of(model, request)
-    old = by_samples(OnnxRunner(reference, optimize=False, threads=request.threads, gpu=True), inputs, outputs)
-    batches = _Recorder(_batches(request, inputs), LAYER_SAMPLES if request.per_layer else 0)
-    with contextlib.ExitStack() as stack:
-        place = ""
-        if engine is not None and on_gpu:
-            session = stack.enter_context(Session(engine, contexts=1))
-            new, place = session_runner(session), f"{engine} on {probe().devices[0]}"
-            if request.per_layer:
-                place += f"; its tensors: another build of {graph}, with these as outputs"
-        elif callable(graph):
-            new = by_samples(graph, inputs, outputs)
-        else:
-            runner = OnnxRunner(graph, optimize=False, threads=request.threads)
-            preprocessing = embedded_in(load_model(graph, lazy=True).proto)
-            new = by_samples(
-                runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch)),
-                inputs,
-                outputs,
-            )
-            if engine is not None:
-                place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
-                new = _within(engine, new, inputs)
-        kept: tuple[list[Arrays], list[Arrays]] = ([], [])
-        if metric is not None:
-            old, new = (
-                lambda batch, run=run, each=each: each.append(run(batch)) or each[-1]
-                for run, each in zip((old, new), kept)
-            )
-        true = None if metric is not None and takes_labels(metric) else labels
-        try:
-            agreement = verify_all(old, {"candidate": new}, batches, true, kinds=kinds)["candidate"]
-        except DataError:
-            refuse_damaged(load_model(reference).proto, "the reference")
-            raise
-    if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
-        request.reporter.warn(warning)
-    agreement = replace(agreement, limits=limits, ran=place, beyond_fp16=batches.beyond_fp16)
-    if engine is not None:
-        agreement = replace(agreement, engine=str(engine), engine_sha256=sha256_file(engine))
-    if metric is not None:
-        expected, name = of_all(kept[0]), called(request.metric)
-        before, after = (scored(metric, name, of_all(each), expected, labels) for each in kept)
-        agreement = replace(agreement, metric=Scores(name, before, after, request.min))
-    if request.per_layer:
-        protos = load_model(reference).proto, load_model(graph).proto
-        samples = list(rebatched(batches.first, LAYER_SAMPLES))
-        if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, samples, request.reporter)
-        else:
-            layers = compare_layers(*protos, samples)
-        agreement = replace(agreement, layers=layers)
-    few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
-    if few:
-        follow = index_outputs(model.proto)
-        agreement = replace(agreement, choices={name: follow[name] for name in few if name in follow})
-    if any(item.nonfinite for item in agreement.outputs) and not callable(graph):
-        agreement = replace(agreement, damage=damage(load_model(graph).proto))
-    return agreement
+    return reference, graph, engine
+
+
+def _candidate(
+    stack: contextlib.ExitStack, request: VerifyRequest, model: Model, graph: Any, engine: Path | None
+) -> tuple[Runner, str]:
+    """Open the candidate; return it as a function of the model's own inputs, and what an engine's results come from."""
+    if engine is not None and (gpu := probe()):
+        tensors = f"; its tensors: those of {graph}, in ONNX Runtime" * request.per_layer
+        session = stack.enter_context(Session(engine, contexts=1))
+        return session_runner(session), f"{engine} on {gpu.devices[0]}{tensors}"
+    if callable(graph):
+        return by_samples(graph, model.inputs, model.outputs), ""
+    runner = OnnxRunner(graph, optimize=False, threads=request.threads)
+    preprocessing = embedded_in(load_model(graph, lazy=True).proto)
+    prepared = runner if preprocessing is None else lambda batch: runner(preprocessing.to_pixels(batch))
+    run = by_samples(prepared, model.inputs, model.outputs)
+    if engine is None:
+        return run, ""
+    place = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
+    return _within(engine, run, model.inputs), place
+
+
+def _keeping(run: Runner, arrays: list[Arrays]) -> Runner:
+    def kept(batch: Arrays) -> Arrays:
+        arrays.append(run(batch))
+        return arrays[-1]
+
+    return kept
 
 
 def kinds_of(model: Model, request: Any) -> dict[str, Kind]:
@@ -356,26 +340,6 @@ def _lowest_db(output: OutputAgreement) -> float:
     if output.integers:
         return math.inf
     return output.spread.lowest if output.spread and output.spread.figure == "snr_db" else output.snr_db
-
-
-def _layers_of(
-    engine: Path, reference: ModelProto, graph: ModelProto, samples: Sequence[Arrays], reporter: Reporter
-) -> tuple[LayerAgreement, ...]:
-    """Compare the engine itself, by a build with its tensors as outputs."""
-    manifest, preprocessing = load_manifest(engine), embedded_in(graph)
-    assert manifest is not None  # it names the graph
-    tensors = tensors_of_engine(reference, graph)
-    with scratch() as folder:
-        plan = build_with_outputs(manifest, graph, tensors, folder, reporter=reporter)
-        with Session(plan, contexts=1, trust=True) as session:  # built just now
-            types = {item.name: item.dtype for item in session.inputs}
-            batches = [shape.min[0] for profile in session.profiles for shape in profile.values() if shape.min]
-
-            def run(feed: Arrays) -> Arrays:
-                arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
-                return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
-
-            return compare_layers(reference, graph, samples, run, min(batches, default=1))
 
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
