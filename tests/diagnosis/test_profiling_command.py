@@ -15,6 +15,7 @@ from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.values import Precision, ShapeRange, TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.diagnosis import profiling
+from trtopt.evaluation import benchmark
 from trtopt.runtime.timing import LayerTime, LayerTimes, Spread
 
 LAYERS = (
@@ -51,7 +52,7 @@ class PlayedSession:
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info = DeviceInfo(0, "Played GPU", 89, 1 << 30)
-    monkeypatch.setattr(profiling, "probe", lambda: Probe((info,), (13, 0)))
+    monkeypatch.setattr(benchmark, "probe", lambda: Probe((info,), (13, 0)))
     monkeypatch.setattr(profiling, "Session", PlayedSession)
     path = tmp_path / "m.engine"
     path.write_bytes(b"plan")
@@ -97,6 +98,6 @@ def test_requests_that_can_not_be_right(engine: Path, options: Any, said: str) -
 
 
 def test_without_a_gpu_it_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "probe", lambda: Probe((), None, "no NVIDIA driver"))
+    monkeypatch.setattr(benchmark, "probe", lambda: Probe((), None, "no NVIDIA driver"))
     with pytest.raises(DeviceError, match=r"needs an NVIDIA GPU: no NVIDIA driver.*trtopt inspect .*--layers"):
         trtopt.profile(engine)

@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from trtopt.core.documents import plain
-from trtopt.core.errors import DeviceError, UsageError, require
-from trtopt.core.files import existing_file
+from trtopt.core.errors import require
 from trtopt.core.options import taking
-from trtopt.core.values import choice
-from trtopt.cuda.device import probe
 from trtopt.diagnosis.request import ProfileRequest
-from trtopt.evaluation.benchmark import BenchReport, aligned, inputs_for, measure
+from trtopt.evaluation.benchmark import BenchReport, aligned, engine_to_time, gpu_name, inputs_for, measure
 from trtopt.evaluation.request import BenchRequest
 from trtopt.runtime.request import opening_options
-from trtopt.runtime.session import BACKENDS, Session
+from trtopt.runtime.session import Session
 from trtopt.runtime.timing import LayerTime, LayerTimes
 
 
@@ -30,24 +26,16 @@ def bench(request: BenchRequest) -> BenchReport:
     """Measure an engine, and what else can run the model, on the same inputs.
 
     Args:
-        engine: a plan file.
         against: of "torch", "onnxruntime"; all are opened before anything is measured.
         batch: samples at a time; empty: what each profile is tuned for.
-        streams: threads that call at the same time, for the throughput.
         iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
-        data, images, preprocess: real inputs, as for `calibrate`; without, synthetic ones, which say how fast it is and
-            nothing else. Without `preprocess`, images are prepared as the manifest says;
-            a mapping without `preset` changes that.
-        model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
+        data, images, preprocess: real inputs, as for `calibrate`, images prepared as the manifest says; without, synthetic
+            ones, which say how fast it is and nothing else.
         source: where PyTorch's module comes from, as for `export`.
-        trust, trust_host_code: as for `Session`.
-        report: where to write a page on the engine, of this and its manifest (see `trtopt.report`).
 
     Raises:
-        UsageError: arguments that can't be right, or a batch outside the engine's shapes.
-        MissingDependency: something in `against` isn't installed.
-        DeviceError: no GPU, or PyTorch can't use it.
-        OutputError: the page can't be written.
+        UsageError, OutputError: arguments that can't be right, or a batch outside the engine's shapes.
+        MissingDependency, DeviceError: something in `against` isn't installed; no GPU, or PyTorch can't use it.
         ModelError: a baseline can't load the model. One that can't run it has a row that says so.
     """
     if request.report is not None:
@@ -144,31 +132,16 @@ def profile(request: ProfileRequest) -> EngineProfile:
 
     Args:
         engine: a plan file; what its manifest says of the layers stands beside their times.
-        batch: samples at a time; empty: what each optimization profile is tuned for.
+        batch, data, images, preprocess: as for `bench`.
         iterations, warmup: inferences that are timed (each layer's median counts), and those before.
-        data, images, preprocess: real inputs, as for `bench`; without, synthetic ones, which take as long in most networks.
-        top: layers of each batch that the command prints; 0: all.
-        trust, trust_host_code: as for `Session`.
 
     Raises:
         UsageError: arguments that can't be right, or a batch outside the engine's shapes.
         DeviceError: there is no GPU.
         EngineError, EngineMismatch, NoBackend, MissingDependency: as `Session`.
     """
-    choice(request.backend, BACKENDS, "`backend=`")
-    if len(set(request.batch)) != len(request.batch):
-        raise UsageError("`batch=` names a size twice")
-    path = existing_file(request.engine, "the engine")
-    if path.suffix == ".onnx":
-        raise UsageError(
-            f"{path} is an ONNX model; layers are those of an engine: trtopt build {quote(str(path))} … makes one"
-        )
-    if request.backend == "onnxruntime" or not (gpus := probe()):
-        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
-        raise DeviceError(
-            f"timing the layers of {path.name} needs an NVIDIA GPU: {why}; without one, "
-            f"trtopt inspect {quote(str(path))} --layers tells each one's precision, formats and kernel"
-        )
+    instead = "Without one, trtopt inspect {} --layers tells each layer's precision, formats and kernel"
+    path = engine_to_time(request, "timing the layers of", instead)
     with Session(path, contexts=1, **opening_options(request)) as session:
         inputs, origin = inputs_for(session, request)
         batches: dict[int, LayerTimes] = {}
@@ -178,5 +151,4 @@ def profile(request: ProfileRequest) -> EngineProfile:
         notes = list(session.notes)
         if session.manifest is None:
             notes.append("without a manifest, neither precisions nor nodes of the layers are known")
-    gpu = next((str(item) for item in gpus.devices if item.ordinal == request.device), "")
-    return EngineProfile(path, gpu, origin, batches, tuple(notes))
+    return EngineProfile(path, gpu_name(request.device), origin, batches, tuple(notes))

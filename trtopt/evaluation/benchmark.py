@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,30 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (columns, *rows)]
 
 
+def engine_to_time(request: Any, what: str, instead: str) -> Path:
+    """Return the engine of a request that times it at batch sizes on a GPU.
+
+    Raises:
+        UsageError: its arguments can't be right.
+        DeviceError: there is no GPU; `instead` says what goes without, with the engine's name for {}.
+    """
+    choice(request.backend, BACKENDS, "`backend=`")
+    if len(set(request.batch)) != len(request.batch):
+        raise UsageError(f"`batch=` names a size twice: {', '.join(map(str, request.batch))}")
+    path = existing_file(request.engine, "the engine")
+    if path.suffix == ".onnx":
+        raise UsageError(f"{path} is an ONNX model; engines are timed: trtopt build {quote(str(path))} … makes one")
+    if request.backend == "onnxruntime" or not (gpus := probe()):
+        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
+        raise DeviceError(f"{what} {path.name} needs an NVIDIA GPU: {why}. {instead.format(quote(str(path)))}")
+    return path
+
+
+def gpu_name(device: int) -> str:
+    """Return the name of a GPU as results have it; "" where it isn't known."""
+    return next((str(item) for item in probe().devices if item.ordinal == device), "")
+
+
 def measure(request: BenchRequest) -> BenchReport:
     """Measure an engine, and what else can run the model, on the same inputs: `trtopt.bench` but for its page.
 
@@ -132,17 +157,13 @@ def measure(request: BenchRequest) -> BenchReport:
     reporter = request.reporter
     for name in request.against:
         choice(name, BASELINES, "`against=`")
-    for values, what in ((request.against, "`against=`"), (request.batch, "`batch=`")):
-        if len(set(values)) != len(values):
-            raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
-    path = existing_file(request.engine, "the engine")
-    choice(request.backend, BACKENDS, "`backend=`")
-    if request.backend == "onnxruntime" or not (gpus := probe()):
-        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
-        raise DeviceError(
-            f"measuring {path.name} needs an NVIDIA GPU: {why}. To see what it gives, without times, on the CPU: trtopt run "
-            f"{path.name} … --backend onnxruntime"
-        )
+    if len(set(request.against)) != len(request.against):
+        raise UsageError(f"`against=` names something twice: {', '.join(request.against)}")
+    path = engine_to_time(
+        request,
+        "measuring",
+        "To see what it gives, without times, on the CPU: trtopt run {} … --backend onnxruntime",
+    )
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
@@ -172,8 +193,8 @@ def measure(request: BenchRequest) -> BenchReport:
         for text in notes:
             reporter.warn(text)
         summary = session.manifest.precision_summary if session.manifest else ""
-        gpu = next((str(item) for item in probe().devices if item.ordinal == request.device), "")
-        return BenchReport(path, summary, gpu, origin, tuple(rows), tuple(load_clocks), session.memory(), tuple(notes))
+        given = (path, summary, gpu_name(request.device), origin, tuple(rows), tuple(load_clocks))
+        return BenchReport(*given, session.memory(), tuple(notes))
 
 
 # Inputs ----------------------------------------------------------------------------------------------------------------
