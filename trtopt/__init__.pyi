@@ -1,7 +1,7 @@
 """The public names, each with its module: read by type checkers, and by `__init__.py` to load a name when it is first used."""
 
 from trtopt.autotune.building import build as build, tune as tune
-from trtopt.autotune.goal import TunedChoice as TunedChoice, TunedFigures as TunedFigures
+from trtopt.autotune.goal import TunedChoice as TunedChoice
 from trtopt.autotune.sensitivity import (
     NoiseSource as NoiseSource,
     Sensitivity as Sensitivity,

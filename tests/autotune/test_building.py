@@ -395,7 +395,7 @@ def test_best_judges_outputs_by_their_kind(gpu: Gpu, build: Build) -> None:
         "dB, at least 20",
         "cosine 0.",
         "at least 0.99",
-        "y cosine 0.9999 in the mean",
+        "y (embedding): cosine 0.9999 in the mean",
     )
     assert build(best=True, min_agreement=0.95, output_kind={"y": "embedding"}).cached
     said = build(best=True)

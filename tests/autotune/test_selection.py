@@ -46,7 +46,9 @@ def test_the_faster_is_kept_and_the_reason_has_the_figures() -> None:
     assert found.kept == "int8"
     assert found.speedup == pytest.approx(1.6)
     assert "INT8 kept: 1.60 times as fast as FP16 (0.5 and 0.8 ms at x 8x3)" in found.why
-    assert found.why.endswith("against FP32: y same class for 100.0% of 64 samples, 19.2 dB")
+    assert found.why.endswith(
+        "against FP32: y (classes): same class for 100.0% of 64 samples, 19.2 dB, largest difference 1"
+    )
     assert json.loads(json.dumps(found.describe())) == found.describe()  # what a manifest gives back is the same
 
 
@@ -121,7 +123,7 @@ def test_what_was_asked_for_is_kept_whatever_the_times() -> None:
     assert (found.kept, found.best) == ("int8", False)
     assert found.why == (
         "INT8 as asked for: 1.20 times the time of FP16 (0.96 and 0.8 ms at x 8x3); "
-        "against FP16: y same class for 100.0% of 64 samples, 40.0 dB"
+        "against FP16: y (classes): same class for 100.0% of 64 samples, 40.0 dB, largest difference 1"
     )
     assert not found.lost("int8")
 

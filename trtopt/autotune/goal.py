@@ -83,27 +83,12 @@ def too_few(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class TunedFigures:
-    """Figures besides dB; None: not measured.
-
-    Attributes:
-        agreement: share of classes, tokens or pixels that are the same, of the output where that is least.
-        cosine: of embeddings, the lowest.
-        metric: what the user's own function gives.
-    """
-
-    agreement: float | None = None
-    cosine: float | None = None
-    metric: float | None = None
-
-
-@dataclass(frozen=True)
 class TunedChoice:
     """One choice that was tried on the samples.
 
     Attributes:
         snr_db: of the worst output.
-        figures: what else was measured; figure: the same in words.
+        figure: what else was measured, in words.
         missed: the limits that it misses; empty: none.
         headroom_db: dB that the limit in dB leaves, a standard error included; below 0 where it is missed. None: there is none
             for all outputs as they are.
@@ -114,7 +99,6 @@ class TunedChoice:
     snr_db: float
     figure: str
     missed: tuple[str, ...]
-    figures: TunedFigures
     headroom_db: float | None = None
     left_out: int = 0
     share: float = 1.0
@@ -163,17 +147,15 @@ class AccuracyEvaluator:
     def __call__(self, proto: ModelProto) -> TunedChoice:
         goal, results = self.goal, self._results(proto)
         old, new = iter(self.expected), iter(results)
-        feeds = [run.samples for run in self.runs]
+        feeds = (run.samples for run in self.runs)
         agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, kinds=self.kinds)[""]
         description = agreement.figures()
         error = self._error(results)
         missed = [] if goal.limits is None else _missed(goal.limits, description, error)
         measured = {name: measure(output, self.samples) for name, output in description["outputs"].items()}
         texts = [f"{name}: {text}" if len(measured) > 1 else text for name, text in measured.items() if text]
-        figures = TunedFigures(*(_least(description, name) for name in ("agreement", "cosine_min")))
         if goal.metric is not None:
             value = self._scored(results)
-            figures = replace(figures, metric=value)
             texts.append(f"{goal.name} {value:.6g}")
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
@@ -182,20 +164,7 @@ class AccuracyEvaluator:
         if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
             apart = any(item.channels is not None for item in agreement.outputs)  # each channel by itself
             headroom = None if apart else snr - goal.limits.min_snr - error
-        return TunedChoice(snr, "; ".join(texts), tuple(missed), figures, headroom)
-
-    @property
-    def constant_output_warning(self) -> str:
-        """Say that the model gives all samples the same results, so that no limit says anything; "" where it doesn't."""
-        first = {name: array[0] for name, array in self.expected[0].items()}
-        rows = ((name, row) for arrays in self.expected for name, array in arrays.items() for row in array)
-        if self.different < 2 or any(not np.array_equal(row, first[name]) for name, row in rows):
-            return ""
-        nothing = ", all zeros," * (not any(array.any() for array in first.values()))
-        return (
-            f"the float model gives the same results{nothing} for {self.different} different samples, so that no limit says "
-            "anything: are its weights trained, and is this preprocessing its own?"
-        )
+        return TunedChoice(snr, "; ".join(texts), tuple(missed), headroom)
 
     def _error(self, results: Sequence[Arrays]) -> float:
         """Return the standard error over the samples, in dB, of the ratio of their summed noise and signal: that of the output
@@ -238,8 +207,3 @@ def _missed(limits: Limits, description: Mapping[str, Any], error: float) -> lis
     if missed or limits.min_snr is None or not replace(limits, min_snr=limits.min_snr + error).missed(description):
         return missed
     return [f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.2g} dB over them"]
-
-
-def _least(description: Mapping[str, Any], name: str) -> float | None:
-    """Return the least over the outputs that have it; None: none has."""
-    return min((float(item[name]) for item in description["outputs"].values() if item[name] is not None), default=None)

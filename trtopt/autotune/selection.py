@@ -21,7 +21,7 @@ from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.outputs import decibels, measure
+from trtopt.evaluation.outputs import sentence
 from trtopt.evaluation.timing import Times, time_in_turns
 from trtopt.evaluation.verify import Runner, session_runner, verify_all
 from trtopt.graph.output_kinds import Kind
@@ -57,6 +57,12 @@ class Candidate:
     @property
     def quantized(self) -> bool:
         return self.precision in ("int8", "fp8")
+
+    def missed(self, limits: Limits | None) -> str:
+        """Say why it can't be kept within limits; "": it can, as far as that is known."""
+        if self.failed or self.accuracy is None or limits is None:
+            return self.failed
+        return "; ".join(limits.missed(self.accuracy))
 
     def slower_than(self, other: Candidate) -> list[tuple[Times, float]]:
         """The profiles at which it takes longer than `other`, and how many times as long."""
@@ -126,8 +132,9 @@ class Comparison:
         profiles; empty: at none."""
         candidate = self.candidate(self.kept)
         for other in self.candidates:
-            outside = self.limits is not None and other.accuracy is not None and self.limits.missed(other.accuracy)
-            if other is candidate or not other.times or outside or candidate.relative_time(other) > 1 + EQUAL:
+            if other is candidate or not other.times or other.missed(self.limits):
+                continue
+            if candidate.relative_time(other) > 1 + EQUAL:
                 continue
             if places := candidate.slower_than(other):
                 return (
@@ -140,8 +147,7 @@ class Comparison:
         """Say how near its results are to the reference's, where they have next to nothing to do with them; empty:
         they have, or that isn't known."""
         mine = self.candidate(precision)
-        far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
-        return _accuracy(mine, self.reference or "") if far else ""
+        return _accuracy(mine, self.reference or "") if mine.missed(Limits(min_agreement=0.0, min_snr=LOST)) else ""
 
     def judged(self, limits: Limits) -> Comparison:
         """Keep the fastest within the limits, quantized only if it is slower in no profile than one in floating point.
@@ -149,41 +155,34 @@ class Comparison:
         Raises:
             AccuracyLost: there is none.
         """
-        outside = {item.precision: item.failed for item in self.candidates}
-        for item in self.candidates:
-            if item.accuracy is not None:
-                outside[item.precision] = "; ".join(limits.missed(item.accuracy))
-        fitting_candidates = [item for item in self.candidates if not outside[item.precision]]
-        if not fitting_candidates:
+        outside = {item.precision: item.missed(limits) for item in self.candidates}
+        fitting = [item for item in self.candidates if not outside[item.precision]]
+        if not fitting:
             failures = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.candidates)
             raise AccuracyLost(
                 f"no precision stays within the accuracy limit ({failures}): lower `min_agreement=` or `min_snr=`, calibrate "
                 "on more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
-        floating = [item for item in fitting_candidates if not item.quantized]
         slower = {
             item.precision: f", but takes longer than {other.name} at {_places(places)}: `int8=True` with its table keeps it"
-            for item in fitting_candidates
-            for other in floating
-            if item.quantized and (places := item.slower_than(other))
+            for item in fitting
+            for other in fitting
+            if item.quantized and not other.quantized and (places := item.slower_than(other))
         }
-        first = fitting_candidates[0]
-        steady = [item for item in fitting_candidates if item.precision not in slower]
-        fastest = min(item.relative_time(first) for item in steady)
-        equals = [item for item in steady if item.relative_time(first) <= fastest * (1 + EQUAL)]
+        steady = [item for item in fitting if item.precision not in slower]
+        fastest = min(item.relative_time(fitting[0]) for item in steady)
+        equals = [item for item in steady if item.relative_time(fitting[0]) <= fastest * (1 + EQUAL)]
         best = min(equals, key=lambda item: _ORDER.index(item.precision))
-        reasons = [
-            _compared(best, item) + (slower.get(item.precision, "") if best.relative_time(item) > 1 + EQUAL else "")
-            for item in fitting_candidates
-            if item is not best
-        ]
-        reasons += [
-            f"no {item.name} engine: {item.failed}"
-            if item.failed
-            else f"{item.name} is outside the accuracy limit ({outside[item.precision]})"
-            for item in self.candidates
-            if outside[item.precision]
-        ]
+        reasons = []
+        for item in fitting:
+            if item is not best:
+                longer = best.relative_time(item) > 1 + EQUAL
+                reasons.append(_compared(best, item) + (slower.get(item.precision, "") if longer else ""))
+        for item in self.candidates:
+            if item.failed:
+                reasons.append(f"no {item.name} engine: {item.failed}")
+            elif why := outside[item.precision]:
+                reasons.append(f"{item.name} is outside the accuracy limit ({why})")
         why = f"{best.name} kept: {'; '.join([*reasons, _accuracy(best, 'FP32')])}"
         return replace(self, best=True, limits=limits, kept=best.precision, why=why)
 
@@ -210,13 +209,8 @@ def _compared(mine: Candidate, other: Candidate) -> str:
 def _accuracy(candidate: Candidate, reference: str) -> str:
     """Say how near the results are to the reference's, each output by its kind."""
     accuracy = candidate.accuracy or {}
-    parts = []
-    for name, output in accuracy["outputs"].items():
-        figures = [measure(output, accuracy["samples"])]
-        if not output["integers"] and output["channels"] is None:
-            figures.append(decibels(output["snr_db"]))
-        parts.append(f"{name} {', '.join(filter(None, figures))}")
-    return f"against {reference}: {'; '.join(parts)}"
+    said = (sentence(name, output, accuracy["samples"]) for name, output in accuracy["outputs"].items())
+    return f"against {reference}: {'; '.join(said)}"
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------
@@ -248,19 +242,15 @@ def measured(
         if reference is not None and samples is not None:
             judged_sessions = {name: session for name, session in sessions.items() if name != reference}
             run = session_runner(sessions[reference]) if isinstance(reference, str) else reference
-            names_of_judged = ", ".join(name.upper() for name in judged_sessions)
-            with reporter.phase(
-                f"comparing {names_of_judged} with {reference.upper() if isinstance(reference, str) else 'FP32'}"
-            ):
+            against = reference.upper() if isinstance(reference, str) else "FP32"
+            with reporter.phase(f"comparing {', '.join(judged_sessions).upper()} with {against}"):
                 runners = {name: session_runner(session) for name, session in judged_sessions.items()}
                 agreements = verify_all(run, runners, samples, kinds=kinds)
             accuracy = {name: agreement.figures() for name, agreement in agreements.items()}
-    candidates = [
-        Candidate(
-            str(item), result.precision_summary, round(result.seconds, 3), times[str(item)], accuracy.get(str(item))
-        )
-        for item, result in results.items()
-    ]
+    candidates = []
+    for name, result in ((str(item), result) for item, result in results.items()):
+        figures = (round(result.seconds, 3), times[name], accuracy.get(name))
+        candidates.append(Candidate(name, result.precision_summary, *figures))
     candidates += [Candidate(str(item), failed=why) for item, why in failures.items()]
     return Comparison(str(gpu), inputs, None, tuple(candidates))
 

@@ -18,27 +18,24 @@ from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
 from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
-from trtopt.calibration.prepared import refuse_quantized
+from trtopt.calibration.prepared import prepare
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import ModelError
 from trtopt.core.host import cores
 from trtopt.core.options import taking
-from trtopt.core.values import Override, Precision, check_overrides
+from trtopt.core.values import Override, Precision
 from trtopt.core.words import first_of
 from trtopt.data import open_data
-from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import fingerprint, tensor_size
+from trtopt.graph.proto import tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
-from trtopt.ort.folding import held_against
 
 Floats = NDArray[np.float64]
 MOST = 2 / 3  # of the noise: what makes as much decides what helps
@@ -76,15 +73,11 @@ class NoiseSource:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The noise at a model's outputs by each place where it is quantized.
+    """The noise at a model's outputs by each place where it is quantized, the worst first.
 
     Attributes:
-        model: its name.
-        samples: that it was measured on.
         output: the one that the ranking goes by: the one with most noise.
-        sources: of the noise, the worst first.
-        predicted: output → the sum of the sources' noise.
-        measured: output → the noise of the whole Q/DQ graph.
+        predicted, measured: output → the sum of the sources' noise; the noise of the whole Q/DQ graph.
         left_out: outputs in which noise has no measure, and why.
     """
 
@@ -136,17 +129,9 @@ class Sensitivity:
         rows = [{**vars(item), "snr_db": _decibels(item.noise), "share": self.share(item)} for item in self.sources]
         for row in rows:
             del row["noise"]
-        return {
-            "model": self.model,
-            "samples": self.samples,
-            "output": self.output,
-            "predicted_snr_db": _decibels(self.predicted),
-            "measured_snr_db": _decibels(self.measured),
-            "weights_share": self.weights,
-            "summary": self.summary,
-            "sources": rows,
-            "left_out": dict(self.left_out),
-        }
+        known = {name: getattr(self, name) for name in ("model", "samples", "output", "summary")}
+        decibels = {f"{name}_snr_db": _decibels(getattr(self, name)) for name in ("predicted", "measured")}
+        return {**known, **decibels, "weights_share": self.weights, "sources": rows, "left_out": dict(self.left_out)}
 
 
 _WRONG = {"clips": "clips", "too wide": "is too wide"}
@@ -164,13 +149,9 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
 
     Args:
         model: an FP32 ONNX file or model. It is folded first, as `build` folds it.
-        images, data: real inputs; see `calibrate`.
         calib: scales of activations, from `calibrate`; None: measured on all of the images or data.
-        preprocess, method, precision_override: as for `calibrate`.
         samples: that noise is measured on, chosen by content. Their number decides how long it takes: half a pass over them
             for each tensor and weight, and two more for a tensor that makes much, whose scale is tried at half and twice.
-        threads: samples run at the same time; None: one per core.
-        top: how many rows the command prints; not used here.
 
     Raises:
         UsageError, DataError: arguments or data that can't be right.
@@ -181,7 +162,6 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     reporter = request.reporter
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
-    refuse_quantized(model)
     source: dict[str, Any] = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     batches = open_data(model.inputs, **source, limit=min(request.samples, request.limit or request.samples))
     if request.calib is None:
@@ -198,22 +178,16 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     else:
         table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table
-    compare = held_against(model, samples=batches, reporter=reporter)
-    folded, folding = fold(model.proto, reporter=reporter, compare=compare)
-    if folding.problem:
-        reporter.warn(folding.warning)
-    if table.model["fingerprint"] != fingerprint(folded):
+    ready = prepare(model, overrides, samples=batches, reporter=reporter)
+    if table.model["fingerprint"] != ready.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    folded, _ = fp32_typed(folded)
-    folded = to_proto(to_ir_at(folded, OPSET[Precision.INT8]))
-    check_overrides(overrides, folded.graph.node)
+    folded = to_proto(to_ir_at(ready.proto, OPSET[Precision.INT8]))
     folded = smoothed(folded, table.smoothed)
     ir_model = to_ir(folded)
     in_fp32 = overflowing(ir_model, table.beyond_fp16)  # by what they hold, in a build
     points = find_points(ir_model, overrides=(*overrides, *kept_out({**in_fp32, **table.left_out})), gates=table.gates)
-    if in_fp32 and (
-        beyond := [f"{node} ({in_fp32[node]})" for node in find_points(ir_model).quantized if node in in_fp32]
-    ):
+    beyond = [f"{node} ({in_fp32[node]})" for node in find_points(ir_model).quantized if node in in_fp32]
+    if beyond:
         reporter.note(f"left out, as a build keeps them in FP32: {first_of(beyond)}")
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
@@ -224,7 +198,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:
         noise = list(ledger.measured(table.repairs, phase.advance))
     whole_noise = ledger.of_whole(whole)
-    return _result(model.path.name if model.path else model.proto.graph.name, ledger, noise, whole_noise, work)
+    return _result(ready.name, ledger, noise, whole_noise, work)
 
 
 def _result(

@@ -14,6 +14,7 @@ WENT = {
     "csv": "profile --csv went: trtopt profile M.engine --json has the same layers and figures",
     "trace": "profile --trace went: trtopt profile M.engine --json has the layers in their order, Nsight Systems has traces",
     "Duration": "trtopt.Duration went: the log (--log F.log) has how long each phase took, a result its seconds",
+    "TunedFigures": "trtopt.TunedFigures went: a choice's figure has them in words, trtopt verify as numbers",
     "json_twin": "report --json-twin went: trtopt report --json has the verdict, trtopt inspect --json the layers, "
     "M.engine.results.json what was measured",
     "results": "report --results went: what was measured lies beside the engine, M.engine.results.json, and is read there; in "

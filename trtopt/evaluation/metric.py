@@ -59,10 +59,8 @@ def _imported(text: str) -> Metric:
         except TrtoptError:
             raise
         except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
-            why = (
-                f"{type(error).__name__}: {error}; write module:function, of a module that is installed or lies in the "
-            )
-            why += "current folder, or path/to/FILE.py:function"
+            why = f"{type(error).__name__}: {error}; write module:function, of a module that is installed or in the current "
+            why += "folder, or path/to/FILE.py:function"
             if isinstance(error, SystemExit):
                 why = f"{module} ends the program while it is imported: put what a script does under if __name__ == '__main__':"
             raise UsageError(f"`metric='{text}'` can't be imported: {why}") from error
