@@ -25,29 +25,12 @@ BASELINES = ("torch", "onnxruntime")
 _WARM = 3
 
 
-class Baseline:
-    """`name` says how it runs; `note`, what the reader should know of it."""
+class OnnxRuntime:
+    """The source model in ONNX Runtime, on a GPU where the installed package has one.
 
-    name: str
-    note: str
-
-    def prepare(self, inputs: Arrays) -> None:
-        """Do what is done once for a shape: compiling, capturing."""
-        self.run(inputs)
-
-    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        """End to end: host arrays in, host arrays out."""
-        raise NotImplementedError
-
-    def gpu(self, iterations: int) -> Spread | None:
-        """GPU time of the inference alone, for the shapes prepared last; None: it can't be asked."""
-        return None
-
-    def close(self) -> None: ...
-
-
-class OnnxRuntime(Baseline):
-    """The source model in ONNX Runtime, on a GPU where the installed package has one."""
+    Attributes:
+        name: how it runs; note: what the reader should know of it.
+    """
 
     def __init__(self, model: Path) -> None:
         purpose = "measuring against ONNX Runtime"
@@ -65,6 +48,7 @@ class OnnxRuntime(Baseline):
         self._takes = {item.name for item in self._session.get_inputs()}
 
     def prepare(self, inputs: Arrays) -> None:
+        """Do what is done once for a shape: compiling, capturing."""
         if self._takes != set(inputs):
             raise UsageError(
                 f"the ONNX model takes {', '.join(sorted(self._takes))}, the engine {', '.join(sorted(inputs))}: give "
@@ -78,11 +62,15 @@ class OnnxRuntime(Baseline):
         except Exception as error:
             raise ModelError(f"ONNX Runtime can't run the model: {essence(error)}") from error
 
+    def gpu(self, iterations: int) -> Spread | None:
+        """GPU time of the inference alone, for the shapes prepared last; None: it can't be asked."""
+        return None
+
     def close(self) -> None:
         del self._session
 
 
-class Torch(Baseline):
+class Torch:
     """A PyTorch module in FP16, channels-last: replayed from a CUDA graph, or as torch.compile makes it.
 
     Inputs and results cross between pinned host memory and the GPU on the stream that computes, as a careful service does it.
@@ -177,13 +165,11 @@ class Torch(Baseline):
         self._torch.cuda.empty_cache()
 
 
-def open_baselines(request: BenchRequest, session: Session, model: Callable[[], Path]) -> Iterator[Baseline]:
-    """Open those that `against` names one after the other; each is the caller's to close, and the errors are those of `bench`.
+Baseline = OnnxRuntime | Torch
 
-    Args:
-        session: the engine that they are measured against.
-        model: finds the ONNX model that the engine was built from, or raises.
-    """
+
+def open_baselines(request: BenchRequest, session: Session, model: Callable[[], Path]) -> Iterator[Baseline]:
+    """Open those that `against` names one after the other; each is the caller's to close. `model` finds the engine's source."""
     for name in request.against:
         if name == "onnxruntime":
             yield OnnxRuntime(model())

@@ -150,10 +150,7 @@ def gpu_name(device: int) -> str:
 
 
 def measure(request: BenchRequest) -> BenchReport:
-    """Measure an engine, and what else can run the model, on the same inputs: `trtopt.bench` but for its page.
-
-    Raises: as `trtopt.bench`.
-    """
+    """Measure an engine, and what else can run the model, on the same inputs: `trtopt.bench` but for its page."""
     reporter = request.reporter
     for name in request.against:
         choice(name, BASELINES, "`against=`")
@@ -258,19 +255,17 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
 
 def _source_model(manifest: Manifest | None, model: str | os.PathLike[str] | None, notes: list[str]) -> Path:
     """The ONNX model that the engine was built from."""
-    source = str(manifest.source.get("path") or "") if manifest else ""
-    if model is None and not (source and Path(source).is_file()):
+    source: Any = model or (manifest.source.get("path") if manifest else None)
+    if not source or (model is None and not Path(source).is_file()):
         why = f"the manifest names {source}, which isn't there" if source else "the manifest doesn't name it"
         raise UsageError(
             f"`against=['onnxruntime']` needs the ONNX model that the engine was built from, and {why}: give `model=`"
         )
-    path = existing_file(source if model is None else model, "the ONNX model")
+    path = existing_file(source, "the ONNX model")
     from trtopt.graph.io import load_model  # loads onnx, which engines alone don't need
 
     if manifest and load_model(path).fingerprint != manifest.source.get("sha256"):
-        if model is None:
-            raise UsageError(f"{path} isn't any more what the engine was built from: give `model=`, or build it again")
-        notes.append(f"{path} isn't the model that the engine was built from: its times are of another network")
+        notes.append(f"{path} isn't (any more) what the engine was built from: its times are of another network")
     return path
 
 
