@@ -16,11 +16,9 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -43,7 +41,6 @@ FORMAT = "trtopt.doctor/1"
 LEVELS = ("error", "warning", "info")
 PATIENCE = 30.0  # seconds for a probe: a machine under load takes its time
 GIB = 2**30
-LEAST_FREE = 2 * GIB  # on disks: engines, graphs with Q/DQ and scratch files of one usual model
 _MODULES = {  # module that is imported in a child → packages that bring it; those of one row install over each other
     "tensorrt": (),
     "tensorrt_rtx": (),
@@ -132,13 +129,9 @@ class DoctorReport:
 
 @taking(DoctorRequest)
 def doctor(request: DoctorRequest) -> DoctorReport:
-    """Look for what is wrong with this host.
+    """Look for what is wrong with this host, or translate a command of trtexec or Polygraphy (`migrate`), which isn't run.
 
     Native libraries are imported in other processes, and PyTorch isn't; nothing is changed.
-
-    Args:
-        migrate: look at this instead: a command line of trtexec or Polygraphy. It isn't run: what of it TensorRT 10 and 11
-            no longer have is named, with what trtopt has for it.
 
     Raises:
         UsageError: a command of another program.
@@ -155,13 +148,8 @@ def doctor(request: DoctorRequest) -> DoctorReport:
 
 @dataclass(frozen=True)
 class Host:
-    """A host as it was found: all that checks read.
-
-    Attributes:
-        packages: normalized name → version.
-        answers: of child processes, for each module of `_MODULES` that is there: facts, or the "failure".
-        gpus: as the driver tells them.
-    """
+    """A host as it was found: packages by normalized name, what child processes answered of each module of `_MODULES` that is
+    there (facts, or the "failure"), and GPUs as the driver tells them."""
 
     packages: Mapping[str, str]
     answers: Mapping[str, Mapping[str, Any]]
@@ -231,16 +219,7 @@ def host_facts(host: Host) -> dict[str, str]:
     facts["cores"] = f"{limits.cores()} of {limits.visible_cores()}{quota}"
     if (memory := limits.free_memory()) is not None:
         facts["free memory"] = f"{memory / GIB:.1f} GiB"
-    return facts | {role: str(path) for role, (path, _) in _folders().items()}
-
-
-def _folders() -> dict[str, tuple[Path, str]]:
-    """The folders that work is written to by role, each with what moves it elsewhere."""
-    return {
-        "output": (Path.cwd(), "cd "),
-        "cache": (cache_path().absolute(), "export TRTOPT_CACHE="),
-        "temporary": (Path(tempfile.gettempdir()).absolute(), "export TMPDIR="),
-    }
+    return facts | {"cache": str(cache_path().absolute())}
 
 
 def _text(path: Path) -> str:
@@ -416,23 +395,6 @@ def onnxruntime_provider(host: Host) -> Iterator[HostFinding]:
         yield HostFinding("onnxruntime-without-cuda", "warning", fact, why, command)
 
 
-def disks(host: Host) -> Iterator[HostFinding]:
-    for role, (path, elsewhere) in _folders().items():
-        nearest = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110 (pathlib's may raise)
-        try:
-            free = shutil.disk_usage(nearest).free
-            tempfile.TemporaryFile(dir=nearest).close()
-        except OSError as error:
-            fact = f"the {role} folder {path} can't be written to: {error.strerror or error}"
-            why = "commands fail when they write there"
-            yield HostFinding(f"{role}-not-writable", "error", fact, why, f"{elsewhere}FOLDER_WITH_ROOM")
-            continue
-        if free < LEAST_FREE:
-            fact = f"{free / GIB:.1f} GiB are free where the {role} folder {path} is"
-            why = "engines, graphs and scratch files may not fit: work fails at its end"
-            yield HostFinding(f"{role}-disk-full", "warning", fact, why, f"{elsewhere}FOLDER_WITH_ROOM")
-
-
 def host_findings(host: Host) -> list[HostFinding]:
     """Run every check."""
     checks = (
@@ -444,7 +406,6 @@ def host_findings(host: Host) -> list[HostFinding]:
         gpu_generation,
         missing_packages,
         onnxruntime_provider,
-        disks,
     )
     return [finding for check in checks for finding in check(host)]
 

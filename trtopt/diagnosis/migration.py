@@ -25,14 +25,6 @@ _PLANS = (".engine", ".plan", ".trt")
 IMAGES = ("--images", "DIR", "--preprocess", "PRESET")
 _PROGRAMS = {"trtexec": "trtexec", "tensorrt_rtx": "trtexec", "polygraphy": "polygraphy"}
 
-_TOOLS = {  # of Polygraphy, with one counterpart each
-    "surgeon sanitize": ("check", "{model}", "--fix", "{output}"),
-    "inspect model": ("inspect", "{model}"),
-    "inspect capability": ("check", "{model}"),
-    "check lint": ("check", "{model}"),
-    "debug precision": ("tune", "{model}", *IMAGES, "--min-snr", "20", "-o", "MODEL.engine"),
-}
-
 
 @dataclass(frozen=True)
 class _Row:
@@ -174,18 +166,10 @@ def _polygraphy(draft: _Draft, arguments: Sequence[str]) -> None:
     tool, *rest = arguments or [""]
     files, options = _parsed(rest)
     names = {name for name, _, _ in options}
-    if tool in ("surgeon", "inspect", "debug", "check", "data"):
-        part, model, *_ = [*files, "", ""]
-        output = next((value for name, _, value in options if name in ("o", "output")), "OUT.onnx")
-        if command := _TOOLS.get(f"{tool} {part}"):
-            words = [word.format(model=model or "MODEL.onnx", output=output) for word in command]
-            draft.commands = [shlex.join(["trtopt", *words])]
-        else:
-            draft.say(f"polygraphy {tool} {part}".rstrip(), "trtopt has nothing for it", lacking=True)
-        return
     if tool not in ("convert", "run"):
         raise UsageError(
-            f"`migrate=` polygraphy {tool or 'alone'}: convert, run, surgeon, inspect, debug, check are known"
+            f"`migrate=` translates convert and run, not polygraphy {tool or 'alone'}: docs/manual/from-polygraphy.md has what "
+            "does the work of surgeon, inspect, check and debug"
         )
     draft.running = "yes" if tool == "run" and "onnxrt" not in names else ""
     models = [file for file in files if Path(file).suffix in (".onnx", *_PLANS)]
