@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
-from world import Heard, World, has, samples
+from world import Heard, World, has
 
 import trtopt
 from trtopt.autotune import building, candidates, selection
@@ -31,7 +32,7 @@ from trtopt.core.errors import (
     UsageError,
 )
 from trtopt.core.values import LayerInfo, TensorInfo
-from trtopt.cuda.device import DeviceInfo, Probe, probe
+from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.engine.manifest import embedded_by, load_manifest
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
@@ -199,16 +200,13 @@ def test_int8_with_wrong_results_is_said_loudly_and_kept(gpu: Gpu, build: Build)
 
 
 def test_int8_slower_than_fp16_is_said_loudly_and_kept(gpu: Gpu, build: Build) -> None:
-    gpu.ms["int8"] = 0.96
-    heard = Heard()
+    gpu.ms["int8"], heard, again = 0.96, Heard(), Heard()
     result = build(reporter=heard)
     assert _manifest(result).spec["precision"] == "int8"
     (said,) = [text for text in heard.warnings if "FP16" in text]
     assert said.startswith("INT8 takes 1.20 times as long as FP16 on Played GPU")
     assert said.endswith("use `best=True` or `fp16=True`")
-    again = Heard()
-    assert build(reporter=again).cached
-    assert said in again.warnings
+    assert build(reporter=again).cached and said in again.warnings
     gpu.ms["int8"] = 0.8
     build(force=True, reporter=again)
     assert any("INT8 is no faster than FP16" in text for text in again.warnings)
@@ -300,36 +298,25 @@ def test_without_comparison_only_what_was_asked_for_is_built(gpu: Gpu, build: Bu
     assert (result.comparison, result.not_measured, gpu.built[2:]) == (None, "", ["fp16"])
 
 
-@pytest.mark.parametrize("error", [EngineError("it can't run"), DeviceError("out of memory")])
-def test_a_comparison_that_fails_leaves_the_engine(gpu: Gpu, build: Build, world: World, error: Exception) -> None:
-    gpu.stop = error
-    heard = Heard()
-    result = build(reporter=heard)
-    assert result.not_measured == str(error)
-    assert any(str(error) in text for text in heard.warnings)
-    assert _manifest(result).comparison is None
-    assert set(world.contents()) == {"m.engine", "m.engine.json"}
-
-
-@pytest.mark.parametrize("building", [True, False])
-def test_an_interrupted_comparison_leaves_the_engine_whole(
-    gpu: Gpu, build: Build, world: World, building: bool
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), EngineError("it can't run")])
+def test_a_comparison_that_ends_early_leaves_the_engine_whole(
+    gpu: Gpu, build: Build, world: World, stop: BaseException
 ) -> None:
-    if building:
-        gpu.refuse = lambda request: KeyboardInterrupt() if request.fp16 else None
+    gpu.stop, heard = stop, Heard()
+    if isinstance(stop, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            build(reporter=heard)
+        said = "m.engine is written; interrupted before it was measured against FP16"
     else:
-        gpu.stop = KeyboardInterrupt()
-    heard = Heard()
-    with pytest.raises(KeyboardInterrupt):
-        build(reporter=heard)
+        said = build(reporter=heard).not_measured
+        assert said == str(stop)
+    has("\n".join(heard.warnings), said)
     assert set(world.contents()) == {"m.engine", "m.engine.json"}
     manifest = load_manifest(world.output / "m.engine")
     assert manifest is not None and manifest.comparison is None
     manifest.check_plan(world.output / "m.engine")
-    has("\n".join(heard.warnings), "m.engine is written; interrupted before it was measured against FP16")
-    gpu.stop, gpu.refuse = None, lambda request: None
-    assert build().comparison["speedup"] == pytest.approx(1.6)
-    assert gpu.built == ["int8", *["fp16"] * (2 - building)]
+    gpu.stop = None
+    assert build().comparison["speedup"] == pytest.approx(1.6) and gpu.built == ["int8", "fp16", "fp16"]
 
 
 @pytest.mark.parametrize("best", [True, False])
@@ -354,33 +341,25 @@ def test_a_profile_in_which_int8_is_slower_is_named(gpu: Gpu, build: Build, best
 # The best ----------------------------------------------------------------------------------------------------------------
 
 
-def test_best_keeps_int8_where_it_is_faster_and_accurate(gpu: Gpu, build: Build, world: World) -> None:
+def test_best_keeps_the_faster_one_with_all_that_belongs_to_it(gpu: Gpu, build: Build, world: World) -> None:
     heard = Heard()
     result = build(best=True, reporter=heard)
-    assert gpu.built == ["int8", "fp16"]
     manifest = _manifest(result)
-    assert manifest.spec["precision"] == result.comparison["kept"] == "int8"
-    assert result.engine == world.output / "m.engine"
+    assert gpu.built == ["int8", "fp16"] and result.engine == world.output / "m.engine"
+    assert manifest.spec["precision"] == result.comparison["kept"] == "int8" and result.precision["int8"] == 2
     has(result.comparison["why"], "INT8 kept: 1.60 times as fast as FP16", "of 40 samples")
-    has(result.comparison["reference"], "ONNX Runtime")
+    has(result.comparison["reference"], "ONNX Runtime", "on the CPU")
     assert result.comparison["why"] in heard.notes
-    assert result.precision["int8"] == 2
     assert json.loads(json.dumps(result.to_json()))["comparison"] == manifest.comparison
     assert set(world.contents()) == {"m.engine", "m.engine.json"}
     assert not [session for session in gpu.opened if session.open]
-
-
-def test_best_keeps_fp16_where_int8_is_slower(gpu: Gpu, build: Build, world: World) -> None:
-    gpu.ms["int8"] = 0.9
-    graph = world.output / "graph.onnx"
-    result = build(best=True, int8=True, save_onnx=graph, classes=[f"bird {number}" for number in range(16)])
+    gpu.ms["int8"], graph = 0.9, world.output / "graph.onnx"
+    names = [f"bird {number}" for number in range(16)]
+    result = build(best=True, int8=True, save_onnx=graph, classes=names, force=True)
     manifest = _manifest(result)
-    assert manifest.spec["precision"] == "fp16"
-    assert manifest.graph_file == "graph.onnx"
-    assert load_model(graph).fingerprint == manifest.graph
-    assert manifest.classes[3] == "bird 3"
-    assert result.onnx == graph
-    assert result.table is None
+    assert manifest.spec["precision"] == "fp16" and manifest.graph_file == "graph.onnx"
+    assert load_model(graph).fingerprint == manifest.graph and manifest.classes[3] == "bird 3"
+    assert result.onnx == graph and result.table is None
     assert set(world.contents()) == {"m.engine", "m.engine.json", "graph.onnx"}
 
 
@@ -448,14 +427,16 @@ def test_best_is_up_to_date_until_what_it_depends_on_changes(gpu: Gpu, build: Bu
 
 
 def test_a_table_needs_other_samples_to_be_judged_on(gpu: Gpu, build: Build, world: World) -> None:
-    table = trtopt.calibrate(world.model, data=world.arrays, threads=1).table
-    assert table is not None
+    path = world.folder / "t.calib.json"
+    trtopt.calibrate(world.model, path, images=world.photos, preprocess="imagenet", threads=1)
     with pytest.raises(UsageError, match=r"`best=True` judges accuracy on real samples: add .*beside `calib=`"):
-        build(best=True, calib=table, data=None)
-    result = build(best=True, calib=table, data={"x": samples(12) * 0.5})
-    assert result.comparison["candidates"][0]["accuracy"]["samples"] == 12
-    assert result.table.digest == table.digest
-    assert build(best=True, calib=table, data={"x": samples(12) * 0.5}).cached
+        build(best=True, calib=path, data=None)
+    heard = Heard()
+    result = build(best=True, calib=path, data=None, images=world.photos, reporter=heard)
+    assert any("only 4 samples judge the accuracy, so one decides over 25%" in text for text in heard.warnings)
+    assert result.comparison["candidates"][0]["accuracy"]["samples"] == 4
+    assert _manifest(result).preprocess["mean"]  # as the table says that they are prepared
+    assert build(best=True, calib=path, data=None, images=world.photos).cached
 
 
 @pytest.mark.parametrize("best", [False, True])
@@ -478,18 +459,6 @@ def test_engines_of_pixels_are_timed_and_judged_on_the_models_own_samples(
     assert _manifest(again).embedded == manifest.embedded
 
 
-def test_images_judge_as_the_table_says_they_are_prepared(gpu: Gpu, build: Build, world: World) -> None:
-    path = world.folder / "t.calib.json"
-    trtopt.calibrate(world.model, path, images=world.photos, preprocess="imagenet", threads=1)
-    gpu.ms["int8"] = 0.9
-    heard = Heard()
-    result = build(best=True, calib=path, data=None, images=world.photos, reporter=heard)
-    assert any("only 4 samples judge the accuracy, so one decides over 25%" in text for text in heard.warnings)
-    assert _manifest(result).spec["precision"] == "fp16"
-    assert _manifest(result).preprocess["mean"]  # as INT8 would have it
-    assert build(best=True, calib=path, data=None, images=world.photos).cached
-
-
 @pytest.mark.parametrize("lost", ["int8", "fp16"])
 def test_a_candidate_that_can_not_be_built_is_out(gpu: Gpu, build: Build, world: World, lost: str) -> None:
     gpu.refuse = lambda request: BuildFailed("no kernel")
@@ -502,19 +471,6 @@ def test_a_candidate_that_can_not_be_built_is_out(gpu: Gpu, build: Build, world:
     assert _manifest(result).spec["precision"] == kept
     has(result.comparison["why"], f"{kept.upper()} kept", f"no {lost.upper()} engine: no kernel")
     assert result.comparison["speedup"] is None
-
-
-def test_the_reference_runs_on_the_gpu_where_onnxruntime_can(
-    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class OnGpu(OnnxRunner):
-        def __init__(self, *given: Any, **options: Any) -> None:
-            super().__init__(*given, **options)
-            self.on_gpu = options["gpu"]
-
-    assert build(best=True).comparison["reference"].endswith("on the CPU")
-    monkeypatch.setattr(building, "OnnxRunner", OnGpu)
-    assert build(best=True, force=True).comparison["reference"].endswith("on the GPU")
 
 
 def test_without_onnxruntime_there_is_no_reference(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,17 +503,33 @@ def test_best_that_ends_early_leaves_what_was_there(
 # Within a limit ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tuned_engine_is_kept_where_it_is_faster_and_within_the_limit_itself(gpu: Gpu, build: Build) -> None:
+def test_a_tuned_engine_is_kept_where_it_is_faster_and_within_the_limit_itself(
+    gpu: Gpu, build: Build, world: World
+) -> None:
+    limit: dict[str, Any] = {"min_snr": 20, "output_kind": ["y=other"]}
     gpu.noise["int8"] = 0.01
-    result = build(min_snr=20, output_kind=["y=other"])
+    result = build(**limit)
     assert gpu.built == ["int8", "fp16"] and result.tuning is not None
     assert result.comparison["kept"] == "int8" and _manifest(result).spec["precision"] == "int8"
     has(result.comparison["why"], "INT8 kept: 1.60 times as fast as FP16")
-    assert build(min_snr=20, output_kind=["y=other"]).cached
+    assert build(**limit).cached
     gpu.noise["int8"] = 0.5  # the engine loses more than its graph
-    result = build(min_snr=20, output_kind=["y=other"], force=True)
+    result = build(**limit, force=True)
     assert result.comparison["kept"] == "fp16"
     has(result.comparison["why"], "INT8 is outside the accuracy limit")
+    gpu.noise["int8"], gpu.ms["int8"] = 0.01, 0.9
+    given: dict[str, Any] = {"data": world.arrays, "target": "sm89", **limit}
+    assert trtopt.tune(world.model, world.output / "m.engine", **given).comparison["kept"] == "fp16"  # it isn't faster
+    asked = build(**limit, compare=False)
+    assert _manifest(asked).spec["precision"] == "int8" and asked.tuning is not None
+
+
+def test_times_that_can_not_be_had_are_estimated(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlayedSession, "profile", Mock(side_effect=EngineError("no profiler here")))
+    heard = Heard()
+    result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
+    has("\n".join(heard.warnings), "the share of the arithmetic counts instead: no profiler here")
+    assert result.tuning.cost == "the share of the arithmetic"
 
 
 def test_what_is_slower_in_int8_stays_out_though_it_loses_little(gpu: Gpu, build: Build) -> None:
@@ -653,27 +625,6 @@ def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(
     assert gpu.built == ["int8", "fp16", "int8", "fp16", "int8"]
 
 
-def test_times_that_can_not_be_had_are_estimated(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise EngineError("no profiler here")
-
-    monkeypatch.setattr(PlayedSession, "profile", fail)
-    heard = Heard()
-    result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
-    has("\n".join(heard.warnings), "the share of the arithmetic counts instead: no profiler here")
-    assert result.tuning.cost == "the share of the arithmetic"
-
-
-def test_where_it_is_not_faster_fp16_is_delivered_unless_asked_for(gpu: Gpu, build: Build, world: World) -> None:
-    gpu.noise["int8"], gpu.ms["int8"] = 0.01, 0.9
-    given: dict[str, Any] = {"data": world.arrays, "target": "sm89", "min_snr": 20, "output_kind": ["y=other"]}
-    result = trtopt.tune(world.model, world.output / "m.engine", **given)  # as build does
-    assert result.comparison is not None and result.comparison["kept"] == "fp16" and not result.not_measured
-    assert _manifest(result).spec["precision"] == "fp16"
-    asked = build(min_snr=20, output_kind=["y=other"], compare=False)
-    assert _manifest(asked).spec["precision"] == "int8" and asked.tuning is not None
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -718,13 +669,3 @@ def test_the_command_says_which_and_why(gpu: Gpu, world: World) -> None:
     assert Comparison.load(comparison) is not None
     found = world.run(*request, "--int8", "--no-compare")
     has(found.out, "not measured against FP16: --no-compare was given")
-
-
-def test_the_command_without_a_gpu(world: World) -> None:
-    request = ("build", world.model, "--data", world.arrays, "--target", "sm89", "-o", world.output / "m.engine")
-    if probe():
-        pytest.skip("there is a GPU")
-    has(world.refused(*request, "--best"), "--best measures engines on a GPU", "--int8 or --fp16")
-    found = world.run(*request, "--int8")
-    assert found.status == 0, found.err
-    has(found.out, "not measured against FP16: there is no GPU here")

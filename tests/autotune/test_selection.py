@@ -18,7 +18,7 @@ from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement
 from trtopt.evaluation.timing import Times, time_in_turns
-from trtopt.evaluation.verify import Agreement, session_runner, verify_all
+from trtopt.evaluation.verify import Agreement
 from trtopt.graph.output_kinds import Kind
 from trtopt.runtime.session import Session
 from trtopt.trt.messages import Messages
@@ -61,29 +61,6 @@ def test_fp16_is_kept_where_it_is_as_fast(int8: float, said: str) -> None:
     assert said in found.why
 
 
-@pytest.mark.parametrize(
-    ("limits", "bad", "said"),
-    [
-        (Limits(), _candidate("int8", 0.5, agreement=0.94), "y: same class for 94.0% of 64 samples, at least 95.0%"),
-        (Limits(min_snr=25), _candidate("int8", 0.5, snr=19.2), "y: 19.2 dB, at least 25 is asked for"),
-        (Limits(), _candidate("int8", 0.5, agreement=None, snr=19.2), "y: 19.2 dB, at least 20 is asked for"),
-        (Limits(0), _candidate("int8", 0.5, nonfinite=3), "of y, 3 values are NaN or infinite"),
-    ],
-)
-def test_what_is_fast_but_inaccurate_is_not_kept(limits: Limits, bad: Candidate, said: str) -> None:
-    found = _comparison(bad, _candidate("fp16", 0.8)).judged(limits)
-    assert found.kept == "fp16"
-    assert f"INT8 is outside the accuracy limit ({said}" in found.why
-    assert _comparison(_candidate("int8", 0.5), _candidate("fp16", 0.8)).judged(limits).kept == "int8"
-
-
-def test_limits_that_are_not_asked_for_do_not_decide() -> None:
-    classes = _candidate("int8", 0.5, snr=3.0)  # classes agree, and no dB were asked for
-    assert _comparison(classes, _candidate("fp16", 0.8)).judged(Limits()).kept == "int8"
-    values = _candidate("int8", 0.5, agreement=None, snr=15.0)
-    assert _comparison(values, _candidate("fp16", 0.8)).judged(Limits(min_snr=15)).kept == "int8"
-
-
 def test_several_profiles_count_alike() -> None:
     """0.5 × 1.6 < 1: faster on the whole, though slower at one of the shapes."""
     compared = _comparison(_candidate("int8", 0.1, 16.0), _candidate("fp16", 0.2, 10.0))
@@ -98,14 +75,6 @@ def test_several_profiles_count_alike() -> None:
         Limits(min_snr=10)
     )
     assert alone.kept == "int8"
-
-
-def test_a_candidate_that_could_not_be_built_is_named() -> None:
-    failed = Candidate("fp16", failed="it overflows")
-    found = _comparison(_candidate("int8", 0.5), failed).judged(Limits())
-    assert found.kept == "int8"
-    assert "no FP16 engine: it overflows" in found.why
-    assert found.speedup is None
 
 
 def test_none_within_the_limits_is_an_error_that_names_them_all() -> None:
@@ -208,19 +177,3 @@ def test_without_samples_that_fit_made_up_inputs_are_timed_and_said(sessions: di
     assert "made-up inputs" in origin
     assert times["fp16"][1].gpu_ms == pytest.approx(0.75)
     assert "made-up" in time_in_turns(sessions, [{"x": np.zeros((4, 5), np.float32)}])[1]
-
-
-def test_results_are_judged_on_every_sample(sessions: dict[str, Session]) -> None:
-    def judge(kinds: dict[str, Kind] | None = None) -> dict[str, dict[str, Any]]:
-        runners = {name: session_runner(session) for name, session in sessions.items()}
-        agreements = verify_all(lambda batch: {"y": batch["x"] * 2}, runners, _samples(70), kinds=kinds)
-        return {name: agreement.figures() for name, agreement in agreements.items()}
-
-    found = judge()
-    assert found["int8"]["samples"] == found["fp16"]["samples"] == 70
-    assert found["fp16"]["snr_db"] == "inf"
-    assert 40 < found["int8"]["snr_db"] < 90
-    assert found["int8"]["outputs"]["y"]["kind"] == "classes"  # by its shape alone
-    found = judge({"y": Kind.EMBEDDING})
-    assert found["int8"]["top1_agreement"] is None
-    assert found["int8"]["outputs"]["y"]["cosine_min"] < found["fp16"]["outputs"]["y"]["cosine_min"]

@@ -11,7 +11,7 @@ from compared import compare
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.evaluation.limits import Limits, without_share
+from trtopt.evaluation.limits import Limits
 from trtopt.graph.output_kinds import Kind
 
 Array = NDArray[Any]
@@ -83,15 +83,6 @@ def test_what_is_missed_by_little_does_not_read_as_if_it_held(by: float) -> None
     assert shown < asked
 
 
-def test_one_embedding_that_is_turned_is_found_among_many() -> None:
-    many = np.concatenate([VECTORS] * 20)
-    turned = many.copy()
-    turned[7] *= np.where(np.arange(64) % 2, 1.2, 0.8)
-    (said,) = missed(Kind.EMBEDDING, many, turned, Limits())
-    assert said.startswith("y: cosine 0.98")
-    assert missed(Kind.EMBEDDING, many, turned, Limits(min_snr=20)) == []
-
-
 def test_decibels_that_are_asked_for_hold_for_every_output_with_signal() -> None:
     noisy = SCORES * np.where(np.arange(10) % 2, 1.2, 0.8)
     assert missed(Kind.CLASSES, SCORES, noisy, Limits(0)) == []
@@ -146,11 +137,6 @@ def test_values_that_are_not_finite_are_always_outside() -> None:
     new[5, 0] = np.inf
     (said,) = (text for text in missed(Kind.CLASSES, SCORES, new, Limits(0)) if "finite" in text)
     assert said == "of y, 2 values are NaN or infinite, where the reference's are finite"
-
-
-def test_kinds_without_a_share_are_told() -> None:
-    assert without_share([Kind.OTHER, Kind.RANKING]) == ""
-    assert "no output is classes or mask or tokens or ranking;" in without_share([Kind.OTHER, Kind.BOXES])
 
 
 @pytest.mark.parametrize("limits", [{"min_agreement": 95}, {"min_agreement": -0.1}, {"min_snr": float("nan")}])

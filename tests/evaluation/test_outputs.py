@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 import trtopt
-from trtopt.core.errors import DataError, UsageError
+from trtopt.core.errors import DataError
 from trtopt.evaluation.outputs import MEASURES, NEAR_ZERO, OutputAgreement, OutputSums, measure, sentence, share, spread
 from trtopt.graph.output_kinds import Kind
 
@@ -190,17 +190,13 @@ def test_whole_numbers_are_compared_as_they_are() -> None:
     old = np.array([[2**60, 5, 7], [1, 2, 3]])
     new = old + np.array([[1, 0, 0], [0, 0, 0]])  # the same in FP64
     found = agreement(Kind.TOKENS, old, new)
-    assert found.agreement == pytest.approx(5 / 6)
-    assert "83.3% of the values are the same" in sentence("y", found.describe(), 2)
-    assert spread(found.describe()).endswith("worst: s0 (66.7%)")
+    assert found.agreement == pytest.approx(5 / 6) and spread(found.describe()).endswith("worst: s0 (66.7%)")
     found = agreement(Kind.TOKENS, old, old + np.array([[0, 0, 0], [0, 4, 4]]))
     assert sentence("y", found.describe(), 2) == "y (tokens): 66.7% of the values are the same, largest difference 4"
     assert spread(found.describe()) == "per sample: 33.3% at the lowest, 33.3% in the median; worst: s1 (33.3%)"
-    assert agreement(Kind.TOKENS, np.zeros((3, 2), np.int64), np.zeros((3, 2), np.int64)).near_zero == 0
     for kind in (Kind.CLASSES, Kind.EMBEDDING, Kind.BOXES, Kind.OTHER):  # whole numbers that are said to be values
         found = agreement(kind, old[:, :2] % 100, new[:, :2] % 100)
-        assert not found.integers
-        assert found.snr_db == pytest.approx(ratio(old[:, :2] % 100, new[:, :2] % 100))
+        assert not found.integers and found.snr_db == pytest.approx(ratio(old[:, :2] % 100, new[:, :2] % 100))
     labels = np.array([[[0, 1], [2, 255]]])
     assert agreement(Kind.MASK, labels, labels - [[[0, 0], [0, 1]]]).agreement == 0.75
 
@@ -215,26 +211,19 @@ def test_one_channel_is_split_in_the_middle_of_its_range(scale: float, shift: fl
     assert agreement(Kind.MASK, (share * scale + shift)[:, 0], (other * scale + shift)[:, 0]).agreement == 0.75
 
 
-def test_an_overlap_that_is_not_whole_does_not_read_so() -> None:
-    old = np.full((1, 1, 100, 100), -1.0)
-    old[..., :50] = 1
-    new = old.copy()
-    new[..., 0, 0] = -1
-    found = json.loads(json.dumps(agreement(Kind.MASK, old, new).describe()))
-    assert "overlap 0.9998 outside" in sentence("y", found, 1)  # it was 1.00
-
-
 def test_a_mask_that_loses_its_objects_shows_in_the_overlap() -> None:
     old = np.zeros((4, 1, 100, 100))
     old[1, 0, :10, :10] = 1  # 100 of 40000 pixels
     found = agreement(Kind.MASK, old, np.zeros_like(old))
-    assert found.agreement == 0.9975
-    assert found.overlap == 0
-    assert "same class for 99.8% of the pixels, overlap 0.00 outside the commonest class" in sentence(
-        "y", found.describe(), 4
-    )
-    assert found.spread is not None
-    assert [item.name for item in found.spread.worst] == ["s1"]
+    assert (found.agreement, found.overlap) == (0.9975, 0)
+    said = sentence("y", found.describe(), 4)
+    assert "same class for 99.8% of the pixels, overlap 0.00 outside the commonest class" in said
+    assert found.spread is not None and [item.name for item in found.spread.worst] == ["s1"]
+    half, less = np.full((1, 1, 100, 100), -1.0), np.full((1, 1, 100, 100), -1.0)
+    half[..., :50] = less[..., :50] = 1
+    less[..., 0, 0] = -1
+    said = sentence("y", agreement(Kind.MASK, half, less).describe(), 1)
+    assert "for 99.99% of the pixels" in said and "overlap 0.9998 outside" in said  # what isn't whole doesn't read so
     old[1, 0, :10, :10] = 0
     old[1, 0, 0, :3] = 1
     assert agreement(Kind.MASK, old, np.zeros_like(old)).overlap is None  # 3 pixels of 40000 say nothing
@@ -303,12 +292,6 @@ def test_the_channel_that_is_off_is_named_with_its_decibels(decibels: float, cha
     assert values == [math.inf] * 5
 
 
-def test_both_ratios_of_boxes_are_told_apart() -> None:
-    old = np.ones((1, 4))
-    said = sentence("y", agreement(Kind.BOXES, old, np.add(old, [[0, 0, 0.1, 0]])).describe(), 1)
-    assert said == "y (boxes): 20.0 dB in channel 2, the lowest of 4, 26.0 dB in all, largest difference 0.1"
-
-
 def test_channels_without_signal_are_left_out_and_said() -> None:
     old = np.zeros((2, 7, 50))
     old[:, :4] = np.random.default_rng(0).uniform(0, 640, (2, 4, 50))
@@ -340,13 +323,6 @@ def test_channels_are_found(shape: tuple[int, ...], axis: int) -> None:
     assert len(found.channels.snr_db) == shape[axis]
 
 
-def test_boxes_whose_channels_change_are_refused() -> None:
-    sums = OutputSums("y", Kind.BOXES)
-    sums.add(np.ones((1, 6, 20)), np.ones((1, 6, 20)), 1)
-    with pytest.raises(UsageError, match=r"6 channels \(axis 1\), and then 7.*NAME=other"):
-        sums.add(np.ones((1, 7, 20)), np.ones((1, 7, 20)), 1)
-
-
 # Samples -----------------------------------------------------------------------------------------------------------------
 
 
@@ -376,15 +352,6 @@ def test_the_lowest_comes_first_and_a_changed_class_before_lower_decibels() -> N
     said = spread(found.describe())
     assert said.startswith("per sample: 7.0 dB at the lowest, ")
     assert said.endswith("worst: s0 (7.0 dB), s1 (20.4 dB, another class), s3 (12.0 dB)")
-
-
-def test_where_all_agree_decibels_order_the_samples() -> None:
-    old, new = two(Kind.TOKENS, 4, 0, 1e-6)
-    new[2] += 1e-3
-    found = agreement(Kind.TOKENS, old, new)
-    assert found.agreement == 1
-    assert found.spread is not None
-    assert (found.spread.figure, found.spread.worst[0].name) == ("snr_db", "s2")
 
 
 def test_a_sample_next_to_zero_is_taken_against_the_others() -> None:
@@ -427,14 +394,6 @@ def test_an_output_that_does_not_count_samples_has_no_spread() -> None:
     assert spread(found.describe()) == ""
 
 
-def test_empty_outputs_are_equal() -> None:
-    sums = OutputSums("boxes", Kind.BOXES)
-    sums.add(np.zeros((0, 4)), np.zeros((0, 4)), 2)
-    found = sums.result(["a", "b"])
-    assert (found.snr_db, found.rows, found.spread) == (math.inf, 0, None)
-    assert sentence("boxes", json.loads(json.dumps(found.describe(), allow_nan=False)), 2) == "boxes (boxes): equal"
-
-
 def test_a_large_output_is_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = two(Kind.MASK, 9, 3, 0.5)
     whole = agreement(Kind.MASK, old, new)
@@ -446,11 +405,3 @@ def test_a_large_output_is_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     old[8, 0, 0, 0] = np.inf
     with pytest.raises(DataError, match="1 values that aren't finite in output 'y'"):
         agreement(Kind.MASK, old, new)
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(1.0, "100.0%"), (0.95, "95.0%"), (0.9996, "99.96%"), (0.999997, "99.9997%"), (1 - 1e-9, "<100%"), (0.0, "0.0%")],
-)
-def test_only_all_is_a_hundred_per_cent(value: float, said: str) -> None:
-    assert share(value) == said

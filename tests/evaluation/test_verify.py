@@ -75,17 +75,6 @@ def digits() -> Digits:
     return found
 
 
-def test_a_model_agrees_with_itself_and_has_its_known_accuracy(digits: Digits) -> None:
-    result = verify(digits.model(), digits.model(), digits.batches(), digits.labels, threads=1)
-    assert result.samples == len(digits.labels)
-    assert result.snr_db > 100
-    assert result.top1 == 1.0
-    assert result.reference_accuracy is not None
-    assert result.reference_accuracy.top1 == pytest.approx(digits.score)
-    assert result.reference_accuracy.top5 > result.reference_accuracy.top1
-    assert result.candidate_accuracy == result.reference_accuracy
-
-
 def test_samples_are_taken_in_the_forms_that_calibration_takes(digits: Digits, tmp_path: Path) -> None:
     model, images = digits.model(), digits.images.astype(np.float32)
     np.savez(tmp_path / "x.npz", x=images)
@@ -122,8 +111,9 @@ def test_figures_are_those_of_the_whole_set_whatever_the_batch(digits: Digits) -
         flat = logits.ravel() @ other.ravel() / np.linalg.norm(logits) / np.linalg.norm(other)
         assert output.cosine == pytest.approx(float(flat), rel=1e-5)
         assert output.top1 == float((logits.argmax(1) == other.argmax(1)).mean()) < 1
-        assert result.candidate_accuracy is not None
+        assert result.candidate_accuracy is not None and result.reference_accuracy is not None
         assert result.candidate_accuracy.top1 == float((other.argmax(1) == digits.labels).mean())
+        assert result.reference_accuracy.top1 == pytest.approx(digits.score) and result.reference_accuracy.top5 > 0.98
 
 
 @pytest.mark.parametrize(
@@ -151,38 +141,25 @@ def test_half_types_are_rounded_where_the_model_makes_them(
         assert low < verify(digits.model(), candidate, digits.batches(), threads=1).snr_db < high
 
 
-def test_overflow_to_infinity_and_nan_show() -> None:
+def test_overflow_to_infinity_and_nan_show(digits: Digits, tmp_path: Path) -> None:
     old = np.array([[1.0, 2.0], [3.0, 4.0]])
     result = compare({"y": old}, {"y": np.array([[1.0, np.inf], [np.nan, 4.0]])}, [1, 1])
     (output,) = result.outputs
     assert (output.nonfinite, output.snr_db, output.max_abs) == (2, -math.inf, math.inf)
-    assert result.candidate_accuracy is not None
-    assert result.candidate_accuracy.top1 == 1.0
+    assert result.candidate_accuracy is not None and result.candidate_accuracy.top1 == 1.0
     plain = json.loads(json.dumps(result.describe(), allow_nan=False))
     assert plain["outputs"]["y"]["snr_db"] == "-inf"
     said = "of y, 2 values are NaN or infinite, where the reference's are finite"
     assert (result.limits, result.missed, result.ok) == (None, (said,), False)
-    assert (plain["ok"], plain["missed"], "limits" in plain) == (False, [said], False)
     assert f"\noutside any limit: {said}\nnext: build it with `fp16=True` and these samples" in str(result)
-
-
-def test_infinity_is_exit_status_1_without_limits(digits: Digits, tmp_path: Path) -> None:
     large = np.full_like(digits.weights, 50000)  # each fits FP16, their sums don't
-    onnx.save(digits.model(weights=large), tmp_path / "m.onnx")
-    onnx.save(digits.model("float16", large), tmp_path / "half.onnx")
-    (batch, *_) = digits.batches()
-    np.savez(tmp_path / "x.npz", **batch)
-
-    def verified(candidate: str, *more: str) -> Result:
-        files = [str(tmp_path / name) for name in ("m.onnx", candidate)]
-        return CliRunner().invoke(app, ["verify", *files, "--data", str(tmp_path / "x.npz"), "--threads", "1", *more])
-
-    spoiled, plain = verified("half.onnx"), json.loads(verified("half.onnx", "--json").stdout)
-    assert spoiled.exit_code == 1
+    files = [tmp_path / "m.onnx", tmp_path / "half.onnx"]
+    for path, proto in zip(files, (digits.model(weights=large), digits.model("float16", large))):
+        onnx.save(proto, path)
+    np.savez(tmp_path / "x.npz", x=digits.images[:100])
+    spoiled = CliRunner().invoke(app, ["verify", *map(str, files), "--data", str(tmp_path / "x.npz")])
+    assert spoiled.exit_code == 1  # without limits
     assert "outside any limit: of logits, " in spoiled.stdout and "next: build it with --fp16 and" in spoiled.stdout
-    assert plain["missed"] and not plain["ok"]
-    fine = verified("m.onnx", "--json")
-    assert fine.exit_code == 0 and json.loads(fine.stdout)["ok"]
 
 
 def test_a_share_that_no_output_has_is_told(digits: Digits) -> None:
@@ -196,30 +173,12 @@ def test_a_share_that_no_output_has_is_told(digits: Digits) -> None:
         assert all("`min_agreement=` has nothing to judge" in text for text in heard.warnings)
 
 
-def test_damaged_weights_are_named(digits: Digits, tmp_path: Path) -> None:
-    """The advice was to build it with --fp16; of the reference, to look at the preprocessing."""
+def test_damaged_weights_of_the_reference_are_named(digits: Digits) -> None:
+    """The advice was to look at the preprocessing."""
     weights = digits.weights.copy()
     weights[3] = np.nan
-    spoiled = verify(digits.model(), digits.model(weights=weights), digits.batches(), digits.labels, threads=1)
-    assert spoiled.top1 == 0 and spoiled.candidate_accuracy is not None and spoiled.candidate_accuracy.top1 == 0
-    assert spoiled.describe()["damage"] in str(spoiled) and "holds NaN or infinity" in spoiled.damage
-    assert "fp16" not in str(spoiled)
     with pytest.raises(InvalidModel, match=r"the reference: .*holds NaN or infinity; the weights are damaged"):
         verify(digits.model(weights=weights), digits.model(), digits.batches(), threads=1)
-
-
-def test_equal_outputs_and_outputs_without_classes() -> None:
-    boxes = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    result = compare({"boxes": boxes, "scale": np.float32(3)}, {"boxes": boxes, "scale": np.float32(3)})
-    assert result.snr_db == math.inf
-    assert result.top1 is None
-    assert result.describe()["outputs"]["boxes"]["snr_db"] == "inf"
-    assert isinstance(result, Agreement)
-    with pytest.raises(UsageError, match="no output is samples × classes"):
-        compare({"boxes": boxes}, {"boxes": boxes}, [0, 1])
-    found = compare({"ids": np.array([[7, 8], [9, 9]])}, {"ids": np.array([[7, 8], [9, 1]])})
-    assert found.top1 is None
-    assert str(found).startswith("ids (tokens): 75.0% of the values are the same, largest difference 8")
 
 
 def test_few_db_behind_a_choice_are_said_to_say_little() -> None:
@@ -271,9 +230,9 @@ def test_the_nodes_of_a_graph_are_judged_each_and_take_no_labels(tmp_path: Path)
     [
         ("attention_mask", np.int64, False, False),
         ("attention_mask", np.int64, False, True),
-        ("input_mask", np.int32, False, False),
         ("src_key_padding_mask", np.bool_, True, False),  # PyTorch's have True where there is nothing
         ("mask", np.bool_, True, False),
+        ("token_type_ids", np.int64, False, False),  # no mask, so that nothing is left out
     ],
 )
 def test_padding_is_found_by_the_mask(name: str, dtype: Any, flipped: bool, left: bool) -> None:
@@ -281,27 +240,21 @@ def test_padding_is_found_by_the_mask(name: str, dtype: Any, flipped: bool, left
     real = np.arange(8)[::-1] < lengths if left else np.arange(8) < lengths
     old, scores = values(5, 8, 11), values(5, 8, 11, seed=1)
     new = np.where(real[..., None], old + 0.5 * scores, -old)
-    batch = {"ids": values(5, 8), name: (real != flipped).astype(dtype)}
-    runs = (lambda fed, array=array: {"y": array, "pooled": array[:, 0]} for array in (old, new))
-    found = verify_all(next(runs), {"it": next(runs)}, [batch], kinds={"y": Kind.TOKENS})["it"]
-    states, pooled = found.outputs
-    assert states.agreement == (old[real].argmax(1) == new[real].argmax(1)).mean()
-    assert states.unpadded == real.mean() and pooled.unpadded is None
-    assert f"of the {100 * real.mean():.3g}% that aren't padding" in str(found)
 
+    def judged(mask: Array) -> tuple[Any, Any]:
+        runs = (lambda _, array=array: {"y": array, "pooled": array[:, 0]} for array in (old, new))
+        batch = {"ids": values(5, 8), name: mask}
+        found = verify_all(next(runs), {"it": next(runs)}, [batch], kinds={"y": Kind.TOKENS})["it"]
+        return found.outputs[0], str(found)
 
-@pytest.mark.parametrize("name", ["mask", "token_type_ids"])
-def test_what_says_of_no_padding_leaves_nothing_out(name: str) -> None:
-    """A mask that changes twice in a row hides places to be guessed; types of tokens are no mask."""
-    rows = np.array([[0, 1, 1, 0, 1, 0, 0, 1]] * 3 if name == "mask" else [[0, 0, 0, 1, 1, 1, 1, 1]] * 3)
-    old = values(3, 8, 5)
-    found = verify_all(lambda _: {"y": old}, {"it": lambda _: {"y": -old}}, [{name: rows}], kinds={"y": Kind.TOKENS})[
-        "it"
-    ]
-    assert found.outputs[0].unpadded is None and found.outputs[0].parts == 24
-    for mask in (np.full((3, 8), 2), np.zeros((3, 8)), np.zeros((3, 9), np.int64)):  # of other values, type, length
-        found = verify_all(lambda _: {"y": old}, {"it": lambda _: {"y": -old}}, [{"mask": mask}])["it"]
-        assert found.outputs[0].unpadded is None
+    states, said = judged((real != flipped).astype(dtype))
+    if name == "token_type_ids":
+        assert states.unpadded is None and states.parts == 40
+        return
+    assert states.agreement == (old[real].argmax(1) == new[real].argmax(1)).mean() and states.unpadded == real.mean()
+    assert f"of the {100 * real.mean():.3g}% that aren't padding" in said
+    for mask in (np.full((5, 8), 2), np.zeros((5, 8)), np.zeros((5, 9), np.int64), np.eye(5, 8, 1, np.int64)):
+        assert judged(mask)[0].unpadded is None  # of other values, type or length, or hiding places to be guessed
 
 
 def test_a_function_of_ones_own_judges_the_candidate(digits: Digits, tmp_path: Path) -> None:
@@ -346,6 +299,7 @@ def test_a_function_of_ones_own_judges_the_candidate(digits: Digits, tmp_path: P
         ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1, 2, 0], UsageError, "3 labels were given for 2 samples"),
         ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1, 3], UsageError, "labels 1 to 3: .* classes 0 to 2"),
         ({"a": np.full((2, 3), np.nan)}, {"a": np.ones((2, 3))}, None, DataError, "6 values that aren't finite"),
+        ({"a": np.ones((2, 3, 4))}, {"a": np.ones((2, 3, 4))}, [0, 1], UsageError, "no output is samples × classes"),
     ],
 )
 def test_what_can_not_be_compared_is_refused(
@@ -413,25 +367,14 @@ def test_what_is_judged_is_in_the_result(digits: Digits) -> None:
         return verify(digits.model(), coarse, digits.batches(), threads=1, **limits)  # type: ignore[arg-type]
 
     measured = judged()
-    assert measured.ok
-    assert measured.missed == ()
-    assert "limits" not in measured.describe()
-    assert 10 < measured.snr_db < 20
-    assert measured.top1 is not None
-    assert 0.9 < measured.top1 < 0.99
-    assert judged(min_agreement=0.9).ok
+    assert measured.ok and measured.missed == () and "limits" not in measured.describe()
+    assert 10 < measured.snr_db < 20 and measured.top1 is not None and 0.9 < measured.top1 < 0.99
     assert judged(min_agreement=0.9, min_snr=10).ok
     strict = judged(min_agreement=0.99)
-    assert not strict.ok
-    (said,) = strict.missed
-    assert said == f"logits: same class for {measured.top1:.1%} of 597 samples, at least 99.0% is asked for"
-    assert str(strict).endswith(f"\noutside the limit: {said}")
+    said = f"logits: same class for {measured.top1:.1%} of 597 samples, at least 99.0% is asked for"
+    assert strict.missed == (said,) and str(strict).endswith(f"\noutside the limit: {said}")
     plain = strict.describe()
     assert (plain["ok"], plain["missed"], plain["limits"]) == (False, [said], {"min_agreement": 0.99, "min_snr": None})
-    (said,) = judged(min_snr=40, min_agreement=0.9).missed
-    assert said == f"logits: {measured.snr_db:.1f} dB, at least 40 is asked for"
-    with pytest.raises(UsageError, match="`min_agreement=` is 95"):
-        judged(min_agreement=95)
 
 
 # The command -------------------------------------------------------------------------------------------------------------
@@ -473,16 +416,11 @@ def test_the_command_names_the_worst_samples_by_their_files(world: World, coarse
 
 def test_the_command_fails_where_a_limit_is_missed(world: World, coarse: Path) -> None:
     request = ("verify", world.model, coarse, "--data", world.arrays)
-    met = world.run(*request, "--min-snr", 10)
-    assert met.status == 0, met.err
+    assert world.run(*request, "--min-snr", 10).status == 0
     found = world.run(*request, "--min-snr", 60)
     assert found.status == 1
     (said,) = [line for line in found.out.splitlines() if line.startswith("outside the limit: ")]
     has(said, "y: ", " dB, at least 60 is asked for")
-    found = world.run(*request, "--min-agreement", "50%", "--json")  # embeddings by their own limits then
-    assert found.status == 1
-    assert any("at least 20" in text or "at least 0.99" in text for text in json.loads(found.out)["missed"])
-    has(world.refused(*request, "--output-kind", "z=classes"), "no output 'z'", "there is y")
     has(world.refused(*request, "--output-kind", "y=mask"), "samples × height × width", "say y=other")
 
 
@@ -509,15 +447,6 @@ def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
     has(world.refused(*request), "build keeps it with --save-onnx: trtopt build")
     (world.folder / "m.engine.json").write_text("{")
     has(world.refused(*request), "m.engine.json can't be read (not JSON", "build the engine again")
-
-
-@pytest.mark.parametrize(("op", "shape"), [("Mul", (1,)), ("MatMul", (6, 4))])
-def test_inputs_that_are_no_samples_run_as_they_stand(op: str, shape: tuple[int, ...]) -> None:
-    """A number beside images, a matrix of fixed size beside rows: nothing is cut into samples there."""
-    net = model([node(op, "x other", "y")], inputs={"x": ("n", 6), "other": shape}, outputs={"y": ("n", "m")})
-    x, other = values(8, 6), values(*shape, seed=1)
-    found = OnnxRunner(net, optimize=True)({"x": x, "other": other})["y"]
-    np.testing.assert_allclose(found, x * other if op == "Mul" else x @ other, rtol=1e-5)
 
 
 def test_a_graph_with_control_flow_is_judged() -> None:

@@ -211,7 +211,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     kinds = kinds_of(model, request)
     evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
     no_share = "" if request.min_agreement is None else without_share(kinds.values())
-    for doubt in filter(None, (too_few(evaluator.different), no_share)):
+    for doubt in filter(None, (too_few(evaluator.samples), no_share)):
         reporter.warn(doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)

@@ -316,12 +316,12 @@ def _speed(subject: _Subject) -> list[str]:
             sentences.append(f"batch {item['batch']}: {item['gpu']['median']:.4g} ms on the GPU (median)")
     if results.run is not None:
         sentences.append(f"run ({results.run['backend']}): {results.run['timing']}")
-    candidates = subject.candidates
-    for candidate in sorted(candidates["candidates"], key=lambda item: item["precision"] != candidates["kept"]):
+    kept = subject.candidates["kept"]
+    for candidate in sorted(subject.candidates["candidates"], key=lambda item: item["precision"] != kept):
+        name = candidate["precision"].upper() + " (kept)" * (candidate["precision"] == kept)
         for times in candidate["times"]:
-            shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
-            mark = " (kept)" if candidate["precision"] == candidates["kept"] else ""
-            sentences.append(f"{candidate['precision'].upper()}{mark}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
+            shapes = ", ".join(" ".join(pair) for pair in times["shapes"].items())
+            sentences.append(f"{name}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
     return sentences
 
 

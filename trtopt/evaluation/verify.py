@@ -37,7 +37,7 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, by_shape, index_outputs, resolve, stated
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.passes.typed import FP16_MAX
-from trtopt.linting.rules import damage, refuse_damaged
+from trtopt.linting.rules import refuse_damaged
 from trtopt.ort.runner import OnnxRunner
 from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
@@ -93,7 +93,6 @@ class Agreement:
         layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
         beyond_fp16: inputs that hold numbers beyond FP16's largest, 65,504, with the largest magnitude.
         choices: outputs of few dB that follow a choice among computed values, with the node that chooses.
-        damage: weights of the candidate that hold NaN or infinity, where its results do.
     """
 
     samples: int
@@ -108,7 +107,6 @@ class Agreement:
     layers: tuple[LayerAgreement, ...] = ()
     beyond_fp16: Mapping[str, float] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
-    damage: str = ""
 
     @property
     def snr_db(self) -> float:
@@ -134,7 +132,7 @@ class Agreement:
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
         values = {**self.figures(), "missed": list(self.missed), "ok": self.ok}
-        known = ("engine", "engine_sha256", "ran", "metric", "beyond_fp16", "choices", "damage")
+        known = ("engine", "engine_sha256", "ran", "metric", "beyond_fp16", "choices")
         values |= {name: plain(value) for name in known if (value := getattr(self, name))}
         if self.layers:
             values["layers"] = [item.describe() for item in self.layers]
@@ -178,9 +176,7 @@ class Agreement:
         lines += [f"{what}: {text}" for text in self.missed]
         if asked and not self.missed:
             lines.append(f"within the limits: {'; '.join(asked)}")
-        if self.damage:
-            lines.append(f"the candidate itself is spoiled: {self.damage}")
-        elif any(item.nonfinite for item in self.outputs):
+        if any(item.nonfinite for item in self.outputs):
             for name, largest in self.beyond_fp16.items():
                 lines.append(
                     f"the samples hold {largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, in the input {name!r}"
@@ -252,8 +248,6 @@ def verify(request: VerifyRequest) -> Agreement:
     if few := [item.name for item in outputs if _lowest_db(item) < FEW_DB]:
         follow = index_outputs(model.proto)
         more["choices"] = {name: follow[name] for name in few if name in follow}
-    if any(item.nonfinite for item in outputs) and not callable(graph):
-        more["damage"] = damage(load_model(graph).proto)
     return replace(agreement, **more)
 
 
