@@ -249,13 +249,7 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         result = _chained(replace(request, reporter=reporter))
     if request.report is None:
         return result
-    reports.report(
-        result.files["engine"],
-        request.report,
-        results=[result],
-        calib=result.files.get("calibration"),
-        reporter=request.reporter,
-    )
+    reports.report(result.files["engine"], request.report, results=[result], reporter=request.reporter)
     return replace(result, files={**result.files, "report": Path(request.report)})
 
 

@@ -22,14 +22,11 @@ from world import Heard
 import trtopt
 from trtopt import cli
 from trtopt.builder.construction import BuildResult
-from trtopt.calibration.histogram import Histogram
-from trtopt.calibration.table import Table, TableEntry
 from trtopt.core.errors import EngineError, MissingDependency, OutputError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis.profiling import EngineProfile
-from trtopt.diagnosis.report import rounding
 from trtopt.diagnosis.results import keep
 from trtopt.evaluation.outputs import OutputAgreement
 from trtopt.graph.output_kinds import Kind
@@ -165,19 +162,6 @@ def refused() -> dict[str, Any]:
     }
 
 
-def table() -> Table:
-    seen = Histogram()
-    seen.add(np.linspace(-1, 1, 1000, dtype=np.float32))
-    worse = Histogram()
-    worse.add(np.array([1e-3] * 1000 + [1.0], np.float32))
-    entries = {
-        "fine": TableEntry(1.0, "minmax", seen),
-        HOSTILE: TableEntry(1.0, "mse", worse),
-        "bare": TableEntry(2.0, "imported"),
-    }
-    return Table(entries, (), {"fingerprint": "f"}, {}, "auto", 8)
-
-
 def measured(engine: Path, **results: Any) -> Path:
     """Put results beside the engine, as commands do; return it."""
     digest = json.loads(Path(f"{engine}.json").read_bytes())["plan"]["sha256"]
@@ -190,7 +174,7 @@ def measured(engine: Path, **results: Any) -> Path:
 def everything(engine: Path) -> dict[str, Any]:
     """A report with all that can be known; equal calls write equal bytes."""
     measured(engine, profile=profiled(), sensitivity=SENSITIVITY, bench=BENCH, tune=BUILD, verify=VERIFY)
-    return dict(trtopt.report(engine, engine.with_suffix(".html"), calib=table()).contents)
+    return dict(trtopt.report(engine, engine.with_suffix(".html")).contents)
 
 
 class Parsed(HTMLParser):
@@ -237,10 +221,6 @@ def test_all_that_is_known_is_said(engine: Path) -> None:
     damage = {layer["name"]: layer["damage_db"] for layer in said["layers"]}
     assert damage["conv1 + relu1"] == pytest.approx(20.0) and damage["both"] == pytest.approx(30.0)
     assert damage["mid"] is None and damage["reformat"] is None  # no noise, or nothing known
-    rows = said["calibration"]["tensors"]
-    assert [row["name"] for row in rows] == [HOSTILE, "fine", "bare"]  # the worst come first
-    assert sum(rows[1]["counts"]) == 1000 and len(rows[1]["edges"]) == len(rows[1]["counts"]) + 1
-    assert rows[2]["counts"] is None
 
 
 def test_what_an_engine_does_of_the_preprocessing_is_said(tmp_path: Path) -> None:
@@ -254,29 +234,19 @@ def test_what_an_engine_does_of_the_preprocessing_is_said(tmp_path: Path) -> Non
     assert told["preprocessing embedded"] == f"image takes pixels (0 to 255), of which the engine makes {embedded}"
 
 
-def test_what_a_threshold_loses() -> None:
-    seen, values = Histogram(), np.linspace(-1, 1, 100_001)
-    seen.add(values.astype(np.float32))
-    for amax, beyond in ((1.0, 0.0), (0.5, 0.5)):
-        steps = np.clip(np.round(values / amax * 127), -127, 127) * amax / 127
-        left, clipped = rounding(seen, amax)
-        assert clipped == pytest.approx(beyond, abs=0.01)
-        assert left == pytest.approx(10 * np.log10((values**2).sum() / ((steps - values) ** 2).sum()), abs=0.1)
-
-
 def test_what_is_not_known_is_no_heading(engine: Path) -> None:
     found = trtopt.report(engine, engine.with_suffix(".html"))
     commands = {entry["command"].split()[1]: entry["command"] for entry in found.unknown}
-    assert commands.keys() == {"profile", "sensitivity", "report", "tune", "bench", "verify"}
+    assert commands.keys() == {"profile", "sensitivity", "tune", "bench", "verify"}
     assert " --data F.npz" in commands["sensitivity"] and " --data F.npz" in commands["verify"]
     images = trtopt.report(made(engine, preprocess={"preset": "imagenet"}), engine.with_suffix(".html"))
     assert sum(" --images DIR --preprocess PRESET" in item["command"] for item in images.unknown) == 3
     assert all(layer["ms"] is layer["damage_db"] is None for layer in found.contents["layers"])
     shown = parsed(found.page)
     text = "".join(shown.text)
-    assert "What else could be known (6)" in text and text.count("not known") == 0
+    assert "What else could be known (5)" in text and text.count("not known") == 0
     assert [item["aria-label"] for item in shown.named("svg")] == ["Precisions in the order of execution"]
-    assert not [word for word in ("Latency", "worst samples", "lose most", "Thresholds", "Choices") if word in text]
+    assert not [word for word in ("Latency", "worst samples", "lose most", "Choices") if word in text]
 
 
 def test_where_fp16_was_delivered_for_what_was_tuned(tmp_path: Path) -> None:
@@ -289,7 +259,6 @@ def test_where_fp16_was_delivered_for_what_was_tuned(tmp_path: Path) -> None:
     assert verdict["accuracy"] == [said]
     assert verdict["line"].endswith(f"{said}; FP16 (kept): 0.8 ms on the GPU at x 8x3")
     assert "The chosen one isn't this engine: FP16 kept: -1.9 dB." in shown
-    assert not [item for item in written.unknown if "calib" in item["command"]]
     engine = made(engine, comparison=refused()["comparison"] | {"kept": "int8", "why": "INT8 kept"})
     written = trtopt.report(measured(engine, build=BUILD), tmp_path / "r.html")
     assert written.contents["verdict"]["accuracy"][-1].startswith("tuned on 24 samples: 26.0 dB")
@@ -333,14 +302,13 @@ def test_warnings_say_what_does_not_fit(engine: Path) -> None:
         layer["name"] += " of another"
     del stranger["batches"][0]
     measured(engine, profile=stranger, bench=BENCH)
-    said = trtopt.report(engine, engine.with_suffix(".html"), calib=table()).contents
+    said = trtopt.report(engine, engine.with_suffix(".html")).contents
     texts = [item["text"] for item in said["warnings"]]
     assert texts[0].startswith("workspace was too small")
     expected = [
         "layers with products that don't run in INT8: 1",
         "no layer that was timed is one of this engine",
         "the GPU is shared: somebody",
-        "the calibration table isn't the one",
     ]
     for text in expected:
         assert any(text in each for each in texts), text
@@ -373,7 +341,7 @@ def test_names_can_not_become_more_than_text(tmp_path: Path) -> None:
         bench={**BENCH, "rows": rows, "gpu": HOSTILE},
         verify=VERIFY,
     )
-    trtopt.report(engine, tmp_path / "h.html", calib=table())
+    trtopt.report(engine, tmp_path / "h.html")
     shown = parsed(tmp_path / "h.html")
     assert len(shown.named("script")) == 1
     assert not [name for _, attributes in shown.tags for name in attributes if name.startswith("on")]
@@ -395,7 +363,7 @@ def test_the_page_loads_nothing_and_can_be_read_by_all(engine: Path) -> None:
     assert policy is not None and f"script-src 'sha256-{digest}'" in policy and policy.startswith("default-src 'none'")
     assert content.startswith("<!DOCTYPE html>\n") and shown.named("html") == [{"lang": "en"}]
     assert all(item.get("role") == "img" and item.get("aria-label") for item in shown.named("svg"))
-    assert len(shown.named("svg")) == 5  # order, damage, two histograms, front
+    assert len(shown.named("svg")) == 3  # order, damage, front
     tags = [tag for tag, _ in shown.tags]
     assert tags.index("svg") < tags.index("details") < tags.index("table")  # pictures lead, and tables are folded
     assert len(shown.named("table")) == len(shown.named("caption")) > 5 and ">12,346<" in content
@@ -413,7 +381,7 @@ def test_many_layers_and_rows_stay_small(tmp_path: Path) -> None:
     found["batches"] = [{**found["batches"][1], "layers": layers}]
     rows = [{**BENCH["rows"][0], "batch": batch} for batch in range(1, 20_001)]  # type: ignore[index]
     measured(engine, profile=found, sensitivity=SENSITIVITY, bench={**BENCH, "rows": rows})
-    written = trtopt.report(engine, tmp_path / "big.html", calib=table())
+    written = trtopt.report(engine, tmp_path / "big.html")
     shown = parsed(written.page)
     assert written.nbytes < 2e6 and len(shown.named("tr")) > 3000
     assert "18000 more rows are left out" in "".join(shown.text)
@@ -523,12 +491,12 @@ def test_builds_write_one_of_all_that_they_know(command: Any, engine: Path, monk
         def to_json(self) -> dict[str, Any]:
             return TUNING
 
-    result = BuildResult(engine, engine, {}, "", 1.0, False, table=table(), tuning=Tuning())
+    result = BuildResult(engine, engine, {}, "", 1.0, False, tuning=Tuning())
     monkeypatch.setattr("trtopt.autotune.building._tuned", lambda *_: result)
     target = engine.with_suffix(".html")
     assert command("m.onnx", engine, int8=True, min_snr=20, report=target) == result
     shown = "".join(parsed(target).text)
-    assert "3 choices on 24 samples" in shown and "Thresholds" in shown
+    assert "3 choices on 24 samples" in shown
     assert command("m.onnx", engine, int8=True, min_snr=20) == result
 
 

@@ -105,7 +105,7 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
                 result.table.save(request.save_calib)
     if request.report is None:
         return result
-    reports.report(result.engine, request.report, results=[result], calib=result.table, reporter=request.reporter)
+    reports.report(result.engine, request.report, results=[result], reporter=request.reporter)
     request.reporter.note(f"{os.fspath(request.report)} says what is known of the engine")
     return result
 

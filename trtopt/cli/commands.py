@@ -379,7 +379,7 @@ def profile(result: Any, values: Options) -> Iterator[str]:
     yield from result.remarks(values["top"])
 
 
-@command_of(ReportRequest, "trtopt report model.engine --calib model.calib.json -o report.html")
+@command_of(ReportRequest, "trtopt report model.engine -o report.html")
 def report(result: Any, values: Options) -> Iterator[str]:
     """Write one HTML page on an engine. It says what isn't known yet, too, and how to find out."""
     yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['line']}"

@@ -54,21 +54,6 @@ def strip(title: str, runs: Sequence[tuple[str, int, int]]) -> str:
     return _svg(title, _WIDTH, 36, parts)
 
 
-def histogram(title: str, edges: Sequence[float], counts: Sequence[int], threshold: float) -> str:
-    """Draw the magnitudes of a tensor, counts by their logarithm, and a line at the largest that is represented."""
-    most, end = math.log1p(max(counts)), max(edges[-1], threshold) * 1.02
-    parts = []
-    for start, stop, count in zip(edges, edges[1:], counts):
-        if height := 110 * math.log1p(count) / most:
-            left, width = start / end * _WIDTH, (stop - start) / end * _WIDTH
-            parts.append(
-                f'<rect class="p-int8" x="{left:.1f}" y="{118 - height:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
-            )
-    at = threshold / end * _WIDTH
-    parts.append(f'<line class="threshold" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="118"/>')
-    return _svg(title, _WIDTH, 120, parts)
-
-
 def _apart(low: float, high: float) -> tuple[float, float]:
     """Limits of an axis, a little further than the values, and never the same."""
     room = (high - low) * 0.06 or abs(low) * 0.1 or 1.0

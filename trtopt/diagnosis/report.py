@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import os
 import re
 import shlex
 from collections import Counter
@@ -18,11 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trtopt.builder.request import BuildRequest
-from trtopt.calibration.histogram import Histogram
-from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError, require
 from trtopt.core.files import existing_file, whole, writing_together
@@ -38,8 +33,7 @@ from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
 from trtopt.evaluation.outputs import decibels, sentence
 
 FORMAT = "trtopt.report/2"
-ROWS, LINES, BARS, WORST = 2000, 12, 12, 12  # of a table, of a part of the verdict, of a chart with names, histograms
-LEVELS, BINS = 127, 64  # of INT8 on either side of 0; of a histogram
+ROWS, LINES, BARS = 2000, 12, 12  # of a table, of a part of the verdict, of a chart with names
 _TEXT, _NODES = 120, 400  # characters of a name, and of the nodes of a layer
 _MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError)  # by a file that was edited, or is a later trtopt's
 _QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32")
@@ -71,7 +65,7 @@ class Report:
 @taking(ReportRequest)
 def report(request: ReportRequest) -> Report:
     """Write a page on an engine: the verdict, what runs in which precision against what was asked, times, accuracy, layers,
-    calibration, warnings, provenance. Nothing is measured; what isn't known is named, with the command that gives it.
+    warnings, provenance. Nothing is measured; what isn't known is named, with the command that gives it.
 
     Equal input gives equal bytes: the page has no time, no path and no random name in it.
 
@@ -81,13 +75,12 @@ def report(request: ReportRequest) -> Report:
 
     Raises:
         UsageError: a file that isn't there, is nothing of the kind, or would be overwritten; a result of another engine.
-        EngineError, EngineMismatch, CalibrationError: as `inspect`; of the table.
+        EngineError, EngineMismatch: as `inspect`.
         MissingDependency, OutputError: jinja2 isn't installed; the page can't be written.
     """
     ready()
     path = existing_file(request.engine, "the engine")
     plan = path.with_suffix("") if path.suffix == ".json" else path  # a manifest's, or itself
-    table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
     engine = inspect(path)
     if not isinstance(engine, EngineReport):
         raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
@@ -97,7 +90,7 @@ def report(request: ReportRequest) -> Report:
         with request.reporter.phase("drawing"):
             results = measurements(request.results, plan)
             subject = _Subject(plan, engine, engine.manifest, results, comparison_of(engine.manifest))
-            contents = plain(_contents(subject, table))
+            contents = plain(_contents(subject))
             page = html(contents).encode()
     except _MISSHAPEN as error:
         if not Path(f"{plan}{BESIDE}").exists():
@@ -129,12 +122,11 @@ class _Subject:
     candidates: Mapping[str, Any]  # the comparison of precisions
 
 
-def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
+def _contents(subject: _Subject) -> dict[str, Any]:
     manifest, results = subject.manifest, subject.results
     layers = _layers(subject)
     accuracy, speed, compared = _accuracy(subject), _speed(subject), subject.candidates
     best = compared if compared.get("best") else None
-    quantized = manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED
     summary = subject.engine.precision_summary
     return {
         "engine": subject.plan.name,
@@ -159,16 +151,15 @@ def _contents(subject: _Subject, table: Table | None) -> dict[str, Any]:
         "times": results.profile if _timed(subject) else None,
         "sensitivity": results.sensitivity,
         "worst": _worst(subject),
-        "calibration": None if table is None else _calibration(table),
         "tuning": results.tuning,
         "latency": results.bench,
-        "warnings": _warnings(subject, layers, table),
+        "warnings": _warnings(subject, layers),
         "provenance": _provenance(subject),
-        "unknown": _unknown(subject, accuracy, table, quantized),
+        "unknown": _unknown(subject, accuracy),
     }
 
 
-def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, quantized: bool) -> list[dict[str, str]]:
+def _unknown(subject: _Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
     """List what can't be said, each with the command that gives it."""
     name, results, samples = shlex.quote(subject.plan.name), subject.results, _samples(subject.manifest)
     again = f"trtopt report {name} -o report.html"  # finds what was measured beside the engine
@@ -177,10 +168,6 @@ def _unknown(subject: _Subject, accuracy: Sequence[str], table: Table | None, qu
         "what INT8 costs in accuracy, layer by layer": (
             results.sensitivity,
             f"trtopt sensitivity MODEL.onnx {samples}; {again}",
-        ),
-        "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote": (
-            table is not None or not quantized,
-            f"{again} --calib T.calib.json",
         ),
         "accuracy against INT8's share": (
             results.tuning,
@@ -325,41 +312,7 @@ def _speed(subject: _Subject) -> list[str]:
     return sentences
 
 
-def _calibration(table: Table) -> dict[str, Any]:
-    rows = [_tensor(name, entry.amax, entry.method, entry.histogram) for name, entry in table.tensors.items()]
-    rows.sort(key=lambda row: (row["snr_db"] is None, row["snr_db"] or 0.0, row["name"]))
-    return {"method": table.method, "samples": table.samples, "tensors": rows}
-
-
-def _tensor(name: str, amax: float, method: str, histogram: Histogram | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "amax": amax, "method": method}
-    if histogram is None or not histogram.absmax:
-        return row | {"absmax": None, "clipped": None, "snr_db": None, "edges": None, "counts": None}
-    snr, clipped = rounding(histogram, amax)
-    bins = int(np.flatnonzero(histogram.counts)[-1]) + 1
-    step = max(1, math.ceil(bins / BINS))
-    counts = [int(histogram.counts[place : min(place + step, bins)].sum()) for place in range(0, bins, step)]
-    edges = [histogram.width * step * place for place in range(len(counts) + 1)]
-    return row | {"absmax": histogram.absmax, "clipped": clipped, "snr_db": snr, "edges": edges, "counts": counts}
-
-
-def rounding(histogram: Histogram, amax: float) -> tuple[float | None, float]:
-    """Estimate a tensor's signal to noise in INT8 by its threshold, in dB, and the share of values beyond it.
-
-    Within the threshold the error is taken for uniform over a step (its square is step²/12 in the mean), and where a bin is
-    wider than a step, no more can be told. Zeros, which lose nothing, are in the first bin with other small values.
-    """
-    middle = (np.arange(len(histogram.counts)) + 0.5) * histogram.width
-    beyond = np.maximum(np.minimum(middle, histogram.absmax) - amax, 0.0)
-    signal = float(histogram.counts @ middle**2)
-    inside = float(histogram.counts @ (beyond == 0))
-    noise = float(histogram.counts @ beyond**2) + inside * (amax / LEVELS) ** 2 / 12
-    return (10 * math.log10(signal / noise) if signal and noise else None), 1 - inside / histogram.total
-
-
-def _warnings(
-    subject: _Subject, layers: Sequence[Mapping[str, Any]], table: Table | None
-) -> list[dict[str, str | None]]:
+def _warnings(subject: _Subject, layers: Sequence[Mapping[str, Any]]) -> list[dict[str, str | None]]:
     """List what to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
     name, warnings = shlex.quote(subject.plan.name), list[tuple[str, str | None]]()
     manifest, results = subject.manifest, subject.results
@@ -371,9 +324,6 @@ def _warnings(
         text = f"layers with products that don't run in {precision.upper()}: {len(others)}"
         do = "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes"
         warnings.append((text, do))
-    digest = (manifest.calibration or {}).get("digest")
-    if table is not None and digest and digest != table.digest:
-        warnings.append(("the calibration table isn't the one that the engine was built with", "give that one"))
     if results.profile is not None and not _timed(subject):
         text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
         warnings.append((text, f"trtopt profile {name}"))
@@ -511,10 +461,6 @@ def _drawings(contents: Mapping[str, Any]) -> dict[str, str]:
         ]
         axes = ("milliseconds", "dB left if only it is quantized")
         drawings["damage"] = charts.scatter("Milliseconds and decibels of each layer", points, *axes, fewer_up=True)
-    tensors = contents["calibration"]["tensors"] if contents["calibration"] is not None else []
-    for number, item in enumerate([item for item in tensors if item["counts"]][:WORST]):
-        title = f"Histogram of {visible(_short(item['name']))}"
-        drawings[f"histogram{number}"] = charts.histogram(title, item["edges"], item["counts"], item["amax"])
     if (tuning := contents["tuning"]) is not None:
         named = {"chosen": "chosen", "before": "before", "whole": "repaired"}
         choices = [(named[key], tuning[key]) for key in named] + [("tried", item) for item in tuning["front"][:ROWS]]

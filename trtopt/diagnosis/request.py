@@ -6,14 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtopt.core import shared_options as shared
 from trtopt.core.options import FILE, about, option
 from trtopt.core.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from trtopt.calibration.table import Table
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,4 @@ class ReportRequest:
     )
     _: KW_ONLY
     results: Sequence[Any] = ()
-    calib: str | os.PathLike[str] | Table | None = shared.table(
-        help="The calibration table: histograms and thresholds."
-    )
     reporter: Reporter = SILENT
