@@ -127,11 +127,7 @@ def _built(request: BuildRequest) -> BuildResult:
 
 
 def goal_asked(request: BuildRequest) -> Goal | None:
-    """Return the goal of a build that isn't `best`, for which layers are chosen; None: there is none.
-
-    Raises:
-        UsageError: the goal can't be right.
-    """
+    """Return the goal of a build that isn't `best`, for which layers are chosen; None: there is none."""
     half = (request.fp16 or request.bf16) and not (request.int8 or request.fp8)
     return goal_of(without(request, "min_snr") if half else request)  # there the builder keeps it
 

@@ -35,13 +35,7 @@ CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "bat
 
 
 def gpu_for(request: BuildRequest) -> DeviceInfo:
-    """The GPU that the engines are measured on.
-
-    Raises:
-        DeviceError: there is none, CUDA can't use it, or the engines are for others.
-        MissingDependency: cuda-bindings isn't installed.
-        UsageError: engines of both precisions can't be made of the model and run.
-    """
+    """Return the GPU to measure engines on; raise where there is none, or no two engines of the model can be run."""
     generation, spec = select(request.backend), spec_of(request)
     gpu, targets = generation.device(spec), generation.targets(spec)
     if gpu is None:
@@ -62,11 +56,8 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
 
 
 def asked_of_builder(request: BuildRequest, precision: Precision, preprocess: Any, *, within: bool) -> BuildRequest:
-    """Return the request for one engine: as it is, or for the same engine without quantization.
-
-    Args:
-        within: a floating one has the samples too, which say what of it has to stay in FP32 to be within the limits.
-    """
+    """Return the request for one engine: as it is, or without quantization; with the samples too if `within`, which say what of
+    it has to stay in FP32 to be within the limits."""
     if precision.quantized:  # with a table, images and data only judge
         return request if request.calib is None else replace(request, images=None, data=None)
     precisions = (Precision.FP32, precision)

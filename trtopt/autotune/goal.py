@@ -47,11 +47,7 @@ class Goal:
 
 
 def goal_of(request: BuildRequest) -> Goal | None:
-    """The goal that a request names; None: it names none.
-
-    Raises:
-        UsageError: it can't be right.
-    """
+    """Return the goal that a request names; None: it names none."""
     limits = Limits.of(request.min_agreement, request.min_snr)
     labels, metric = None if request.labels is None else labels_of(request.labels), None
     if (request.metric is None) != (request.min is None):
@@ -104,11 +100,8 @@ class TunedChoice:
 
 
 class AccuracyEvaluator:
-    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of the model as it is.
-
-    Args:
-        proto: the model as the user gave it, not folded.
-    """
+    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of the model as it is,
+    not folded."""
 
     def __init__(
         self,

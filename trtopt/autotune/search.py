@@ -130,11 +130,7 @@ class Choices:
         return self.total_noise - sum(self.layer_noise[name] for name in left_out)
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the layers to leave out of INT8.
-
-        Raises:
-            AccuracyLost: only without INT8 do the results stay within the limits, or not even so.
-        """
+        """Return the layers to leave out of INT8; AccuracyLost where that doesn't help."""
         left_out: tuple[str, ...] | None = ()
         if self.judged(()).missed:
             left_out = self._search()

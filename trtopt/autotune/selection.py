@@ -150,11 +150,8 @@ class Comparison:
         return _accuracy(mine, self.reference or "") if mine.missed(Limits(min_agreement=0.0, min_snr=LOST)) else ""
 
     def judged(self, limits: Limits) -> Comparison:
-        """Keep the fastest within the limits, quantized only if it is slower in no profile than one in floating point.
-
-        Raises:
-            AccuracyLost: there is none.
-        """
+        """Keep the fastest within the limits, quantized only if it is slower in no profile than one in floating point. Raise
+        AccuracyLost where there is none."""
         outside = {item.precision: item.missed(limits) for item in self.candidates}
         fitting = [item for item in self.candidates if not outside[item.precision]]
         if not fitting:

@@ -189,16 +189,8 @@ class _TunedModel:
 
 
 def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
-    """Find what has to stay out of INT8 for the results to be within the goal.
-
-    Args:
-        request: of an INT8 build; `calib` has the scales, else they are measured on all of the images or data.
-        measure: gives the times of these layers, in INT8 by that table and in floating point; None: they can't be measured.
-
-    Raises:
-        UsageError, DataError, CalibrationError, ModelError: as `build` and `sensitivity`.
-        AccuracyLost: the goal isn't within reach.
-    """
+    """Find what has to stay out of INT8 for the results to be within the goal; `measure` gives the times of layers in INT8 by a
+    table and in floating point, None where they can't be measured."""
     start, reporter = time.monotonic(), request.reporter
     budget = budget_of(request.budget)
     subject = _subject(request)
@@ -424,11 +416,7 @@ def _repaired(
 
 
 def budget_of(text: str | float | None) -> float:
-    """Seconds of "90", "90s", "10min" or "1h"; infinite where there is none.
-
-    Raises:
-        UsageError: it can't be read.
-    """
+    """Return the seconds of "90", "90s", "10min" or "1h"; infinite where there is none."""
     if text is None:
         return math.inf
     value = read_time(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600})

@@ -43,17 +43,6 @@ def scatter(
     return _svg(title, _WIDTH, _HEIGHT, parts)
 
 
-def strip(title: str, runs: Sequence[tuple[str, int, int]]) -> str:
-    """Draw precisions in the order of execution: (precision, first layer from 0, how many)."""
-    scale = _WIDTH / max(1, sum(count for _, _, count in runs))
-    parts = [
-        f'<rect class="p-{precision}" x="{start * scale:.2f}" y="0" width="{count * scale:.2f}" height="36">'
-        f"<title>{precision.upper()}, layers {start + 1} to {start + count}</title></rect>"
-        for precision, start, count in runs
-    ]
-    return _svg(title, _WIDTH, 36, parts)
-
-
 def _apart(low: float, high: float) -> tuple[float, float]:
     """Limits of an axis, a little further than the values, and never the same."""
     room = (high - low) * 0.06 or abs(low) * 0.1 or 1.0

@@ -117,11 +117,7 @@ class Migration:
 
 
 def migrated(source: str) -> Migration:
-    """Translate a command.
-
-    Raises:
-        UsageError: it is another program's, can't be read, or is a file.
-    """
+    """Translate a command; UsageError where it is another program's, can't be read, or is a file."""
     text = source.strip()
     # pathlib's is_file raises for a long command, which is no name of a file
     if "\n" not in text and (os.path.isfile(text) or re.fullmatch(r"\S+\.(py|sh|bash)", text)):  # noqa: PTH113

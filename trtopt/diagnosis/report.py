@@ -14,6 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ def _contents(subject: _Subject) -> dict[str, Any]:
         },
         "precision": _precision(manifest, layers),
         "layers": layers,
+        "order": [(name, len([*run])) for name, run in groupby(layer["precision"] or "unknown" for layer in layers)],
         "kept": [dict(item) for item in manifest.kept],
         "times": results.profile if _timed(subject) else None,
         "sensitivity": results.sensitivity,
@@ -441,13 +443,6 @@ def _nodes(names: Sequence[str]) -> str:
 def _drawings(contents: Mapping[str, Any]) -> dict[str, str]:
     """Draw the charts for which there are numbers."""
     drawings: dict[str, str] = {}
-    runs: list[tuple[str, int, int]] = []
-    for place, layer in enumerate(contents["layers"]):
-        precision = layer["precision"] or "unknown"
-        same = bool(runs) and runs[-1][0] == precision
-        runs = [*runs[:-1], (precision, runs[-1][1], runs[-1][2] + 1)] if same else [*runs, (precision, place, 1)]
-    if runs:
-        drawings["order"] = charts.strip("Precisions in the order of execution", runs[:ROWS])
     damage = [layer for layer in contents["layers"] if layer["ms"] is not None and layer["damage_db"] is not None]
     if damage:
         points = [

@@ -95,14 +95,7 @@ class Results:
 
 
 def measurements(results: Sequence[Any], engine: Path) -> Results:
-    """Gather what was measured of an engine: what lies beside it, if it is of this very plan, and then `results`.
-
-    Args:
-        results: of the functions (with `to_json` or `describe`).
-
-    Raises:
-        UsageError: one of them is of another engine, or of none.
-    """
+    """Gather what was measured of an engine: what lies beside it, if it is of this very plan, and then `results` of functions."""
     gathered, kept = Results(), _kept(engine)
     if kept["results"] and kept["sha256"] == _digest(engine):
         for command, item in kept["results"].items():
@@ -134,12 +127,10 @@ def comparison_of(manifest: Manifest) -> Mapping[str, Any]:
 def keep(
     result: Any, command: str, content: Mapping[str, Any], asked: Mapping[str, Any], reporter: Reporter
 ) -> dict[str, str]:
-    """Write what a command measured, and what it was asked, beside the engine; where that can't be, a note says so.
+    """Write what a command measured, and what it was asked, beside the engine; of a model, beside its quantized engines there.
 
-    What is there of other commands stays, if it is of the same plan; a file that isn't trtopt's stays as it is. Of a model, the
-    engines are meant that lie beside it and are quantized.
-
-    Returns: what tells whose the result is, besides the name.
+    What is there of other commands stays, if it is of the same plan; a file that isn't trtopt's stays as it is. Return what
+    tells whose the result is, besides the name.
     """
     digests = {}
     own = {name: value for name, value in content.items() if command != "run" or name in _RUN}

@@ -126,12 +126,7 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def engine_to_time(request: Any, what: str, instead: str) -> Path:
-    """Return the engine of a request that times it at batch sizes on a GPU.
-
-    Raises:
-        UsageError: its arguments can't be right.
-        DeviceError: there is no GPU; `instead` says what goes without, with the engine's name for {}.
-    """
+    """Return the engine of a request that times it at batch sizes on a GPU; `instead` says what goes without one."""
     choice(request.backend, BACKENDS, "`backend=`")
     if len(set(request.batch)) != len(request.batch):
         raise UsageError(f"`batch=` names a size twice: {', '.join(map(str, request.batch))}")

@@ -70,11 +70,7 @@ class Limits:
     @classmethod
     @typed
     def of(cls, min_agreement: str | float | None, min_snr: float | None) -> Limits | None:
-        """Return those that are given, with the other one's default; None: none is.
-
-        Args:
-            min_agreement: also as text, such as "99%".
-        """
+        """Return those that are given (a share also as "99%"), with the other one's default; None: none is."""
         if min_agreement is None:
             return None if min_snr is None else cls(min_snr=min_snr)
         share = read_share(min_agreement)

@@ -34,11 +34,7 @@ def called(metric: Any) -> str:
 
 
 def metric_of(given: Any, labels: Sequence[int] | None) -> Metric:
-    """Return a function, or the one that "module:function" names, or "path/to/FILE.py:function".
-
-    Raises:
-        UsageError: it can't be imported, isn't a function, or takes labels and there are none.
-    """
+    """Return a function, or the one that "module:function" names, or "path/to/FILE.py:function"."""
     function: Metric = given if callable(given) else _imported(given)
     if labels is None and takes_labels(function):
         raise UsageError(f"`metric='{called(given)}'` takes labels as well: add `labels='FILE'`")
@@ -72,11 +68,7 @@ def _imported(text: str) -> Metric:
 
 
 def labels_of(labels: Any) -> tuple[int, ...]:
-    """Return classes of samples: numbers, or a file of them.
-
-    Raises:
-        UsageError: they aren't numbers, or there is no such file.
-    """
+    """Return classes of samples: numbers, or a file of them."""
     if not isinstance(labels, (str, os.PathLike)):
         try:
             return tuple(map(operator.index, labels))
@@ -106,11 +98,7 @@ def takes_labels(metric: Metric) -> bool:
 
 
 def scored(metric: Metric, name: str, outputs: Outputs, reference: Outputs, labels: Sequence[int] | None) -> float:
-    """Call the function called `name` on these outputs.
-
-    Raises:
-        UsageError: it failed.
-    """
+    """Call the function called `name` on these outputs."""
     arguments: list[Any] = [outputs]
     keywords = {REFERENCE: reference} if REFERENCE in _arguments(metric) else {}
     if takes_labels(metric):

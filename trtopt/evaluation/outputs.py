@@ -287,15 +287,8 @@ class OutputSums:
     def add(
         self, reference: NDArray[Any], candidate: NDArray[Any], samples: int, real: NDArray[np.bool_] | None = None
     ) -> None:
-        """Add a batch of `samples`: two arrays of one shape, of any numeric type.
-
-        Args:
-            real: samples × positions, which aren't padding; for outputs with positions on the second axis.
-
-        Raises:
-            DataError: a reference value isn't finite.
-            UsageError: the channels of boxes aren't as many as before.
-        """
+        """Add a batch of `samples`: two arrays of one shape, of any numeric type. `real` are samples × positions that aren't
+        padding, for outputs with positions on the second axis."""
         old, new = (array if array.ndim else array.reshape(1) for array in (reference, candidate))
         self._counts_samples = self._counts_samples and len(old) == samples
         self._integers = self._integers and old.dtype.kind in "iub" and new.dtype.kind in "iub"

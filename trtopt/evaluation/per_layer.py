@@ -94,15 +94,7 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
 def compare_layers(
     reference: ModelProto, candidate: ModelProto, batches: Sequence[Arrays]
 ) -> tuple[LayerAgreement, ...]:
-    """Compare the tensors of both graphs, in the candidate's order.
-
-    Args:
-        batches: input name → array, the first axis counting samples; of the reference. Samples of one shape in each.
-
-    Raises:
-        UsageError: the graphs have no floating tensor by the same name.
-        DataError, ModelError: ONNX Runtime can't run them.
-    """
+    """Compare the tensors of both graphs, in the candidate's order, on batches of the reference's inputs, samples first."""
     old, new = map(_fp32, (reference, candidate))
     kinds, pairs = _kinds(old), _pairs(old, new)
     exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(new, pairs, kinds), pairs)

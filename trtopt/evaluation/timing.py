@@ -90,14 +90,8 @@ def at_opt(
 def layer_shares(
     sessions: Sequence[Session], samples: Iterable[Arrays], work: Mapping[str, int]
 ) -> list[dict[str, float]]:
-    """Profile engines of one model, with the same profiles, at the opt shapes of each.
-
-    Args:
-        work: node → multiply-accumulates, by which the nodes of a fused layer share its time.
-
-    Returns:
-        of each engine: node → its share of the first one's time, mean over the profiles.
-    """
+    """Profile engines of one model, with the same profiles, at the opt shapes of each: node → its share of the first one's
+    time, mean over the profiles. The nodes of a fused layer share its time by their `work`, multiply-accumulates."""
     runs = []
     for profile in sessions[0].profiles or ({},):
         inputs, _ = at_opt(sessions[0].inputs, profile, map(sessions[0].taken, samples))
