@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from trtopt.autotune.candidates import NATIVE_CACHE, Engines, asked_of_builder, gpu_for
 from trtopt.autotune.goal import Goal, goal_of, too_few
@@ -354,23 +355,11 @@ class _Best:
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess
         if calib is None:
-            scales = real_samples(self.model, request, None).describe()
+            scales: Any = real_samples(self.model, request, None).describe()
         else:
-            scales = {
-                "table": calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "`calib=`"))
-            }
-        return sha256_json(
-            {
-                "model": self.model.fingerprint,
-                "spec": self.spec.describe(),
-                "limits": asdict(self.limits),
-                "calibration": [request.method, request.limit, request.batch],
-                "scales": scales,
-                "samples": self.samples.describe(),
-                "kinds": self.kinds,
-                "preprocess": None if preprocess is None else Preprocess.load(preprocess).describe(),
-                "generation": [generation.family, generation.version],
-                "gpu": str(self.gpu),
-                "trtopt": __version__,
-            }
-        )
+            scales = calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "`calib=`"))
+        prepared = None if preprocess is None else Preprocess.load(preprocess).describe()
+        judged = [asdict(self.limits), self.samples.describe(), self.kinds]
+        quantized = [scales, prepared, request.method, request.limit, request.batch]
+        made = [self.model.fingerprint, self.spec.describe(), generation.family, generation.version, str(self.gpu)]
+        return sha256_json([__version__, made, quantized, judged])

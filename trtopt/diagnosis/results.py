@@ -95,7 +95,7 @@ class Results:
 
 
 def measurements(results: Sequence[Any], engine: Path) -> Results:
-    """Gather what was measured of an engine: what lies beside it, if it is of this very plan, and then `results` of functions."""
+    """Gather what was measured of an engine: what lies beside it, if it is of this very plan, and what functions gave."""
     gathered, kept = Results(), _kept(engine)
     if kept["results"] and kept["sha256"] == _digest(engine):
         for command, item in kept["results"].items():

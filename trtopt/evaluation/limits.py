@@ -48,14 +48,13 @@ def without_share(kinds: Iterable[Kind]) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """The distance that results may have from the reference's.
+    """The distance that results may have from the reference's: by default, or where `min_agreement` alone is given, shares of
+    that, 20 dB for embeddings, boxes and others (where they are next to zero the difference decides), and `MIN_COSINE`.
 
     Attributes:
         min_agreement: share that is the same, of each output whose kind has one (`Kind.shared`); a mask's overlap must be
             `MIN_OVERLAP`, or this where it is less.
-        min_snr: dB, for every floating output, of boxes for each channel that has signal; of an output that is zero the
-            difference decides. None: 20 for embeddings, boxes and others, where the difference decides of all that are next
-            to zero, and embeddings also need a cosine of `MIN_COSINE`.
+        min_snr: dB, for every floating output, of boxes for each channel that has signal; without a cosine then.
     """
 
     min_agreement: float = MIN_AGREEMENT

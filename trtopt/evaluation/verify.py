@@ -232,8 +232,7 @@ def verify(request: VerifyRequest) -> Agreement:
         except DataError:
             refuse_damaged(load_model(reference).proto, "the reference")
             raise
-    outputs = agreement.outputs
-    if request.min_agreement is not None and (warning := without_share(item.kind for item in outputs)):
+    if request.min_agreement is not None and (warning := without_share(item.kind for item in agreement.outputs)):
         request.reporter.warn(warning)
     more: dict[str, Any] = {"limits": limits, "ran": place, "beyond_fp16": batches.beyond_fp16}
     if engine is not None:
@@ -245,10 +244,9 @@ def verify(request: VerifyRequest) -> Agreement:
     if request.per_layer:
         samples = list(rebatched(batches.first, LAYER_SAMPLES))
         more["layers"] = compare_layers(load_model(reference).proto, load_model(graph).proto, samples)
-    if few := [item.name for item in outputs if _lowest_db(item) < FEW_DB]:
-        follow = index_outputs(model.proto)
-        more["choices"] = {name: follow[name] for name in few if name in follow}
-    return replace(agreement, **more)
+    few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
+    follow = index_outputs(model.proto) if few else {}
+    return replace(agreement, choices={name: follow[name] for name in few if name in follow}, **more)
 
 
 def _sides(request: VerifyRequest) -> tuple[Any, Any, Path | None]:
