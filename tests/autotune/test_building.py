@@ -564,7 +564,8 @@ def test_int8_everywhere_is_kept_where_what_was_chosen_for_speed_is_slower_or_no
     assert build(min_snr=20, output_kind=["y=other"]).cached
 
 
-def _with_a_gate(path: Path) -> None:
+@pytest.fixture
+def gated(gpu: Gpu, world: World, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """Squeeze-and-excite behind a grouped convolution and its SiLU, and a convolution that reads the product."""
     text = """<ir_version: 9, opset_import: ["" : 17]> gated (float[batch,3,32,32] x) => (float[batch,16] y) {
         [first] f = Conv<pads=[1,1,1,1]>(x, wf) [grouped] g = Conv<group=16, pads=[1,1,1,1]>(f, wg)
@@ -577,18 +578,18 @@ def _with_a_gate(path: Path) -> None:
     proto.graph.initializer.extend(
         onnx.numpy_helper.from_array(rng.standard_normal(size, np.float32) / 4, name) for name, size in weights.items()
     )
-    onnx.save(proto, path)
+    onnx.save(proto, world.model)
+    generation = select("rtx")
+    monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, gates_in_int8=True))
+    gpu.noise["int8"] = 0.01
+    return gpu
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0])
 def test_squeeze_and_excite_is_in_int8_where_the_engine_is_faster_so(
-    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, factor: float
+    gated: Gpu, build: Build, world: World, factor: float
 ) -> None:
-    _with_a_gate(world.model)
-    gpu.noise["int8"] = 0.01
-    generation = select("rtx")
-    monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, gates_in_int8=True))
-    gpu.longer = lambda session, _: (
+    gated.longer = lambda session, _: (
         factor
         if session.precision == "int8"
         and any("squeeze" in item.nodes and item.precision == "int8" for item in session.layers)
@@ -608,21 +609,17 @@ def test_squeeze_and_excite_is_in_int8_where_the_engine_is_faster_so(
 
 
 def test_a_table_without_scales_of_squeeze_and_excite_says_how_to_get_them(
-    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
+    gated: Gpu, build: Build, world: World
 ) -> None:
-    _with_a_gate(world.model)
-    gpu.noise["int8"] = 0.01
-    generation = select("rtx")
-    monkeypatch.setattr(generation, "capabilities", replace(generation.capabilities, gates_in_int8=True))
     heard = Heard()
     table = trtopt.calibrate(world.model, data=world.arrays).table
     build(min_snr=10, output_kind=["y=other"], calib=table, reporter=heard)
     has("\n".join(heard.notes), "squeeze-and-excite isn't tried in INT8", "`gates=True`")
-    assert gpu.built == ["int8", "fp16"]
+    assert gated.built == ["int8", "fp16"]
     whole = trtopt.calibrate(world.model, data=world.arrays, gates=True).table
     assert whole.tensors.keys() - table.tensors.keys() == {"s", "m", "r", "k"}
     build(min_snr=10, output_kind=["y=other"], calib=whole)
-    assert gpu.built == ["int8", "fp16", "int8", "fp16", "int8"]
+    assert gated.built == ["int8", "fp16", "int8", "fp16", "int8"]
 
 
 @pytest.mark.parametrize(

@@ -133,22 +133,6 @@ def test_what_holds_more_than_fp16_counts_as_fp32_in_every_choice(crops: Any, tm
     assert (result.tuning.chosen.share < 0.6) == (base == "fp16")
 
 
-def test_the_share_is_of_the_shapes_that_the_engine_is_tuned_for(crops: Any, tmp_path: Path) -> None:
-    """It was of the first sample's, which may be a short one."""
-    net = _net(bad=())
-    net.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "width"
-    head = next(item for item in net.graph.initializer if item.name == "w")
-    head.CopyFrom(numpy_helper.from_array(values(4000, 16, seed=3), "w"))
-    next(item for item in net.graph.initializer if item.name == "b").CopyFrom(
-        numpy_helper.from_array(values(4000), "b")
-    )
-    net.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 4000
-    shapes = "x:1x3x16x8,1x3x16x256,8x3x16x256"
-    result = _tuned(net, crops, tmp_path, min_snr=8, shapes=shapes, precision_override=["fc=fp16"])
-    assert result.coverage["fp16"] > 0.001
-    assert result.tuning.chosen.share == pytest.approx(result.coverage["int8"], abs=1e-4)
-
-
 def test_each_layer_that_stays_out_has_to(crops: Any, tmp_path: Path) -> None:
     net = _net(layers=4, bad=(1, 3))
     limit = _tuned(net, crops, tmp_path, min_snr=1).tuning.chosen.snr_db + 15

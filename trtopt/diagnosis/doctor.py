@@ -61,14 +61,11 @@ _DEV, _PROC, _SYS = Path("/dev"), Path("/proc"), Path("/sys")
 
 @dataclass(frozen=True)
 class HostFinding:
-    """Something that `doctor` found.
+    """Something that `doctor` found: what is there, what comes of it, and what to type.
 
     Attributes:
         code: stable name, for scripts.
         level: "error": something doesn't work; "warning": it works, but worse or by chance; "info": worth knowing.
-        fact: what is there.
-        consequence: what comes of it.
-        command: what to type.
     """
 
     code: str
@@ -80,13 +77,7 @@ class HostFinding:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """The facts and findings of `doctor`.
-
-    Attributes:
-        facts: what there is, name → text.
-        findings: what is wrong or worth knowing, errors first.
-        migration: of `migrate=`; then the host wasn't looked at.
-    """
+    """The facts and findings of `doctor`, errors first; or the `migration` of a command, and then the host wasn't looked at."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[HostFinding, ...] = ()

@@ -85,13 +85,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Migration:
-    """The counterpart of a command.
-
-    Attributes:
-        source: the command.
-        commands: trtopt's, in the order to type them.
-        replaced: options that are to be replaced, in their order.
-    """
+    """The counterpart of a command: trtopt's, in the order to type them, and options that are replaced."""
 
     source: str
     commands: tuple[str, ...]

@@ -42,12 +42,7 @@ _QUANTIZED, _PRECISIONS = ("int8", "fp8"), ("int8", "fp8", "fp16", "bf16", "fp32
 
 @dataclass(frozen=True)
 class Report:
-    """The page that `report` wrote.
-
-    Attributes:
-        page: the file; nbytes: of it.
-        contents: what it says, as plain JSON.
-    """
+    """The page that `report` wrote, its size, and what it says as plain JSON."""
 
     page: Path
     nbytes: int

@@ -105,20 +105,15 @@ class OutputAgreement:
     """One output, over all samples. The module says how each figure is made.
 
     Attributes:
-        kind: what it holds.
-        snr_db: dB; inf where equal, -inf where nothing is right.
-        max_abs: the largest absolute difference; inf with non-finite values.
+        snr_db: inf where equal, -inf where nothing is right.   max_abs: inf with non-finite values.
         cosine: of the two outputs as vectors; nan where one is zero. Not a measure of quality.
         nonfinite: NaN and infinite values of the candidate where the reference has none.
-        agreement: share that is the same, of kinds that have one (`Kind.shared`); None for other kinds.
-        parts: of how many that is the share.
-        overlap: of masks outside the reference's commonest class; None for other kinds, and where the rest is less than 10⁻⁴ of
-            the reference's pixels.
-        cosine_mean, cosine_min: of embeddings; None for other kinds, nan where all are zero in the reference.
-        channels: of boxes; None for other kinds.
+        agreement: share of the `parts` that is the same, of kinds that have one (`Kind.shared`).
+        overlap: of masks; None where the rest is less than 10⁻⁴ of the reference's pixels.
+        cosine_mean, cosine_min: of embeddings, nan where all are zero in the reference.   channels: of boxes.
         integers: of whole numbers in both that aren't values, of which dB say nothing.
         unpadded: share of the positions that aren't padding; None: nothing was left out.
-        rows: how many samples it holds (entries of the first axis); near_zero: those whose reference is next to zero.
+        rows: entries of the first axis; near_zero: those whose reference is next to zero.
         spread: over the samples; None where the first axis doesn't count them.
     """
 
@@ -401,10 +396,9 @@ class Measure:
     """The functions that compare outputs of a kind; `Kind` has what is known of it without arrays.
 
     Attributes:
-        part: what is kept of some samples: of the reference and the candidate (in FP64, or both in their own type where they
-            are integers), of which positions aren't padding (samples × positions, or × 1), and of what was kept before.
-        figures: what follows from all that was kept.
-        words: the figures in a line, of `OutputAgreement.describe()`, the number of samples and the share in per cent.
+        part: what is kept of some samples: of reference and candidate (in FP64, or both in their own type where they are
+            integers), of which positions aren't padding (samples × positions, or × 1), and of what was kept before.
+        figures: what follows from all that was kept.   words: the figures in a line, by the number of samples and the share.
         integers: whole numbers aren't values, so that dB say nothing of them.
     """
 
