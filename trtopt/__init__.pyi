@@ -57,7 +57,7 @@ from trtopt.data.preprocess import Preprocess as Preprocess
 from trtopt.data.rebatch import Call as Call
 from trtopt.diagnosis.doctor import DoctorReport as DoctorReport, HostFinding as HostFinding, doctor as doctor
 from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
-from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, bench as bench, profile as profile
+from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
 from trtopt.diagnosis.report import Report as Report, report as report
 from trtopt.engine.difference import Differing as Differing, EngineDifference as EngineDifference
 from trtopt.engine.inspection import (
@@ -75,7 +75,7 @@ from trtopt.engine.storekeeping import (
     list_store as list_store,
     prune_store as prune_store,
 )
-from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow
+from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow, bench as bench
 from trtopt.evaluation.limits import Limits as Limits
 from trtopt.evaluation.outputs import (
     Channels as Channels,

@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from trtopt import cli
-from trtopt.core.errors import DeviceError, ModelError, OutputError, UsageError
+from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.clocks import Clocks
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis.profiling import bench
 from trtopt.evaluation import baselines, benchmark
+from trtopt.evaluation.benchmark import bench
 from trtopt.runtime.session import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
 
@@ -114,20 +114,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "m.engine"
     path.write_bytes(b"plan")
     return path
-
-
-def test_the_page_has_what_was_measured(tmp_path: Path, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(engine: Path, output: Path, *, results: Any, **_: Any) -> None:
-        Path(output).write_text(str(results[0].rows[0].batch))
-
-    monkeypatch.setattr("trtopt.diagnosis.report.report", measured)
-    bench(engine, batch=(8,), iterations=1, report=tmp_path / "r.html")
-    assert (tmp_path / "r.html").read_text() == "8"
-    made = len(FakeSession.made)
-    for wrong in (engine, tmp_path / "none" / "r.html"):
-        with pytest.raises((UsageError, OutputError)):
-            bench(engine, iterations=1, report=wrong)
-    assert len(FakeSession.made) == made  # before anything is measured
 
 
 def _with(monkeypatch: pytest.MonkeyPatch, *given: FakeBaseline) -> None:

@@ -19,6 +19,7 @@ WENT = {
     "M.engine.results.json what was measured",
     "results": "report --results went: what was measured lies beside the engine, M.engine.results.json, and is read there; in "
     "Python trtopt.report(…, results=[…]) takes results",
+    "report": "bench --report went: trtopt bench M.engine, and then trtopt report M.engine -o F.html, which finds its figures",
     "calib": "report --calib went: trtopt sensitivity M.onnx measures what each scale costs, and report draws it",
     "against": "report --against went: trtopt inspect M.engine --diff OTHER.engine says what differs",
     "subject": "doctor M.engine went: trtopt inspect M.engine says what it is, for which GPU, and which TensorRT runs it; "

@@ -1,4 +1,4 @@
-"""Measure an engine as a whole, beside what else can run its model (`bench`), and layer by layer (`profile`).
+"""Time an engine layer by layer.
 
 print(trtopt.profile("resnet50.engine", batch=(32,)))
 """
@@ -11,46 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import plain
-from trtopt.core.errors import require
 from trtopt.core.options import taking
 from trtopt.diagnosis.request import ProfileRequest
-from trtopt.evaluation.benchmark import BenchReport, aligned, engine_to_time, gpu_name, inputs_for, measure
-from trtopt.evaluation.request import BenchRequest
+from trtopt.evaluation.benchmark import aligned, engine_to_time, gpu_name, inputs_for
 from trtopt.runtime.request import opening_options
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import LayerTime, LayerTimes
-
-
-@taking(BenchRequest)
-def bench(request: BenchRequest) -> BenchReport:
-    """Measure an engine, and what else can run the model, on the same inputs.
-
-    Args:
-        against: of "torch", "onnxruntime"; all are opened before anything is measured.
-        batch: samples at a time; empty: what each profile is tuned for.
-        iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
-        data, images, preprocess: real inputs, as for `calibrate`, images prepared as the manifest says; without, synthetic
-            ones, which say how fast it is and nothing else.
-        source: where PyTorch's module comes from, as for `export`.
-
-    Raises:
-        UsageError, OutputError: arguments that can't be right, or a batch outside the engine's shapes.
-        MissingDependency, DeviceError: something in `against` isn't installed; no GPU, or PyTorch can't use it.
-        ModelError: a baseline can't load the model. One that can't run it has a row that says so.
-    """
-    if request.report is not None:
-        require("onnx_ir", "onnx", "a page on the engine")
-        from trtopt.diagnosis import report as reports  # engines are measured without onnx, too
-
-        reports.ready()
-    result = measure(request)
-    if request.report is not None:
-        reports.report(request.engine, request.report, results=[result], reporter=request.reporter)
-        request.reporter.note(f"{request.report} says what is known of the engine")
-    return result
-
-
-# Layers -----------------------------------------------------------------------------------------------------------------
 
 _COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
 

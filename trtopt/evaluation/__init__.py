@@ -1,1 +1,1 @@
-"""Engines and models compared and timed: verify(), and what bench() measures by."""
+"""Engines and models compared and timed: verify() and bench()."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import Plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
+from trtopt.core.options import taking
 from trtopt.core.values import Profile, TensorInfo, choice
 from trtopt.cuda.clocks import Clocks, clocks, others
 from trtopt.cuda.device import probe
@@ -144,8 +145,23 @@ def gpu_name(device: int) -> str:
     return next((str(item) for item in probe().devices if item.ordinal == device), "")
 
 
-def measure(request: BenchRequest) -> BenchReport:
-    """Measure an engine, and what else can run the model, on the same inputs: `trtopt.bench` but for its page."""
+@taking(BenchRequest)
+def bench(request: BenchRequest) -> BenchReport:
+    """Measure an engine, and what else can run the model, on the same inputs.
+
+    Args:
+        against: of "torch", "onnxruntime"; all are opened before anything is measured.
+        batch: samples at a time; empty: what each profile is tuned for.
+        iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
+        data, images, preprocess: real inputs, as for `calibrate`, images prepared as the manifest says; without, synthetic
+            ones, which say how fast it is and nothing else.
+        source: where PyTorch's module comes from, as for `export`.
+
+    Raises:
+        UsageError, OutputError: arguments that can't be right, or a batch outside the engine's shapes.
+        MissingDependency, DeviceError: something in `against` isn't installed; no GPU, or PyTorch can't use it.
+        ModelError: a baseline can't load the model. One that can't run it has a row that says so.
+    """
     reporter = request.reporter
     for name in request.against:
         choice(name, BASELINES, "`against=`")

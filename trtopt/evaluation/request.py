@@ -87,7 +87,7 @@ class BenchRequest:
         help="For ONNX Runtime; default: the engine's source.",
         metavar="M.onnx",
         typed=Path,
-        beside="`against=['onnxruntime']` or `report='F.html'`",
+        beside="`against=['onnxruntime']`",
     )
     source: str | None = option(
         None,
@@ -95,7 +95,6 @@ class BenchRequest:
         typed=str,
         beside="`against=['torch']`",
     )
-    report: str | os.PathLike[str] | None = shared.report()
     backend: str = shared.backend()
     device: int = shared.gpu()
     trust: bool = shared.trust()
