@@ -26,14 +26,18 @@ _FORMAT = "trtopt.results/1"
 Figure = float | Literal["inf", "-inf", "nan"]
 
 
+class _Top(TypedDict):
+    top1: float
+
+
 class Compared(TypedDict):
     """Results of `verify`, as a manifest or a state file has them."""
 
     samples: int
     snr_db: Figure
     top1_agreement: float | None
-    reference_accuracy: dict[str, float] | None
-    candidate_accuracy: dict[str, float] | None
+    reference_accuracy: _Top | None
+    candidate_accuracy: _Top | None
     outputs: dict[str, dict[str, Any]]
 
 
@@ -43,7 +47,12 @@ class _Candidate(TypedDict):
     accuracy: Compared | None
 
 
-class _Comparison(TypedDict):
+class _Chosen(TypedDict, total=False):
+    best: bool
+    limits: dict[str, float | None]
+
+
+class _Comparison(_Chosen):
     candidates: list[_Candidate]
     kept: str
 
