@@ -32,12 +32,8 @@ FEW = 32  # samples; below, one decides too much
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal for results: `Limits`, or the user's own function.
-
-    Attributes:
-        labels: true classes, for a metric that takes them.
-        metric: see `trtopt.evaluation.metric`; more is better.
-    """
+    """A goal for results: `Limits`, or the user's own function (`trtopt.evaluation.metric`; more is better), with true classes
+    for one that takes them."""
 
     limits: Limits | None
     labels: tuple[int, ...] | None = None

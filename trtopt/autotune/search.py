@@ -83,11 +83,7 @@ class Costs:
 
 @dataclass
 class Choices:
-    """The choices of one model: sets of layers that stay out of INT8.
-
-    Args:
-        gates: squeeze-and-excite in INT8, in every choice.
-    """
+    """The choices of one model: sets of layers that stay out of INT8; `gates` are squeeze-and-excite in INT8, in each."""
 
     graph: Callable[[Sequence[str]], ModelProto]
     points: Callable[[Sequence[str]], Points]

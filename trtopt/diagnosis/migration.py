@@ -68,14 +68,8 @@ def wrapped(text: str, indent: int = 4, start: int = 0) -> list[str]:
 
 @dataclass(frozen=True)
 class Replacement:
-    """An option of the old way.
-
-    Attributes:
-        what: as it stands there, such as "--fp16".
-        gone: the first TensorRT without it, such as "TensorRT 11"; empty: all have it.
-        instead: trtopt's way, or why there is none.
-        lacking: trtopt has nothing for it.
-    """
+    """An option of the old way, such as "--fp16"; the first TensorRT without it, such as "TensorRT 11" ("": all have it);
+    trtopt's way, or why there is none, and whether trtopt has nothing for it."""
 
     what: str
     gone: str

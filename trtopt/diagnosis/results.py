@@ -77,11 +77,7 @@ _PROOFS = {  # command → keys that only its result has together
 
 @dataclass
 class Results:
-    """All that was measured of one engine.
-
-    Attributes:
-        accuracy: `verify`'s, of the graph or the engine against FP32.   missed: what of it is outside the limits.
-    """
+    """All that was measured of one engine; of `accuracy`, `verify`'s, what `missed` the limits."""
 
     profile: Any = None
     sensitivity: Any = None
