@@ -15,12 +15,13 @@ from onnx import ModelProto, numpy_helper
 from world import World, has
 
 import trtopt
-from trtopt.core.errors import UsageError
-from trtopt.core.values import TensorInfo
+from trtopt.core.errors import BuildFailed, UsageError
+from trtopt.core.values import Precision, TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.evaluation import verify as module
 from trtopt.evaluation.per_layer import verdict
 from trtopt.ort.runner import OnnxRunner
+from trtopt.trt.generation import Generation
 
 LAYERS = 6
 
@@ -59,9 +60,16 @@ def built(crops: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     folder = tmp_path_factory.mktemp("layers")
     onnx.save(_net(), folder / "net.onnx")
-    for kind, options in (("int8", {"int8": True, "data": {"x": crops}}), ("fp16", {"fp16": True})):
-        graph: dict[str, Any] = {"save_onnx": folder / f"{kind}.onnx", "target": "sm89", **options}
-        trtopt.build(folder / "net.onnx", folder / f"{kind}.engine", **graph)
+    common: dict[str, Any] = {"target": "sm89"}
+    trtopt.build(
+        folder / "net.onnx",
+        folder / "int8.engine",
+        int8=True,
+        data={"x": crops},
+        save_onnx=folder / "int8.onnx",
+        **common,
+    )
+    trtopt.build(folder / "net.onnx", folder / "fp16.engine", fp16=True, save_onnx=folder / "fp16.onnx", **common)
     return folder
 
 
@@ -260,14 +268,24 @@ def test_an_engine_stands_for_the_graph_it_was_built_from_where_no_gpu_is(
 
 
 class _Engine:
-    """Plays a session: the model, 1 % off."""
+    """Plays a session: the graph beside a plan built with outputs, else the model, 1 % off. `fault` is the GPU's own."""
 
+    fault: Any = None
+    built: list[Any]
     outputs = ()
-    inputs = (TensorInfo("x", "float32", ("n", 3, 32, 32)),)
 
-    def __init__(self, path: Path, contexts: int) -> None:
+    def __init__(self, path: Path, contexts: int, trust: bool = False) -> None:
         assert contexts == 1
-        self.run = OnnxRunner(path.with_name("net.onnx"), optimize=False)
+        graph = path.with_name("outputs.onnx") if path.name == "outputs.engine" else path.with_name("net.onnx")
+        proto = onnx.load(graph)
+        if path.name == "outputs.engine":
+            assert path.stat().st_size
+            _Engine.built.append(proto)
+            if _Engine.fault is not None:
+                _Engine.fault(proto)
+        self.run = OnnxRunner(proto, optimize=False)
+        self.profiles: tuple[Any, ...] = ()
+        self.inputs = (TensorInfo("x", "float32", ("n", 3, 32, 32)),)
 
     def __enter__(self) -> Any:
         return self
@@ -282,17 +300,89 @@ class _Engine:
         return {name: array * np.float32(1.01) for name, array in self.run(feed).items()}
 
 
-def test_on_a_gpu_the_engine_itself_runs_and_its_graphs_tensors_are_compared(
-    built: Path, crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> type[_Engine]:
     monkeypatch.setattr(module, "Session", _Engine)
     monkeypatch.setattr(module, "probe", lambda: Probe((DeviceInfo(0, "Played GPU", 89, 1 << 30),), (13, 0)))
+    monkeypatch.setattr(_Engine, "fault", None)
+    monkeypatch.setattr(_Engine, "built", [], raising=False)
+    return _Engine
+
+
+def test_on_a_gpu_the_engine_itself_runs(built: Path, crops: Any, played: type[_Engine]) -> None:
+    found = trtopt.verify(built / "net.onnx", built / "int8.engine", [{"x": crops}])
+    assert found.snr_db == pytest.approx(40, abs=0.1) and not played.built
+    has(found.ran, "int8.engine on Played GPU (sm89")
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("int8", Precision.INT8), ("fp16", Precision.FP16)])
+def test_on_a_gpu_the_tensors_are_the_engines_own(
+    built: Path, crops: Any, played: type[_Engine], monkeypatch: pytest.MonkeyPatch, kind: str, precision: Precision
+) -> None:
+    """The build is real; the GPU that runs it is played, and computes one layer wrongly, which the kept graph doesn't."""
+    layers: list[Any] = []
+    real = Generation.build
+
+    def seen(self: Any, *given: Any, **named: Any) -> Any:
+        plan = real(self, *given, **named)
+        layers.extend(plan.layers)
+        return plan
+
+    monkeypatch.setattr(Generation, "build", seen)
+    monkeypatch.setattr(played, "fault", lambda proto: _swapped_channels(proto))
+    found = trtopt.verify(built / "net.onnx", built / f"{kind}.engine", [{"x": crops}], per_layer=True)
+    has(
+        str(found),
+        "c3 (Conv) loses most by itself",
+        f"another build of {built / f'{kind}.onnx'}, with these as outputs",
+    )
+    by_name = {item.tensor: item for item in found.layers}
+    assert by_name["n3"].own_snr_db < 5
+    assert by_name["n4"].own_snr_db > 20 > by_name["n4"].snr_db + 10  # its error is inherited
+    assert by_name["n2"].snr_db > 20
+    assert not any(name.endswith("_dequantized") for name in by_name)
+    (given,) = played.built
+    assert {item.name for item in given.graph.output} == set(by_name) and set(by_name) >= {"n0", "r0", "n5", "y"}
+    heavy = [layer.precision for layer in layers if layer.kind == "convolution"]
+    assert heavy == [precision] * LAYERS  # as the engine has it
+
+
+def test_a_healthy_engine_has_no_layer_that_is_off(built: Path, crops: Any, played: type[_Engine]) -> None:
     found = trtopt.verify(built / "net.onnx", built / "int8.engine", [{"x": crops}], per_layer=True)
-    assert found.snr_db == pytest.approx(40, abs=0.1)
-    has(found.ran, "int8.engine on Played GPU (sm89", f"its tensors: those of {built / 'int8.onnx'}, in ONNX Runtime")
     graph = trtopt.verify(built / "net.onnx", built / "int8.onnx", [{"x": crops}], per_layer=True)
-    assert found.layers == graph.layers
+    same = {item.tensor: item for item in graph.layers}
+    for item in found.layers:  # the played GPU computes what the graph says
+        assert item.snr_db == pytest.approx(same[item.tensor].snr_db, abs=0.1)
+        assert item.own_snr_db > 20 and item.nonfinite == 0
     has(verdict(found.layers), "no layer is off by itself")
+
+
+def test_values_that_are_not_finite_are_the_first_layers_fault_alone(
+    built: Path, crops: Any, played: type[_Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played, "fault", lambda proto: _overflow(proto))
+    found = trtopt.verify(built / "net.onnx", built / "fp16.engine", [{"x": crops}], per_layer=True)
+    has(verdict(found.layers), "c2 (Conv) is the first to give values that aren't finite")
+    behind = [item for item in found.layers if item.node in ("c4", "c5")]
+    assert behind and not any(item.nonfinite for item in behind)
+
+
+def test_an_engine_without_its_graph_says_how_to_keep_it(
+    built: Path, crops: Any, played: type[_Engine], tmp_path: Path
+) -> None:
     engine = trtopt.build(built / "net.onnx", tmp_path / "bare.engine", fp16=True, target="sm89").engine
-    with pytest.raises(UsageError, match=r"to compare tensors.*--save-onnx"):
+    with pytest.raises(UsageError, match="to compare tensors") as told:
         trtopt.verify(built / "net.onnx", engine, [{"x": crops}], per_layer=True)
+    has(str(told.value), "--save-onnx")
+    assert not played.built
+
+
+def test_a_build_that_fails_names_the_graph_instead(
+    built: Path, crops: Any, played: type[_Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise BuildFailed("no kernel")
+
+    monkeypatch.setattr(Generation, "build", fails)
+    with pytest.raises(BuildFailed, match="compare the tensors of its graph instead"):
+        trtopt.verify(built / "net.onnx", built / "int8.engine", [{"x": crops}], per_layer=True)

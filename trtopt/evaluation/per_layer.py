@@ -7,13 +7,17 @@ Q/DQ pairs are held against those before, which tells the error of a scale from 
 An error that is large beside its own tensor may be nothing to the nodes behind it, as in a branch that is scaled to nearly
 nothing and added to another. So the nodes also run on tensors that have their own errors, twice, one behind the other, and
 a layer is blamed for no more than what those that read it, and those behind these, make of its error.
+
+An engine can't run in pieces. There it is the reference that does: each of its nodes is given the engine's tensors, and what it
+makes of them is what the engine should have.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,7 +55,8 @@ class LayerAgreement(Described):
         tensor: its name in the candidate.
         node, op: who makes it there.
         snr_db: against the reference's, with all that came before.
-        own_snr_db: the node's own error alone: where it is given the reference's tensors.
+        own_snr_db: the node's own error alone: where it is given the reference's tensors; of an engine, where the reference's
+            node is given the engine's.
         felt_snr_db: that, or what the next two nodes behind it make of such errors, where that is nearer to the reference.
         nonfinite: values that are NaN or infinite by the node's own fault, where the reference's aren't.
     """
@@ -92,35 +97,53 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
 
 
 def compare_layers(
-    reference: ModelProto, candidate: ModelProto, batches: Sequence[Arrays]
+    reference: ModelProto,
+    candidate: ModelProto,
+    batches: Sequence[Arrays],
+    engine: Callable[[Arrays], Arrays] | None = None,
+    size: int = 1,
 ) -> tuple[LayerAgreement, ...]:
-    """Compare the tensors of both graphs, in the candidate's order, on batches of the reference's inputs, samples first."""
+    """Compare the tensors of both graphs, in the candidate's order.
+
+    Args:
+        batches: input name → array, the first axis counting samples; of the reference. Samples of one shape in each.
+        engine: of the candidate: gives `tensors_of_engine`, from inputs of the reference.
+        size: samples that it takes at a time.
+
+    Raises:
+        UsageError: the graphs have no floating tensor by the same name.
+        DataError, ModelError: ONNX Runtime can't run them.
+    """
     old, new = map(_fp32, (reference, candidate))
-    kinds, pairs = _kinds(old), _pairs(old, new)
-    exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(new, pairs, kinds), pairs)
-    whole_candidate, preprocessing = _opened(new, pairs), embedded_in(candidate)
+    kinds, pairs, cut = _kinds(old), _pairs(old, new), new
+    if engine is not None:
+        pairs, cut = {name: name for name, other in pairs.items() if name == other}, old
+    exact, pieces = _opened(old, dict.fromkeys(pairs.values())), _opened(_cut(cut, pairs, kinds), pairs)
+    run = engine or partial(_run, _opened(new, pairs))
+    preprocessing = None if engine else embedded_in(candidate)
     # Of each tensor the powers of signal and noise: with all that came before, of the node alone, and of what becomes of errors
     # one node and two before it.
     powers = {name: np.zeros((2 + HOPS, 2)) for name in pairs}
     nonfinite = dict.fromkeys(pairs, 0)  # by the node's own fault
-    for chunk in _chunks(old, batches):
+    for chunk in _chunks(old, batches, size):
         tensors = _run(exact, chunk) | chunk
         inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
-        results = _run(whole_candidate, inputs)
-        own = _given(pieces, inputs, {name: tensors[other] for name, other in pairs.items()})
+        results = run(inputs)
+        before = results if engine else {name: tensors[other] for name, other in pairs.items()}
+        own = _given(pieces, inputs, before)
         felt = [own]
         for _ in range(HOPS):  # what the nodes make of tensors that have errors, and of what comes of that
             felt.append(_given(pieces, inputs, felt[-1]))
         for name, other in pairs.items():
-            expected, found = tensors[other], own[name]
+            expected, found = (own[name], results[name]) if engine else (tensors[other], own[name])
             powers[name] += [
-                _powers(expected, results[name]),
+                _powers(tensors[other], results[name]),
                 _powers(expected, found),
                 *(_powers(own[name], arrays[name]) for arrays in felt[1:]),
             ]
             nonfinite[name] += int((np.isfinite(expected) & ~np.isfinite(np.asarray(found, np.float64))).sum())
     makers = {name: node for node in candidate.graph.node for name in node.output}
-    readers = _readers(new, pairs)
+    readers = _readers(cut, pairs)
     agreements = []
     for name in pairs:
         node = makers[name]
@@ -133,6 +156,15 @@ def compare_layers(
             felt_db = max(felt_db, min((float(in_db(*powers[other][2 + hop])) for other in behind), default=-math.inf))
         agreements.append(LayerAgreement(name, node.name, node.op_type, whole, own_db, felt_db, nonfinite[name]))
     return tuple(agreements)
+
+
+def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ...]:
+    """Return what of an engine's graph can be an output and compared: the tensors of its layers, not those behind Q/DQ pairs.
+
+    Raises:
+        UsageError: there are none.
+    """
+    return tuple(name for name, other in _pairs(_fp32(reference), _fp32(graph)).items() if name == other)
 
 
 def _given(pieces: Any, inputs: Arrays, tensors: Arrays) -> Arrays:
@@ -187,11 +219,11 @@ def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
     return open_session(proto, outputs=outputs, optimize=False, purpose="comparing layers")
 
 
-def _chunks(reference: ModelProto, batches: Sequence[Arrays]) -> Iterator[dict[str, Array]]:
-    """The samples, so many at a time as the reference says, or one."""
+def _chunks(reference: ModelProto, batches: Sequence[Arrays], size: int) -> Iterator[dict[str, Array]]:
+    """The samples, so many at a time as the reference says, or `size`."""
     infos = [info for name, info in network_inputs(reference).items() if name in batches[0]]
     fixed = (info.shape[0] for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0)
-    size = 1 if alone(infos) else int(next(fixed, 1))
+    size = 1 if alone(infos) else int(next(fixed, size))
     for batch in batches:
         for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
             yield laid_out(chunk, infos)

@@ -61,7 +61,7 @@ class VerifyRequest:
     min: float | None = shared.least(beside="`metric='MODULE:FUNCTION'`")
     per_layer: bool = option(
         False,
-        help="Compare tensor by tensor too, and say where it breaks; of an engine, the graph's that --save-onnx kept.",
+        help="Compare tensor by tensor too, and say where it breaks; an engine's by building it with these as outputs.",
     )
     reporter: Reporter = SILENT
 

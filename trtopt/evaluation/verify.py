@@ -17,12 +17,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
+from trtopt.builder.instrumented import build_with_outputs
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import opened_regular, sha256_file
 from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
 from trtopt.core.shapes import outside
+from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
@@ -31,7 +35,13 @@ from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits, not_finite, without_share
 from trtopt.evaluation.metric import called, labels_of, metric_of, of_all, scored, takes_labels
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, rows_of, sentence, spread
-from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES, LayerAgreement, compare_layers, verdict
+from trtopt.evaluation.per_layer import (
+    SAMPLES as LAYER_SAMPLES,
+    LayerAgreement,
+    compare_layers,
+    tensors_of_engine,
+    verdict,
+)
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, by_shape, index_outputs, resolve, stated
@@ -200,11 +210,12 @@ def verify(request: VerifyRequest) -> Agreement:
         metric, min: a function (`trtopt.evaluation.metric`), or module:function, called with the outputs of both.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
             Values that are NaN or infinite, where the reference's are finite, are missed without them, too.
-        per_layer: compare the tensors that both graphs have by the same name, too, on the first samples; of an engine, those of
-            its graph.
+        per_layer: compare the tensors that both graphs have by the same name, too, on the first samples. On a GPU an engine is
+            built again for that, from the graph that was kept, with its layers' tensors as outputs.
 
     Raises:
         ModelError, EngineError, DeviceError: one of them can't run.
+        BuildFailed: an engine can't be built with tensors inside it as outputs.
         DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
         UsageError: the arguments can't be right: no samples, two engines or one whose graph is needed and wasn't kept, samples
             outside its shapes, outputs or labels that don't fit, a kind or limit that can't be.
@@ -243,7 +254,11 @@ def verify(request: VerifyRequest) -> Agreement:
         more["metric"] = Scores(name, before, after, request.min)
     if request.per_layer:
         samples = list(rebatched(batches.first, LAYER_SAMPLES))
-        more["layers"] = compare_layers(load_model(reference).proto, load_model(graph).proto, samples)
+        protos = load_model(reference).proto, load_model(graph).proto
+        own = engine is not None and probe()
+        more["layers"] = (
+            _layers_of(engine, *protos, samples, request.reporter) if own else compare_layers(*protos, samples)
+        )
     few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
     follow = index_outputs(model.proto) if few else {}
     return replace(agreement, choices={name: follow[name] for name in few if name in follow}, **more)
@@ -273,7 +288,7 @@ def _candidate(
 ) -> tuple[Runner, str]:
     """Open the candidate; return it as a function of the model's own inputs, and what an engine's results come from."""
     if engine is not None and (gpu := probe()):
-        tensors = f"; its tensors: those of {graph}, in ONNX Runtime" * request.per_layer
+        tensors = f"; its tensors: another build of {graph}, with these as outputs" * request.per_layer
         session = stack.enter_context(Session(engine, contexts=1))
         return session_runner(session), f"{engine} on {gpu.devices[0]}{tensors}"
     if callable(graph):
@@ -332,6 +347,26 @@ def _lowest_db(output: OutputAgreement) -> float:
     if output.integers:
         return math.inf
     return output.spread.lowest if output.spread and output.spread.figure == "snr_db" else output.snr_db
+
+
+def _layers_of(
+    engine: Path, reference: ModelProto, graph: ModelProto, samples: Sequence[Arrays], reporter: Reporter
+) -> tuple[LayerAgreement, ...]:
+    """Compare the engine itself, by a build with its tensors as outputs."""
+    manifest, preprocessing = load_manifest(engine), embedded_in(graph)
+    assert manifest is not None  # it names the graph
+    tensors = tensors_of_engine(reference, graph)
+    with scratch() as folder:
+        plan = build_with_outputs(manifest, graph, tensors, folder, reporter=reporter)
+        with Session(plan, contexts=1, trust=True) as session:  # built just now
+            types = {item.name: item.dtype for item in session.inputs}
+            batches = [shape.min[0] for profile in session.profiles for shape in profile.values() if shape.min]
+
+            def run(feed: Arrays) -> Arrays:
+                arrays = feed if preprocessing is None else preprocessing.to_pixels(feed)
+                return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
+
+            return compare_layers(reference, graph, samples, run, min(batches, default=1))
 
 
 def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
