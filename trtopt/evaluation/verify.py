@@ -255,10 +255,10 @@ def verify(request: VerifyRequest) -> Agreement:
     if request.per_layer:
         samples = list(rebatched(batches.first, LAYER_SAMPLES))
         protos = load_model(reference).proto, load_model(graph).proto
-        own = engine is not None and probe()
-        more["layers"] = (
-            _layers_of(engine, *protos, samples, request.reporter) if own else compare_layers(*protos, samples)
-        )
+        if engine is not None and probe():
+            more["layers"] = _layers_of(engine, *protos, samples, request.reporter)
+        else:
+            more["layers"] = compare_layers(*protos, samples)
     few = [item.name for item in agreement.outputs if _lowest_db(item) < FEW_DB]
     follow = index_outputs(model.proto) if few else {}
     return replace(agreement, choices={name: follow[name] for name in few if name in follow}, **more)
