@@ -20,6 +20,9 @@ from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.work import lost_shapes
 from trtopt.trt.profiles import validate_profiles
 
+_SAME = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)} - {
+    *("workspace", "timing_cache")  # given as texts
+}
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 
 
@@ -49,9 +52,8 @@ def spec_of(request: BuildRequest) -> BuildSpec:
             raise UsageError(
                 f"`precision_override=['{override.pattern}={node_precision}']` needs `{node_precision}=True`: {here}"
             )
-    names = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
     return BuildSpec(
-        **{name: getattr(request, name) for name in names - {"workspace", "timing_cache"}},
+        **{name: getattr(request, name) for name in _SAME},
         precision=precision,
         remainder=base if precision.quantized else Precision.FP16,
         io_fp32=request.fp32_io,
@@ -60,6 +62,27 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace, "`workspace=`"),
         timing_cache=Path(request.timing_cache) if request.timing_cache and not is_none(request.timing_cache) else None,
+    )
+
+
+def request_of(
+    spec: BuildSpec, model: str | os.PathLike[str], output: str | os.PathLike[str], **options: Any
+) -> BuildRequest:
+    """Return a request that `spec_of` makes that specification of; what isn't said in it, and how it is built, in `options`."""
+    half = spec.base is Precision.FP16 and not spec.precision.quantized
+    return BuildRequest(
+        model,
+        output,
+        **{name: getattr(spec, name) for name in _SAME if name not in options},
+        int8=spec.precision is Precision.INT8,
+        fp8=spec.precision is Precision.FP8,
+        bf16=spec.base is Precision.BF16,
+        fp16=half,
+        fp32_io=spec.io_fp32,
+        workspace=spec.workspace,
+        precision_override=[f"{item.pattern}={item.precision}" for item in spec.overrides],
+        shapes=spec.profiles,
+        **options,
     )
 
 

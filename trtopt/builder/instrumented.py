@@ -7,13 +7,12 @@ in the graph. Names of DequantizeLinear's results aren't for this: as an output 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from onnx import ModelProto
 
 from trtopt.builder.execute import kept_timing
-from trtopt.core.documents import converted
 from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
 from trtopt.core.progress import SILENT, Reporter
@@ -26,11 +25,9 @@ from trtopt.graph.proto import infer_shapes, whole_copy
 from trtopt.trt import select
 from trtopt.trt.layers import HEAVY_OPS
 
-# What of a spec doesn't come from the engine's manifest: the graph has it, it says how a plan is kept, or is given here.
-_OWN = {
-    "embed_preprocess", "overrides", "profiles", "targets", "backend", "calibrator", "timing_cache", "version_compatible",
-    "exclude_lean_runtime", "strip", "refit", "allow_precision_fallback", "device",
-}  # fmt: skip
+LAYERS = (  # options that make other layers
+    "precision", "remainder", "io_fp32", "workspace", "optimization_level", "hardware_compatibility", "sparsity", "tf32",
+)  # fmt: skip
 
 
 def build_with_outputs(
@@ -47,7 +44,11 @@ def build_with_outputs(
         UsageError: its scales are TensorRT's own, which the graph doesn't hold.
         UnsupportedRequest, BuildFailed, NoBackend: from TensorRT.
     """
-    spec, generation = _spec(manifest), select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
+    generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
+    # The rest of what was asked for is in the graph, or says how a plan is kept.
+    layers = {name: getattr(manifest.asked, name) for name in LAYERS}
+    targets = parse_targets(manifest.targets)
+    spec = BuildSpec(**layers, profiles=manifest.ranges, targets=targets, allow_precision_fallback=True)
     if spec.precision.quantized and not is_quantized(graph):
         raise UsageError(
             "the engine's scales are those of TensorRT's own calibrator, which its graph doesn't hold: build it with trtopt's "
@@ -78,14 +79,6 @@ def build_with_outputs(
         ) from error
     write_bytes(plan, engine.plan)
     return plan
-
-
-def _spec(manifest: Manifest) -> BuildSpec:
-    same = {item.name for item in fields(BuildSpec)} - _OWN
-    spec = converted({name: value for name, value in manifest.spec.items() if name in same}, BuildSpec)
-    return replace(
-        spec, profiles=manifest.ranges, targets=parse_targets(manifest.targets), allow_precision_fallback=True
-    )
 
 
 def _precisions(

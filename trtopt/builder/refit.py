@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto, TensorProto
 
+from trtopt.builder.asked import request_of
 from trtopt.builder.lowering import lower
 from trtopt.builder.plan import BuildPlan, plan_build
-from trtopt.builder.request import BuildRequest, RefitRequest
+from trtopt.builder.request import RefitRequest
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.files import check_ending, existing_file, json_bytes, whole, writing_together
 from trtopt.core.options import taking
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import scratch
-from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
 from trtopt.graph.io import load_model, save_model
@@ -39,11 +39,6 @@ from trtopt.trt.plans import host_code_refused
 if TYPE_CHECKING:
     from trtopt.calibration.table import Table
 
-_SAME = (
-    "io_fp32", "embed_preprocess", "calibrator", "workspace", "optimization_level", "hardware_compatibility",
-    "version_compatible", "exclude_lean_runtime", "strip", "refit", "sparsity", "tf32",
-)  # fmt: skip
-_RENAMED = {"io_fp32": "fp32_io"}  # in a request
 _WHOLE = {"INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL", "STRING"}  # types of shapes, axes and masks
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 _SIZING = ("Resize", "Upsample")  # whose numbers are no weights
@@ -245,36 +240,23 @@ def _planned(
     reporter: Reporter,
 ) -> BuildPlan:
     """Plan the build that the engine's manifest tells of, for another model."""
-    spec = manifest.spec
-    precision, base = Precision(spec["precision"]), Precision(spec["precision"])
-    if precision.quantized:
-        base = Precision(spec["remainder"])
-        if spec.get("calibrator") == "native":
-            raise UnsupportedRequest(
-                f"{engine} can't take other weights",
-                [
-                    "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"
-                ],
-            )
+    spec = manifest.asked
+    if spec.precision.quantized:
+        if spec.calibrator == "native":
+            why = "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"
+            raise UnsupportedRequest(f"{engine} can't take other weights", [why])
         if calib is None and not is_quantized(load_model(model).proto):
             raise UsageError(
-                f"{engine} is {precision.upper()}, and its scales aren't in its manifest: give the table that it was built "
-                "with as `calib='T.calib.json'`, or one calibrated on the new model"
+                f"{engine} is {spec.precision.upper()}, and its scales aren't in its manifest: give the table that it was "
+                "built with as `calib='T.calib.json'`, or one calibrated on the new model"
             )
-    options: dict[str, Any] = {_RENAMED.get(name, name): spec[name] for name in _SAME if name in spec}
-    options |= {str(item): True for item in {precision, base} if item is not Precision.FP32}
-    if precision.quantized and base is Precision.FP16:
-        del options["fp16"]  # which is what the rest is in
-    embedded = manifest.embedded
     return plan_build(
-        BuildRequest(
+        request_of(
+            spec,
             model,
             engine,
-            **options,
             calib=calib,
-            preprocess=None if embedded is None else embedded["preprocess"],
-            precision_override=tuple(spec.get("overrides", ())),
-            shapes=spec.get("profiles", ()),  # of the model's own inputs, where the engine takes pixels
+            preprocess=None if manifest.embedded is None else manifest.embedded["preprocess"],
             target=tuple(manifest.targets),
             backend="rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
             device=device,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -38,9 +38,7 @@ from trtopt.core.documents import (
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import (
-    BACKENDS,
-    CALIBRATORS,
-    HARDWARE_LEVELS,
+    BuildSpec,
     Kept,
     Kind,
     LayerInfo,
@@ -150,56 +148,6 @@ class _Maker(TypedDict):
     gpu: Name | None
 
 
-class _Computing(TypedDict):
-    precision: _Precision
-
-
-class _Asked(_Computing, total=False):
-    """`BuildSpec.describe()`."""
-
-    remainder: _Precision
-    io_fp32: bool
-    embed_preprocess: bool
-    overrides: Sequence[str]
-    profiles: Sequence[_Shapes]
-    targets: Sequence[str]
-    backend: Annotated[str, one_of(BACKENDS)]
-    calibrator: Annotated[str, one_of(CALIBRATORS)]
-    workspace: Positive | None
-    optimization_level: Annotated[int, Meta(ge=0, le=5)] | None
-    timing_cache: Name | None
-    hardware_compatibility: Annotated[str, one_of(HARDWARE_LEVELS)]
-    version_compatible: bool
-    exclude_lean_runtime: bool
-    strip: bool
-    refit: bool
-    sparsity: bool
-    tf32: bool
-    allow_precision_fallback: bool
-
-
-class _Kept(_Computing):
-    """`Kept`."""
-
-    node: Name
-    op: AnyText
-    reason: Name
-
-
-class _Kernel(TypedDict, total=False):
-    reads: Sequence[AnyText]
-    writes: Sequence[AnyText]
-    tactic: AnyText
-
-
-class _Layer(_Computing, _Kernel):
-    """`LayerInfo`."""
-
-    name: Name
-    kind: Annotated[str, one_of([*HEAVY, "other"])]
-    nodes: Sequence[Name]
-
-
 class _Batched(TypedDict, total=False):
     batch_axis: Count | None
 
@@ -247,9 +195,8 @@ class _Compared(TypedDict):
 
 _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
     "generation": _Maker,
-    "spec": _Asked,
-    "layers": list[_Layer],
-    "kept": list[_Kept],
+    "layers": list[LayerInfo],
+    "kept": list[Kept],
     "inputs": list[_Tensor],
     "outputs": list[_Tensor],
     "source": _Source,
@@ -341,7 +288,12 @@ class Manifest:
     @property
     def ranges(self) -> tuple[Profile, ...]:
         """The shapes that each profile allows, of the inputs that aren't fixed."""
-        return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in self.profiles)
+        return _ranges(self.profiles)
+
+    @property
+    def asked(self) -> BuildSpec:
+        """The specification that it was built with."""
+        return spec_of(self.spec)
 
     @property
     def origin(self) -> PlanOrigin:
@@ -423,21 +375,16 @@ def read_manifest(path: Path) -> Manifest:
 
 def _check_values(manifest: Manifest) -> None:
     """Raise Damaged for a value of the right type that can't be read."""
-    for where, targets in (("targets", manifest.targets), ("spec.targets", manifest.spec.get("targets", ()))):
-        parsed(targets, parse_targets, where)
-    for text in manifest.spec.get("overrides", ()):
-        parsed(text, Override.parse, "spec.overrides")
-    for where, profiles in (("profiles", manifest.profiles), ("spec.profiles", manifest.spec.get("profiles", ()))):
-        for number, profile in enumerate(profiles):
-            for name, text in profile.items():
-                parsed(text, ShapeRange.parse, f"{where}[{number}].{name}")
-    if manifest.preprocess is not None:
-        parsed(manifest.preprocess, Preprocess.load, "preprocess")
-    if manifest.embedded is not None:
-        parsed(manifest.embedded["preprocess"], Preprocess.load, "embedded.preprocess")
-        names = [item["name"] for item in manifest.inputs]
-        if (takes := manifest.embedded["input"]) not in names:
-            raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
+    embedded = manifest.embedded or {"preprocess": None}
+    spec_of(manifest.spec)
+    parsed(manifest.targets, parse_targets, "targets")
+    parsed(manifest.profiles, _ranges, "profiles")
+    for where, preprocess in (("preprocess", manifest.preprocess), ("embedded.preprocess", embedded["preprocess"])):
+        if preprocess is not None:
+            parsed(preprocess, Preprocess.load, where)
+    names = [item["name"] for item in manifest.inputs]
+    if manifest.embedded is not None and (takes := manifest.embedded["input"]) not in names:
+        raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
     for where, tensors in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         for number, tensor in enumerate(tensors):
             if (axis := tensor.get("batch_axis") or 0) >= max(1, len(tensor["shape"])):
@@ -446,6 +393,28 @@ def _check_values(manifest: Manifest) -> None:
         str(parsed(graph, partial(path_in, Path()), "graph_file"))
     ):
         raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
+
+
+def _ranges(profiles: Sequence[Mapping[str, str]]) -> tuple[Profile, ...]:
+    return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in profiles)
+
+
+def spec_of(described: Mapping[str, Any]) -> BuildSpec:
+    """Return the specification that `BuildSpec.describe` has written down; Damaged where it can't be read."""
+    if "precision" not in described:
+        raise Damaged("spec lacks 'precision'")
+    texts: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "overrides": (list[str], lambda texts: tuple(map(Override.parse, texts))),
+        "profiles": (list[dict[Name, str]], _ranges),
+        "targets": (list[str], parse_targets),
+    }
+    read = {
+        name: parsed(converted(described[name], kind, f"spec.{name}"), parse, f"spec.{name}")
+        for name, (kind, parse) in texts.items()
+        if name in described
+    }
+    others = {name: value for name, value in described.items() if name not in texts}
+    return replace(parsed(others, partial(converted, kind=BuildSpec), "spec"), **read)
 
 
 def embedded_by(manifest: Manifest | None) -> Embedded | None:
