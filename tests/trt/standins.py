@@ -78,7 +78,7 @@ class Simulation:
         self.fail: str | None = None
         self.block: Any = None
         self.has_gpu = True
-        self.start_error = ""  # what the logger says of a builder that doesn't start
+        self.start_error = ""  # what the logger says of a builder that can't start
         self.shared = True
         self.no_context: str | None = None
         self.contexts: list[Any] = []

@@ -403,7 +403,7 @@ def test_a_builder_that_does_not_start_says_what_tensorrt_said(stand_in: Install
     sim, generation = stand_in("11.4.0")
     sim.start_error = "Unable to load library: libnvinfer_builder_resource_sm90.so.11.2.1"
     with pytest.raises(
-        BackendError, match=r"doesn't start: its library libnvinfer_builder_resource_sm90.so.11.2.1"
+        BackendError, match=r"can't start: its library libnvinfer_builder_resource_sm90.so.11.2.1"
     ) as told:
         build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
     assert "needs a GPU" not in str(told.value) and "nullptr" not in str(told.value)

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +30,10 @@ from trtopt.core.files import existing_file, whole, write_bytes
 from trtopt.core.locks import alone
 from trtopt.core.native import last_words
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
+from trtopt.core.values import BuildSpec, Issue, LayerInfo
 from trtopt.core.version import to_install
 from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo, current_gpu
-from trtopt.data.rebatch import Arrays
 from trtopt.trt import lean_library, parsing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
@@ -242,9 +241,9 @@ class Generation(Loader):
     @contextlib.contextmanager
     def _network(self, model: Path) -> Iterator[Any]:
         """The network that the parser makes of `model`."""
-        nodes = parsing.graph_nodes(parsing.light_model(existing_file(model, "the model")))
+        light = parsing.light_model(existing_file(model, "the model"))
         with self._parser() as (objects, messages):
-            if problem := parsing.parse(objects.parser, model, nodes, messages, str(model)):
+            if problem := parsing.parse(objects.parser, model, parsing.graph_nodes(light), messages, str(model)):
                 raise problem
             yield objects.network
 
@@ -253,26 +252,16 @@ class Generation(Loader):
         model: Path,
         spec: BuildSpec,
         *,
-        quantized: bool,
-        layer_precision: Mapping[str, Precision] | None = None,
-        preferred: Mapping[str, Precision] | None = None,
-        calibration: Iterable[Arrays] | None = None,
-        calibration_batch: int = 8,
-        calibration_cache: bytes | None = None,
         name: str = "",
         reporter: Reporter = SILENT,
+        **more: Any,
     ) -> BuiltPlan:
         """Parse `model` and build a plan.
 
         Args:
             model: an ONNX file; typed as `spec` wants where `typed(spec)`, else FP32-typed.
-            quantized: the graph holds Q/DQ.
-            layer_precision: ONNX node name → precision, for weakly typed builds only (a typed graph says it itself).
-            preferred: likewise, where it can be built; what the layer gives is left to TensorRT.
-            calibration: host batches (input name → array, first axis = samples) for `spec.calibrator == "native"`.
-            calibration_batch: samples that TensorRT's calibrator gets at a time.
-            calibration_cache: a cache that TensorRT's calibrator wrote before; then no data is read.
             name: what messages call the model; empty: its path.
+            more: the fields of `weak.Options`.
 
         Raises:
             UnsupportedRequest: before any work, what this generation can't honour.
@@ -281,19 +270,15 @@ class Generation(Loader):
             BuildFailed: TensorRT gave no plan; its messages are quoted.
             BuildCancelled: Ctrl-C; nothing is left behind.
         """
-        model = existing_file(model, "the model")
+        model, options = existing_file(model, "the model"), weak.Options(**more)
         self.refuse(spec, reporter)
-        weak_options = weak.Options(
-            quantized, layer_precision or {}, preferred or {}, calibration, calibration_batch, calibration_cache
-        )
         cancel, start = threading.Event(), time.monotonic()
-        stoppable = self.capabilities.progress_monitor
-        device = self.device(spec)
+        stoppable, device = self.capabilities.progress_monitor, self.device(spec)
 
         def work() -> BuiltPlan:
             # The GPU is current in this thread, which is the build's own.
             with current_gpu(device.ordinal if device else 0), last_words(_CRASHED.format(self, name or model)):
-                return self._build(model, name or str(model), spec, weak_options, messages, monitor)
+                return self._build(model, name or str(model), spec, options, messages, monitor)
 
         refused = None
         with reporter.phase(f"building with {self}") as phase:
@@ -316,9 +301,9 @@ class Generation(Loader):
         spec: BuildSpec,
         *,
         name: str,
-        unchanged: bool = False,
-        same_scales: bool = True,
-        host_code: bool = False,
+        unchanged: bool,
+        same_scales: bool,
+        host_code: bool,
     ) -> tuple[memoryview, int]:
         """Return a full plan, with the weights of `model` in place of its own, and how many were given.
 
@@ -326,10 +311,9 @@ class Generation(Loader):
 
         Args:
             model: an ONNX file of the graph that the plan was built from, apart from its weights.
-            name: what messages call the plan.
+            name, host_code: as of `load`.
             unchanged: these are the weights that it was built from: those that the plan has for itself stay.
             same_scales: the scales of activations are, too.
-            host_code: as of `load`.
 
         Raises:
             UnsupportedRequest: the plan isn't refittable, or it and the model don't have the same weights; they are listed.
@@ -344,17 +328,9 @@ class Generation(Loader):
                 raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
             with self._lock, self._collector.collecting() as messages:
                 try:
-                    self._start(objects, self.typed(spec), messages)
-                    nodes = parsing.graph_nodes(parsing.light_model(model))
-                    if problem := parsing.parse(objects.parser, model, nodes, messages, str(model)):
-                        raise problem
+                    self._parse(objects, model, parsing.light_model(model), spec, str(model), messages)
                     weights = dict(parsing.network_weights(trt, objects.network))
-                    try:
-                        refitter = trt.Refitter(engine, self._collector.logger)
-                    except TypeError as error:  # as in `_start`
-                        raise translate(
-                            messages.errors or (str(error),), f"{self} can't refit {name}", BackendError
-                        ) from None
+                    refitter = self._native(trt.Refitter, messages, f"refit {name}", engine)
                     asked = list(zip(*refitter.get_all(), strict=True))
                     lacking = [key for key in asked if key not in weights]
                     if not unchanged:
@@ -388,45 +364,48 @@ class Generation(Loader):
     # The work
 
     def _start(self, objects: _Objects, typed: bool, messages: Messages) -> None:
-        trt = self.module
         self._register_plugins()
-        try:
-            objects.builder = trt.Builder(self._collector.logger)
-        except TypeError as error:  # how pybind11 says that the native side gave nothing: why, only the logger knows
-            raise translate(messages.errors or (str(error),), f"{self} doesn't start", BackendError) from None
-        flags = (1 << int(getattr(trt.NetworkDefinitionCreationFlag, name)) for name in self._network_flags(typed))
+        objects.builder = self._native(self.module.Builder, messages)
+        creation = self.module.NetworkDefinitionCreationFlag
+        flags = (1 << int(getattr(creation, name)) for name in self._network_flags(typed))
         objects.network = objects.builder.create_network(sum(flags))
-        objects.parser = trt.OnnxParser(objects.network, self._collector.logger)
+        objects.parser = self.module.OnnxParser(objects.network, self._collector.logger)
+
+    def _parse(
+        self, objects: _Objects, model: Path, light: ModelProto | None, spec: BuildSpec, name: str, messages: Messages
+    ) -> None:
+        self._start(objects, self.typed(spec), messages)
+        if problem := parsing.parse(objects.parser, model, parsing.graph_nodes(light), messages, name):
+            raise problem
 
     def _build(
-        self, model: Path, name: str, spec: BuildSpec, weak_options: weak.Options, messages: Messages, monitor: Any
+        self, model: Path, name: str, spec: BuildSpec, options: weak.Options, messages: Messages, monitor: Any
     ) -> BuiltPlan:
         objects, warnings, native = _Objects(), list[str](), None
         try:
             light = parsing.light_model(model)
             if issues := self.limits(light):
                 raise parsing.refusal(name, issues)
-            nodes = parsing.graph_nodes(light)
-            self._start(objects, self.typed(spec), messages)
-            if problem := parsing.parse(objects.parser, model, nodes, messages, name):
-                raise problem
+            self._parse(objects, model, light, spec, name, messages)
             if objects.network.num_outputs == 0:
                 # The parser takes an empty file, and some random ones, for a model without nodes.
                 raise InvalidModel(f"{name} has no outputs, so no network; run `trtopt check {name}`")
-            self._let_attention_be_decomposed(objects.network)
+            _let_attention_be_decomposed(self.module, objects.network)
             inputs, shape_inputs = parsing.network_inputs(objects.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
             objects.config = objects.builder.create_builder_config()
-            self._configure_common(objects.config, spec, monitor)
+            _configure(self.module, objects.config, spec)
+            if monitor is not None:
+                objects.config.progress_monitor = monitor
             self._configure(objects.config, spec)
-            self._add_profiles(objects, spec, inputs, shape_inputs)
+            _add_profiles(objects, spec, [info.name for info in inputs if info.open_axes], shape_inputs)
             if not self.typed(spec):
-                weak.set_precisions(self.module, objects.network, objects.config, spec, weak_options, warnings)
+                weak.set_precisions(self.module, objects.network, objects.config, spec, options, warnings)
                 if spec.calibrator == "native":
                     upload = functools.partial(self.calibration_upload, spec.device)
-                    native = weak.NativeCalibration(self.module, inputs, weak_options, upload)
+                    native = weak.NativeCalibration(self.module, inputs, options, upload)
                     native.attach(objects.builder, objects.config)
-                elif spec.precision.quantized and not weak_options.quantized:
+                elif spec.precision.quantized and not options.quantized:
                     raise UsageError(f"{name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
             if spec.timing_cache is not None:
                 _attach_timing_cache(objects.config, spec.timing_cache, warnings)
@@ -443,70 +422,62 @@ class Generation(Loader):
         finally:
             objects.close()
         view = memoryview(plan).cast("B")
-        report = self._found_layers(view, messages, dict(nodes), parsing.float_products(light))
-        cache = None if native is None else native.cache
-        targets = self.targets(spec)
+        nodes = dict(parsing.graph_nodes(light))
+        report = self._found_layers(view, messages, nodes, parsing.float_products(light))
         return BuiltPlan(
             view,
             report.layers,
             tuple(warnings),
             0.0,
-            targets,
+            self.targets(spec),
             report.unread,
-            native_cache=cache,
+            native_cache=None if native is None else native.cache,
             scratch=report.scratch,
         )
 
-    def _let_attention_be_decomposed(self, network: Any) -> None:
-        """Let TensorRT compute attention by its parts where it has no kernel for the whole; else it fails to build it."""
-        if not hasattr(self.module, "IAttention"):
-            return
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            if layer.type == self.module.LayerType.ATTENTION_INPUT:
-                layer.__class__ = self.module.IAttentionInputLayer  # the bindings give the base class
-                layer.attention.decomposable = True
 
-    def _configure_common(self, config: Any, spec: BuildSpec, monitor: Any) -> None:
-        trt = self.module
-        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
-        if monitor is not None:
-            config.progress_monitor = monitor
-        if spec.workspace is not None:
-            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
-        if spec.optimization_level is not None:
-            config.builder_optimization_level = spec.optimization_level
-        if spec.hardware_compatibility != "none":
-            level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
-            config.hardware_compatibility_level = level
-        flags = {
-            "VERSION_COMPATIBLE": spec.version_compatible,
-            "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
-            "STRIP_PLAN": spec.strip,
-            "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
-            "REFIT": spec.refit,
-            "SPARSE_WEIGHTS": spec.sparsity,
-        }
-        for name, value in flags.items():
-            if value:
-                config.set_flag(getattr(trt.BuilderFlag, name))
-        if not spec.tf32:
-            config.clear_flag(trt.BuilderFlag.TF32)  # on by default
+def _let_attention_be_decomposed(trt: Any, network: Any) -> None:
+    """Let TensorRT compute attention by its parts where it has no kernel for the whole; else it fails to build it."""
+    for index in range(network.num_layers) if hasattr(trt, "IAttention") else ():
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.ATTENTION_INPUT:
+            layer.__class__ = trt.IAttentionInputLayer  # the bindings give the base class
+            layer.attention.decomposable = True
 
-    def _add_profiles(
-        self, objects: _Objects, spec: BuildSpec, inputs: tuple[TensorInfo, ...], shape_inputs: frozenset[str]
-    ) -> None:
-        open_inputs = [info.name for info in inputs if info.open_axes or info.name in shape_inputs]
-        if not open_inputs:
-            return
-        for number, ranges in enumerate(spec.profiles):
-            profile = objects.builder.create_optimization_profile()
-            for name in open_inputs:
-                give = profile.set_shape_input if name in shape_inputs else profile.set_shape
-                give(name, ranges[name].min, ranges[name].opt, ranges[name].max)
-            if objects.config.add_optimization_profile(profile) < 0:
-                listing = "; ".join(f"{name}:{shape}" for name, shape in ranges.items())
-                raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
+
+def _configure(trt: Any, config: Any, spec: BuildSpec) -> None:
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
+    if spec.workspace is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
+    if spec.optimization_level is not None:
+        config.builder_optimization_level = spec.optimization_level
+    if spec.hardware_compatibility != "none":
+        level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
+        config.hardware_compatibility_level = level
+    flags = {
+        "VERSION_COMPATIBLE": spec.version_compatible,
+        "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
+        "STRIP_PLAN": spec.strip,
+        "REFIT_IDENTICAL": spec.strip and not spec.refit,  # else nothing is stripped
+        "REFIT": spec.refit,
+        "SPARSE_WEIGHTS": spec.sparsity,
+    }
+    for name in filter(flags.get, flags):
+        config.set_flag(getattr(trt.BuilderFlag, name))
+    if not spec.tf32:
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default
+
+
+def _add_profiles(objects: _Objects, spec: BuildSpec, dynamic: list[str], shape_inputs: frozenset[str]) -> None:
+    names = dict.fromkeys([*dynamic, *shape_inputs])
+    for number, ranges in enumerate(spec.profiles if names else ()):
+        profile = objects.builder.create_optimization_profile()
+        for name in names:
+            give = profile.set_shape_input if name in shape_inputs else profile.set_shape
+            give(name, ranges[name].min, ranges[name].opt, ranges[name].max)
+        if objects.config.add_optimization_profile(profile) < 0:
+            listing = "; ".join(f"{name}:{shape}" for name, shape in ranges.items())
+            raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
 
 
 def _attach_timing_cache(config: Any, path: Path, warn: list[str]) -> None:

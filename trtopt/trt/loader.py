@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from trtopt.core.errors import BackendError, DeviceError
 from trtopt.cuda.device import Probe, probe
 from trtopt.trt import compatibility, plans
 from trtopt.trt.compatibility import PlanOrigin, numbers
-from trtopt.trt.messages import Collector, translate
+from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.plans import LoadedEngine, RuntimeSettings
 
 
@@ -91,16 +92,20 @@ class Loader:
             raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
         with self._collector.collecting() as messages:
             self._register_plugins()
-            try:
-                runtime = self.module.Runtime(self._collector.logger)
-            except TypeError as error:  # as of a builder: the logger knows why
-                raise translate(messages.errors or (str(error),), f"{self} doesn't start", BackendError) from None
+            runtime = self._native(self.module.Runtime, messages)
             if host_code:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, self, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
         maker_version = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
         return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, maker_version)
+
+    def _native(self, kind: Callable[..., Any], messages: Messages, what: str = "start", *arguments: Any) -> Any:
+        """A native object with our logger; where there is none, the error that says what couldn't be done."""
+        try:
+            return kind(*arguments, self._collector.logger)
+        except TypeError as error:  # how pybind11 says that the native side gave nothing: why, only the logger knows
+            raise translate(messages.errors or (str(error),), f"{self} can't {what}", BackendError) from None
 
     def _register_plugins(self) -> None:
         """Fill the registry: 8.6 and 10 have some ONNX operators as plugins, which plans name, too."""

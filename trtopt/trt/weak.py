@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,25 @@ Upload = Callable[[str, NDArray[Any]], int]
 _DATA_TYPES = {Precision.FP32: "FLOAT", Precision.FP16: "HALF", Precision.BF16: "BF16", Precision.INT8: "INT8"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """The arguments of a weakly typed build besides its `BuildSpec`; see `Generation.build`."""
+    """The arguments of a build that only a weakly typed one heeds.
+
+    Attributes:
+        quantized: the graph holds Q/DQ.
+        layer_precision: ONNX node name → precision (a typed graph says it itself).
+        preferred: likewise, where it can be built; what the layer gives is left to TensorRT.
+        calibration: host batches (input name → array, first axis = samples) for `spec.calibrator == "native"`.
+        calibration_batch: samples that TensorRT's calibrator gets at a time.
+        calibration_cache: a cache that TensorRT's calibrator wrote before; then no data is read.
+    """
 
     quantized: bool
-    layer_precision: Mapping[str, Precision]
-    preferred: Mapping[str, Precision]
-    batches: Iterable[Arrays] | None
-    batch: int
-    cache: bytes | None
+    layer_precision: Mapping[str, Precision] = field(default_factory=dict)
+    preferred: Mapping[str, Precision] = field(default_factory=dict)
+    calibration: Iterable[Arrays] | None = None
+    calibration_batch: int = 8
+    calibration_cache: bytes | None = None
 
 
 def set_precisions(trt: Any, network: Any, config: Any, spec: BuildSpec, options: Options, warnings: list[str]) -> None:
@@ -92,19 +101,19 @@ class NativeCalibration:
     """
 
     def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
-        if options.batches is None and options.cache is None:
+        if options.calibration is None and options.calibration_cache is None:
             raise UnsupportedRequest(
                 "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
             )
-        self.cache = self._initial_cache = _headed(options.cache, trt.__version__)
+        self.cache = self._initial_cache = _headed(options.calibration_cache, trt.__version__)
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
         self._upload = functools.cache(upload)
-        self._inputs, self._batch = tuple(inputs), options.batch
+        self._inputs, self._batch = tuple(inputs), options.calibration_batch
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
         self._shapes: dict[str, tuple[int, ...]] = {}
-        if options.cache is None and options.batches is not None:
-            source = rebatched(options.batches, options.batch)
+        if options.calibration_cache is None and options.calibration is not None:
+            source = rebatched(options.calibration, self._batch)
             first = next(source, None)
             count = 0 if first is None else len(next(iter(first.values())))
             if first is None or count < self._batch:
