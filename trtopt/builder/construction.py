@@ -30,7 +30,7 @@ from trtopt.core.values import Kept, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
-from trtopt.graph.io import external_files, load_model, save_model
+from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint
 
 MEASURED = "by what the samples show"
@@ -101,16 +101,20 @@ build = taking(BuildRequest)(construct)  # by keywords
 
 def stored_engine(request: BuildRequest, store: Store) -> Entry:
     """Return the engine in the store, built if it isn't there; `output` stays unwritten. Raises as `trtopt.build`."""
-    with scratch() as folder:
-        graph = folder / GRAPH if request.save_onnx else None
-        plan = plan_build(replace(request, output=folder / PLAN, save_onnx=graph))
-        digest = digest_of(plan.store_parts)
+    return _stored(plan_build(request), store)[0]
+
+
+def _stored(plan: BuildPlan, store: Store) -> tuple[Entry, bool]:
+    """Return the entry of a build, and whether it was there: of those that ask at once one builds."""
+    request, digest = plan.request, digest_of(plan.store_parts)
+    if not request.force and (entry := store.find(digest)):
+        return entry, True
+    with store.building(digest, request.reporter), scratch() as folder:
         if not request.force and (entry := store.find(digest)):
-            return entry
-        with store.building(digest, request.reporter):
-            if not request.force and (entry := store.find(digest)):
-                return entry
-            return store.add(plan.store_parts, store_files(plan, _build(plan)), request.reporter)
+            return entry, True
+        inside = replace(request, output=folder / PLAN, save_onnx=folder / GRAPH if request.save_onnx else None)
+        _build(replace(plan, request=inside))
+        return store.add(plan.store_parts, {path.name: path for path in folder.iterdir()}, request.reporter), False
 
 
 def _build(plan: BuildPlan) -> Manifest:
@@ -118,31 +122,21 @@ def _build(plan: BuildPlan) -> Manifest:
 
 
 def _get_or_build(plan: BuildPlan, store: Store) -> tuple[Manifest, bool]:
-    """Write the engine to `output`; return its manifest and whether it came from the store.
-
-    Of those that ask at once one builds.
-    """
-    reporter, digest = plan.request.reporter, digest_of(plan.store_parts)
-    with contextlib.suppress(Damaged):  # is built again below
-        if manifest := copy_entry(plan, store, digest):
-            return manifest, True
-    with contextlib.ExitStack() as lock:
+    """Write the engine to `output`; return its manifest and whether it came from the store."""
+    reporter = plan.request.reporter
+    for _ in range(2):
         try:
-            lock.enter_context(store.building(digest, reporter))
+            entry, cached = _stored(plan, store)
         except OutputError as error:  # such as a folder that others write, and that we may read
             reporter.warn(f"the engine will not be in the store: {error.problem}")
-            return _build(plan), False
+            break
         try:
-            if manifest := copy_entry(plan, store, digest):
-                return manifest, True
+            return copy_entry(plan, store, entry), cached
         except Damaged as error:
-            reporter.warn(f"the store's engine {digest[:12]} is damaged and is built again: {error}")
-        manifest = _build(plan)
-        try:
-            store.add(plan.store_parts, store_files(plan, manifest), reporter)
-        except OutputError as error:
-            reporter.warn(f"the engine isn't in the store: {error}")
-    return manifest, False
+            reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and is built again: {error}")
+            with contextlib.suppress(OutputError):
+                store.remove(entry.digest)
+    return _build(plan), False
 
 
 def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:
@@ -246,21 +240,9 @@ def update_metadata(plan: BuildPlan, manifest: Manifest) -> Manifest:
     return new_manifest
 
 
-def store_files(plan: BuildPlan, manifest: Manifest) -> dict[str, Path | bytes]:
-    """Name in an entry → what is to be in it, of the engine at `output`."""
-    graph = plan.request.save_onnx
-    inside = replace(manifest, graph_file=GRAPH if graph else None)
-    files: dict[str, Path | bytes] = {PLAN: plan.output, manifest_path(PLAN).name: json_bytes(asdict(inside))}
-    if graph:
-        files |= {GRAPH: Path(graph)} | {path.name: path for path in external_files(Path(graph)).values()}
-    return files
-
-
-def copy_entry(plan: BuildPlan, store: Store, digest: str) -> Manifest | None:
+def copy_entry(plan: BuildPlan, store: Store, entry: Entry) -> Manifest:
     """Copy an entry to `output`, with what this request says of it; Damaged if the entry is."""
     graph, source = plan.request.save_onnx, plan.model.path
-    if plan.request.force or (entry := store.find(digest)) is None:
-        return None
     try:
         entry.check(*(name for name in entry.files if name != PLAN))
         entry_manifest = load_manifest(entry.plan)
@@ -281,7 +263,7 @@ def copy_entry(plan: BuildPlan, store: Store, digest: str) -> Manifest | None:
         manifest_file.write_bytes(json_bytes(asdict(manifest)))
         if graph:
             save_model(load_model(entry.folder / GRAPH).proto, graph)
-    plan.request.reporter.note(f"{plan.output} is the engine {digest[:12]} of {store}")
+    plan.request.reporter.note(f"{plan.output} is the engine {entry.digest[:12]} of {store}")
     return manifest
 
 
