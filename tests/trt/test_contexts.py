@@ -12,10 +12,10 @@ from standins import SCRATCH, Simulation, plan_without_layers
 
 from trtopt.core.errors import EngineError
 from trtopt.core.values import BuildSpec, ShapeRange
+from trtopt.trt.families import TensorRTRTX
 from trtopt.trt.generation import Generation
 from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
-from trtopt.trt.rtx import TensorRTRTX
 
 RTX = "rtx-1.7.1"
 ALL = ("8.6.0", "10.16.1", "11.4.0", RTX)

@@ -35,9 +35,9 @@ from trtopt.core.errors import (
 from trtopt.core.progress import Phase, Reporter
 from trtopt.core.values import BuildSpec, LayerInfo, Precision, ShapeRange
 from trtopt.trt import select
+from trtopt.trt.families import DEFAULT_TARGETS
 from trtopt.trt.generation import Generation
 from trtopt.trt.plans import plan_header
-from trtopt.trt.rtx import DEFAULT_TARGETS
 
 X = {"x": ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))}
 

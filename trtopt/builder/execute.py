@@ -23,7 +23,6 @@ from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputError, PrecisionLost, UnsupportedOperator
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
-from trtopt.core.shapes import shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
@@ -33,7 +32,6 @@ from trtopt.graph.fixed_inputs import with_file
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import save_model
 from trtopt.graph.lengths import max_input_lengths
-from trtopt.graph.op_types import WEIGHTED
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.quantize import is_quantized
@@ -41,7 +39,7 @@ from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
-from trtopt.graph.work import lost_shapes, macs, sizes_in
+from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import explained
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.folding import held_against, proven
@@ -256,51 +254,16 @@ def _planned(
         return lowered, engine
     except UnsupportedOperator as error:
         parts = written_out(graph, error.issues, plan.request.reporter)
-        readers = {} if plan.table is None or error.issues else _reading(plan, str(error), graph)
-        if parts is None and not readers.keys() <= unquantized.keys():
-            plan.request.reporter.warn(f"building again with {first_of(readers)} in {spec.base.upper()}, for {error}")
-            return _planned(plan, graph, unsafe, {**unquantized, **readers}, folder)
-        if parts is None:
-            if not error.issues:
-                raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
+        if parts is None and error.issues:
             raise explained(error, plan.model, graph) from error
+        if parts is None:
+            advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if plan.table else ""
+            raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error
     except BackendError as error:
-        raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + _agreeing(plan, graph)) from error
+        raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
     old = {node.name for node in graph.graph.node}
     new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
     return _planned(plan, parts, unsafe, {**unquantized, **new}, folder)
-
-
-def _agreeing(plan: BuildPlan, graph: onnx.ModelProto) -> str:
-    """Propose sizes where those that were given contradict each other in the model."""
-    given = plan.spec.profiles[0] if plan.spec.profiles else {}
-    asked = {info.name: given[info.name] for info in plan.model.inputs if info.open_axes and info.name in given}
-    line = suggested_shapes(plan.model.inputs, given, lost=lost_shapes(graph)).option
-    return f"; these go together: {line}" if line not in ("", shapes_option([asked])) else ""
-
-
-def _reading(plan: BuildPlan, error: str, graph: onnx.ModelProto) -> dict[str, str]:
-    """Return the layers in INT8 or FP8 that read a node without an implementation, each with the reason: TensorRT moves
-    the QuantizeLinear in front of them to the node's own input, and then the node has to compute on codes (8.6, a Resize
-    whose result is joined with others: docs/results/zoo.md)."""
-    reasons: dict[str, str] = {}
-    tensors: set[str] = set()
-    refused_node = ""
-    for node in graph.graph.node:
-        if node.op_type not in WEIGHTED and node.name and re.search(rf"(?<!\S){re.escape(node.name)}(?!\S)", error):
-            refused_node = refused_node or node.name
-            tensors.update(node.output)
-        elif tensors.isdisjoint(node.input):
-            continue
-        elif node.op_type not in WEIGHTED:
-            tensors.update(node.output)
-        elif (
-            not tensors.isdisjoint(node.input[:1]) and overriding(plan.spec.overrides, node.name, node.op_type) is None
-        ):
-            reasons[node.name] = (
-                f"{plan.generation} has no implementation of {refused_node} in front of it when quantized"
-            )
-    return reasons
 
 
 def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:

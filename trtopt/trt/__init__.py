@@ -19,10 +19,9 @@ from trtopt.core.values import choice, chosen_builder
 from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
 from trtopt.trt.compatibility import MAJORS, PlanOrigin, numbers
+from trtopt.trt.families import TensorRT8, TensorRTRTX
 from trtopt.trt.generation import Generation
 from trtopt.trt.loader import Lean, Loader
-from trtopt.trt.rtx import TensorRTRTX
-from trtopt.trt.tensorrt8 import TensorRT8
 
 _FAMILIES: dict[int, type[Generation]] = {**dict.fromkeys(MAJORS, Generation), 8: TensorRT8}
 LEAN = ("tensorrt_lean", "tensorrt_lean_bindings")  # 8.6's wheel and the metapackage; the bindings alone

@@ -1,6 +1,6 @@
 """The work that every TensorRT generation shares, written once: parse, configure, build, read the layers back, load.
 
-It is TensorRT 10 and 11 as it stands; a family (tensorrt8.py, rtx.py) overrides the few hooks that differ.
+It is TensorRT 10 and 11 as it stands; a family (families.py) overrides the few hooks that differ.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import Any
 
 from trtopt.core.errors import (
     BackendError,
-    BuildCancelled,
     BuildFailed,
     DeviceError,
     EngineMismatch,
@@ -18,7 +17,6 @@ from trtopt.core.errors import (
     TrtoptError,
     UnsupportedOperator,
     UnsupportedRequest,
-    UsageError,
 )
 from trtopt.core.library_output import wanted
 
@@ -168,29 +166,13 @@ def tidy(text: str) -> str:
 
 # Known error texts by the class of ours that they mean, the first match wins: pattern, our words ({0} and {1} are its groups).
 _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
-    BuildCancelled: {r"BuildCancell?ed": "the build was cancelled"},
     UnsupportedRequest: {
         r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported": (
             "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`"
         ),
-        r"Cannot compile for target\(s\) (sm\d+(?:, sm\d+)*), because the model contains HW-specific datatypes: (\w+)": (
-            "{0} can't compute in {1}, which the model holds: drop it from `target=` or choose another precision"
-        ),
         r"libnvinfer_lean": (
             "TensorRT found no lean runtime to put into the plan: install it, or add `exclude_lean_runtime=True`"
         ),
-        r"graph_jit\.cpp:\d+: CHECK\(status == CUDA_SUCCESS\)": (
-            "`strip=True` and `refit=True` need a GPU at build time with TensorRT-RTX: build on one, or drop them"
-        ),
-    },
-    UsageError: {
-        r"no optimization profile has been defined": (
-            "the network has dynamic inputs and no profile: give `shapes='NAME:MIN,OPT,MAX'`"
-        ),
-        r"Dynamic input tensor (\S+) is missing dimensions in profile (\d+)": (
-            "profile {1} doesn't cover the dynamic input {0}: add it to `shapes=`"
-        ),
-        r"optimization profiles satisfy MIN<=OPT<=MAX": "a profile breaks min ≤ opt ≤ max: correct `shapes=`",
     },
     InvalidModel: {
         r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC": (
@@ -203,11 +185,6 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"scaleAllPositive": (
             "a quantization scale isn't a positive FP32 number: quantize in FP32 types (TensorRT 8.6 can't read FP16 scales)"
         ),
-        r"Failed to import initializer: ?(\S*)": (
-            "the weights of {0} can't be read: is the model's external data beside it and complete?"
-        ),
-        r"Failed to open file|offset/length out of range": "the model's external data is missing or too short",
-        r"Network must have at least one output": "the model has no outputs",
     },
     UnsupportedOperator: {
         r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |\.?$)": (
@@ -237,7 +214,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "the workspace is too small for at least one layer: raise or drop `workspace=`"
         ),
         r"values for profile \d+ violate shape constraints|dimensions must be|output cannot be negative": (
-            "sizes in `shapes=` contradict each other, or what the model holds, as traces do"
+            "sizes in `shapes=` contradict each other, or what the model holds, as traces do; `trtopt check` proposes some"
         ),
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
@@ -24,30 +24,13 @@ _HOST_CODE = re.compile(rb"\x7fELF.{14}[\x3e\xb7]\0", re.DOTALL)
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 
 
-@dataclass(frozen=True)
-class PlanHeader:
-    """The maker of a plan: "TensorRT" or "TensorRT-RTX", and its version ("10.16.1.11").
-
-    Attributes:
-        nbytes: length of the plan, where its header says it (TensorRT-RTX); 0: it doesn't.
-    """
-
-    product: str
-    version: str
-    nbytes: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.product} {self.version}"
-
-
-def plan_header(plan: bytes | memoryview) -> PlanHeader | None:
-    """Read a plan's header, its first 28 bytes; None when they aren't a plan's as known here."""
+def plan_header(plan: bytes | memoryview) -> PlanOrigin | None:
+    """Read a plan's header, its first 28 bytes, which say who made it; None when they aren't a plan's as known here."""
     start = bytes(memoryview(plan)[: _VERSION_AT + 4])
     product = _TAGS.get(start[:4])
     if product is None or len(start) < _VERSION_AT + 4:
         return None
-    nbytes = int.from_bytes(start[_SIZE_AT:_VERSION_AT], "little") if product == "TensorRT-RTX" else 0
-    return PlanHeader(product, ".".join(map(str, start[_VERSION_AT:])), nbytes)
+    return PlanOrigin(product, ".".join(map(str, start[_VERSION_AT:])))
 
 
 @dataclass(frozen=True)
@@ -280,7 +263,7 @@ def _has(thing: Any, name: str) -> bool:
     return hasattr(type(thing), name)
 
 
-def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanHeader | None:
+def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanOrigin | None:
     """Refuse what can't be a plan, or is the other product's; the errors are those of `Loader.load`."""
     size = memoryview(plan).nbytes
     if size < 64:
@@ -291,10 +274,9 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
         raise EngineMismatch(
             f"{name} was made by {header}, this is {product} {version}: use `backend='{other}'`, or build it again"
         )
-    if header is not None and header.product == "TensorRT-RTX" and size != header.nbytes:
-        raise EngineError(
-            f"{name} is damaged: it has {size} bytes, its header says {header.nbytes}; build or copy it again"
-        )
+    nbytes = int.from_bytes(bytes(memoryview(plan)[_SIZE_AT:_VERSION_AT]), "little")
+    if header is not None and header.product == "TensorRT-RTX" and size != nbytes:
+        raise EngineError(f"{name} is damaged: it has {size} bytes, its header says {nbytes}; build or copy it again")
     return header
 
 
@@ -320,7 +302,7 @@ def plan_origin(plan: bytes | memoryview) -> PlanOrigin | None:
     if header is None:
         return None
     carries = header.product == "TensorRT" and _HOST_CODE.search(plan) is not None
-    return PlanOrigin(header.product, header.version, carries, carries)
+    return replace(header, compatible=carries, carries=carries)
 
 
 def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: str, messages: Messages) -> Any:

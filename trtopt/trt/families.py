@@ -1,4 +1,8 @@
-"""TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
+"""The generations that differ from TensorRT 10 and 11: 8.6 and TensorRT-RTX.
+
+Measured on 8.6: FP16-typed graphs run slower than FP32-typed ones with the FP16 flag, and FP16 Q/DQ scales don't parse;
+so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,33 @@ DEFAULT_TARGETS = (80, 86, 89, 120)
 _TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in floating point on every target"
 
 
+class TensorRT8(Generation):
+    """TensorRT 8.6: weakly typed."""
+
+    family = "tensorrt8"
+
+    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
+        return replace(
+            capabilities,
+            max_opset=17,  # much of 18 and later does not parse
+            gates_in_int8=True,  # measured on H100s (docs/results/accuracy.md)
+            # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
+            # and convolves in FP16 or, in a profile of batch 1, in FP32.
+            conv_borders="TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "
+            "or behind a Relu or Clip",
+        )
+
+    def _network_flags(self, typed: bool) -> tuple[str, ...]:
+        return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
+
+    def _configure(self, config: Any, spec: BuildSpec) -> None:
+        # Else an engine's second context can't use the profile of the first; later generations always share.
+        config.set_preview_feature(self.module.PreviewFeature.PROFILE_SHARING_0806, True)
+
+
 class TensorRTRTX(Generation):
+    """TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
+
     family = "rtx"
     product = "TensorRT-RTX"
 
@@ -65,14 +95,7 @@ class TensorRTRTX(Generation):
         return 75 in spec.targets and spec.precision is Precision.INT8
 
     def _cautions(self, spec: BuildSpec) -> list[str]:
-        cautions = [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
-        if spec.device and not (spec.strip or spec.refit):
-            targets = ",".join(f"sm{target}" for target in self.targets(spec))
-            cautions.append(
-                f"`device={spec.device}` changes nothing in the engine: {self} builds for `target='{targets}'` without a GPU; "
-                "engines that are compared are timed on that GPU"
-            )
-        return cautions
+        return [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.
