@@ -96,10 +96,10 @@ def test_prune_takes_what_was_used_longest_ago(store: Store) -> None:
     assert [path.name for path in store.folders()] == names[::-1]
     assert store.find(names[0]) is not None  # used now
     removed, nbytes, left = store.prune(2 * store.prune(1 << 30)[2] // 3)
-    assert removed == [names[1]]
+    assert removed == (names[1],)
     assert nbytes > 1000
     assert left > 2000
-    assert store.prune(0)[0] == [names[2], names[0]]
+    assert store.prune(0)[0] == (names[2], names[0])
     assert store.folders() == []
 
 

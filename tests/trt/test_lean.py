@@ -251,8 +251,10 @@ def test_the_table_in_words() -> None:
     assert runs_on(PlanOrigin("TensorRT", "10.3.0.26", True)) == "TensorRT 10.3.0.26, full or lean"
     assert "later 10.x and 11.x, full" in runs_on(PlanOrigin("TensorRT", "10.3.0.26", True, True))
     assert "later 11.x, full" in runs_on(PlanOrigin("TensorRT", "11.4.0", True, True))
-    assert reads("8.6.0", lean=True) == "version-compatible plans of 8.6.0"
-    assert reads("11.4.0.106").startswith("plans of 11.4.0.106; version-compatible ones of 10.0 to 11.4 that")
+    assert reads("TensorRT", "8.6.0", lean=True) == "version-compatible plans of 8.6.0"
+    assert reads("TensorRT", "11.4.0.106").startswith(
+        "plans of 11.4.0.106; version-compatible ones of 10.0 to 11.4 that"
+    )
 
 
 # The library that version-compatible plans carry

@@ -214,29 +214,23 @@ def up_to_date(plan: BuildPlan) -> Manifest | None:
     cache, graph = plan.request.save_cache, plan.request.save_onnx
     if not plan.output.is_file() or (cache and not Path(cache).is_file()):
         return None
-    try:
+    with contextlib.suppress(TrtoptError):  # unreadable: build again
         manifest = load_manifest(plan.output)
         if manifest is None or manifest.key != plan.key or sha256_file(plan.output) != manifest.plan["sha256"]:
             return None
         graph_kept = not graph or (Path(graph).is_file() and load_model(graph).fingerprint == manifest.graph)
         return manifest if graph_kept else None
-    except TrtoptError:
-        return None  # unreadable: build again
+    return None
 
 
 def update_metadata(plan: BuildPlan, manifest: Manifest) -> Manifest:
     """Return the manifest with the class names given now, if any, and the kinds of outputs: no plan depends on them."""
     classes = manifest.classes if plan.classes is None else list(plan.classes)
-    reporter = plan.request.reporter
     new_manifest = replace(manifest, classes=classes, output_kinds=plan.kinds(classes))
-    if new_manifest == manifest:
-        return manifest
-    path = new_manifest.save(plan.output)
-    if new_manifest.classes != manifest.classes:
-        reporter.note(f"{path} has {len(classes or ())} class names now")
-    if new_manifest.output_kinds != manifest.output_kinds:
-        changes = ", ".join(f"{name}={kind}" for name, kind in (new_manifest.output_kinds or {}).items())
-        reporter.note(f"{path} has kinds of outputs now: {changes}")
+    if new_manifest != manifest:
+        kinds = ", ".join(f"{name}={kind}" for name, kind in (new_manifest.output_kinds or {}).items())
+        path = new_manifest.save(plan.output)
+        plan.request.reporter.note(f"{path} has {len(classes or ())} class names now, and kinds of outputs: {kinds}")
     return new_manifest
 
 

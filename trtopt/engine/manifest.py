@@ -316,12 +316,8 @@ class Manifest:
             )
 
     def check_plan(self, engine: str | os.PathLike[str], digest: str | None = None) -> None:
-        """Raise EngineMismatch if the plan isn't the one this manifest was written for.
-
-        Args:
-            digest: hexadecimal SHA-256 of the bytes that are used, which the file may no longer hold; None: of the file, where
-                nothing else is read of it.
-        """
+        """Raise EngineMismatch if the plan isn't the one this manifest was written for, by the `digest` of the bytes that are
+        used, which the file may no longer hold; None: of the file, where nothing else is read of it."""
         digest = sha256_file(engine) if digest is None else digest
         if digest != self.plan["sha256"]:
             raise EngineMismatch(
@@ -331,22 +327,14 @@ class Manifest:
 
 
 def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
-    """The manifest beside a plan, or None where there is none.
-
-    Raises:
-        UsageError: the plan itself doesn't exist.
-        EngineError: the manifest can't be read, or is of a format this version doesn't know.
-    """
+    """The manifest beside a plan, or None where there is none. Raises UsageError where there is no such plan, and as
+    `read_manifest`."""
     path = manifest_path(existing_file(engine, "the engine"))
     return read_manifest(path) if path.is_file() else None
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest's file by itself, as `load_manifest` reads it.
-
-    Raises:
-        EngineError: it can't be read, or is of a format this version doesn't know.
-    """
+    """A manifest's file by itself; EngineError where it can't be read, or is of a format this version doesn't know."""
     again = "build the engine again"
     try:
         content = read_json(path)

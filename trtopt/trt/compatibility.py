@@ -86,16 +86,16 @@ def runs_on(origin: PlanOrigin) -> str:
     return f"{origin}, {_later(numbers(origin.version))}, full or lean, if you trust it (`trust_host_code=True`)"
 
 
-def reads(here: str, *, lean: bool = False) -> str:
-    """Name the plans that TensorRT `here` runs, in a line."""
+def reads(product: str, here: str, *, lean: bool = False) -> str:
+    """Name the plans that this version of a product runs, in a line."""
+    if product != "TensorRT":
+        return f"plans of {here}"
     runtime = numbers(here)
     first = next((major for major, successor in _NEXT.items() if successor == runtime[0]), runtime[0])
-    oldest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}"
-    own = f"version-compatible plans of {here}" if lean else f"plans of {here}"
-    if (latest := _short(runtime)) == oldest:
-        return own
-    those = "those" if lean else "version-compatible ones"
-    return f"{own}; {those} of {oldest} to {latest} that carry the lean runtime"
+    oldest, latest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}", _short(runtime)
+    own, those = ("version-compatible plans", "those") if lean else ("plans", "version-compatible ones")
+    older = "" if latest == oldest else f"; {those} of {oldest} to {latest} that carry the lean runtime"
+    return f"{own} of {here}{older}"
 
 
 def _short(version: tuple[int, ...]) -> str:

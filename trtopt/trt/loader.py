@@ -44,12 +44,6 @@ class Loader:
         """Say why it doesn't run a plan of its product, and what to do; empty: it does."""
         return compatibility.unread(origin, self.version, lean=self.lean)
 
-    def reads(self) -> str:
-        """Name the plans that it runs, in a line."""
-        if self.product != "TensorRT":
-            return f"plans of {self.version}"
-        return compatibility.reads(self.version, lean=self.lean)
-
     def describe(self) -> dict[str, Any]:
         """Describe it as plain JSON values, for `trtopt version` and manifests."""
         gpu = self.gpu()
@@ -60,7 +54,7 @@ class Loader:
             "gpu": str(gpu.devices[0]) if gpu else None,
             "can_build": False,
             "why_not": "the lean runtime runs engines and builds none",
-            "reads": self.reads(),
+            "reads": compatibility.reads(self.product, self.version, lean=self.lean),
         }
 
     def load(

@@ -35,10 +35,7 @@ def plan_header(plan: bytes | memoryview) -> PlanOrigin | None:
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """TensorRT-RTX's IRuntimeConfig and IRuntimeCache for an engine, the same ones for all of its contexts.
-
-    The order of the fields is the order in which they are let go: what needs the engine goes before it.
-    """
+    """TensorRT-RTX's IRuntimeConfig and IRuntimeCache for an engine and its contexts, let go in the order of the fields."""
 
     cache: Any
     config: Any
@@ -78,21 +75,20 @@ class LoadedEngine:
     @functools.cached_property
     def scratch_bytes(self) -> int:
         """Device memory that one context needs for activations, in bytes, whatever its profile and shapes."""
-        engine = self.engine
-        newer = self._answers((10, 1)) and _has(engine, "device_memory_size_v2")
-        if newer or not _has(engine, "device_memory_size"):
-            return int(engine.device_memory_size_v2)
+        newer = self._answers((10, 1)) and _has(self.engine, "device_memory_size_v2")
+        if newer or not _has(self.engine, "device_memory_size"):
+            return int(self.engine.device_memory_size_v2)
         with self._deprecated():
-            return int(engine.device_memory_size)
-
-    @property
-    def _version(self) -> str:
-        return str(getattr(self.module, "__version__", ""))
+            return int(self.engine.device_memory_size)
 
     def _deprecated(self) -> AbstractContextManager[None]:
         """Context for calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings
         of 10 make the call, give its result and leave the error set, for which Python raises SystemError."""
-        return unwarned() if numbers(self._version) >= (10,) else nullcontext()  # older ones don't warn
+        return unwarned() if self._version >= (10,) else nullcontext()  # older ones don't warn
+
+    @property
+    def _version(self) -> tuple[int, ...]:
+        return numbers(str(getattr(self.module, "__version__", "")))
 
     def _answers(self, since: tuple[int, ...]) -> bool:
         """Tell whether a call that came with that version of TensorRT may be made of this plan."""
@@ -131,10 +127,8 @@ class LoadedEngine:
                 with self._deprecated():
                     context = self.engine.create_execution_context_without_device_memory()
             if context is None:
-                reasons = "; ".join(" ".join(text.split()) for text in messages.errors[:6])
-                raise EngineError(
-                    f"TensorRT gives no execution context for this engine: {reasons or 'it gave no message'}"
-                )
+                why = "; ".join(" ".join(text.split()) for text in messages.errors[:6]) or "it gave no message"
+                raise EngineError(f"TensorRT gives no execution context for this engine: {why}")
             if self._answers((10, 1)) and _has(context, "set_device_memory"):
                 context.set_device_memory(scratch, nbytes)
             else:
@@ -171,11 +165,11 @@ class LoadedEngine:
             EngineMismatch: the plan carries a runtime before 10, which calls what a later runtime's allocators don't have: seen
                 on an H100, lean 10.16 ends the process.
         """
-        if not self._answers((10, 0)) and numbers(self._version) >= (10,):
+        if not self._answers((10, 0)) and self._version >= (10,):
             earlier = ".".join(map(str, self.made[:3]))
             raise EngineMismatch(
-                f"the shape of an output depends on the data, and TensorRT {self._version} can't give such an output of a plan "
-                f"made by TensorRT {earlier}: run it on TensorRT {earlier} (or its lean runtime), or build it with a later one"
+                f"the shape of an output depends on the data, and TensorRT {self.module.__version__} can't give such an output "
+                f"of a plan made by TensorRT {earlier}: run it on that (or its lean runtime), or build it with a later one"
             )
         base: Any = self.module.IOutputAllocator
 
@@ -184,12 +178,14 @@ class LoadedEngine:
                 base.__init__(self)  # pybind11 refuses an instance whose base wasn't initialized by name
                 self._raised: BaseException | None = None
 
-            def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+            def _kept(self, call: Callable[..., Any], *values: Any) -> Any:
                 try:
-                    return int(reallocate(tensor_name, int(size), int(alignment)))
+                    return call(*values)
                 except BaseException as error:  # through C++ it would end the process
                     self._raised = self._raised or error
-                    return 0
+
+            def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+                return self._kept(lambda: int(reallocate(tensor_name, int(size), int(alignment)))) or 0
 
             # From TensorRT 10 on; the caller's stream is the one that the session enqueues on, so it needs no other care.
             def reallocate_output_async(
@@ -198,10 +194,7 @@ class LoadedEngine:
                 return self.reallocate_output(tensor_name, memory, size, alignment)
 
             def notify_shape(self, tensor_name: str, shape: Any) -> None:
-                try:
-                    notify(tensor_name, tuple(int(length) for length in shape))
-                except BaseException as error:
-                    self._raised = self._raised or error
+                self._kept(lambda: notify(tensor_name, tuple(map(int, shape))))
 
             def check(self) -> None:
                 error, self._raised = self._raised, None
