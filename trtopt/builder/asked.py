@@ -40,18 +40,11 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
     overrides = tuple(map(Override.parse, request.precision_override))
+    others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
     for override in overrides:
-        node_precision = override.precision
-        if node_precision not in ((precision,) if node_precision.quantized else (Precision.FP32, base)):
-            others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
-            here = (
-                f"the build is {precision}"
-                if node_precision.quantized
-                else f"beside {precision} this build has {others}"
-            )
-            raise UsageError(
-                f"`precision_override=['{override.pattern}={node_precision}']` needs `{node_precision}=True`: {here}"
-            )
+        if (kind := override.precision) not in ((precision,) if kind.quantized else (Precision.FP32, base)):
+            here = f"the build is {precision}" if kind.quantized else f"beside {precision} this build has {others}"
+            raise UsageError(f"`precision_override=['{override.pattern}={kind}']` needs `{kind}=True`: {here}")
     return BuildSpec(
         **{name: getattr(request, name) for name in _SAME},
         precision=precision,
@@ -94,14 +87,10 @@ def with_profiles(
     seen: Callable[[], SeenSizes] = dict,
 ) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
-    the size of the images, which their preparation says.
-
-    Args:
-        seen: gives the sizes of the samples, for what the error proposes.
+    the size of the images, which their preparation says. `seen` gives the sizes of the samples, for what the error proposes.
     """
     inputs, ends = model.inputs, max_input_lengths(model.proto)
-    dynamic = [item for item in inputs if item.open_axes]
-    if spec.profiles or not dynamic:
+    if spec.profiles or not any(item.open_axes for item in inputs):
         try:
             validate_profiles(inputs, spec.profiles, longest=ends)
         except UsageError as error:
@@ -112,9 +101,8 @@ def with_profiles(
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        validate_profiles(
-            inputs, (), longest=ends, seen=seen(), lost=lost_shapes(model.proto)
-        )  # raises, listing what is open
+        lost = lost_shapes(model.proto)
+        validate_profiles(inputs, (), longest=ends, seen=seen(), lost=lost)  # raises, listing what is open
     profile = {
         item.name: ShapeRange(
             *(

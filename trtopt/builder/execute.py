@@ -93,11 +93,9 @@ def execute(plan: BuildPlan) -> Built:
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
     """Repeat what `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
-    if spec.base is not Precision.FP16:
-        return []
     in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
     findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
-    if not findings:
+    if spec.base is not Precision.FP16 or not findings:
         return []
     first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
     return [f"{first.node} ({first.op}){others}: {first.message}; {first.hint}"]
@@ -171,11 +169,10 @@ def _construct(
         if advice and not spec.allow_precision_fallback:
             raise PrecisionLost(Origins(plan.model.proto, folded).explained(f"{what}. Nothing was written; {advice}"))
         reporter.warn(what)
-    wanted = [
-        item for item in report.coverage if item is spec.precision or (spec.precision.quantized and item.quantized)
-    ]
+    quantized = spec.precision.quantized
+    wanted = [item for item in report.coverage if item is spec.precision or (quantized and item.quantized)]
     share = sum(report.coverage[item] for item in wanted)
-    little = share < LEAST_QUANTIZED if spec.precision.quantized else not share
+    little = share < LEAST_QUANTIZED if quantized else not share
     if report.coverage and little and spec.precision is not Precision.FP32:
         reporter.warn(_other(plan, share, report, lowered, is_quantized(folded)))
     return lowered, engine, report
@@ -192,11 +189,9 @@ def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterat
         yield f"what the engine of {plan.generation} runs isn't known: {report.unknown}", anyway
     little = report.share < LEAST_SHARE
     if report.problem or little:
-        what = "; ".join(
-            filter(None, [report.problem, f"{report.share:.0%} of the arithmetic asked for runs as asked"])
-        )
-        serious = (little or named) and not plan.spec.allow_precision_fallback
-        if serious:
+        done = f"{report.share:.0%} of the arithmetic asked for runs as asked"
+        what = "; ".join(filter(None, [report.problem, done]))
+        if serious := (little or named) and not plan.spec.allow_precision_fallback:
             what = f"{plan.generation} built an engine without the precision asked for: {what}"
         yield what, f"{anyway}, or keep layers out with `precision_override=`" * serious
 
@@ -230,13 +225,7 @@ def _planned(
         if issues := generation.limits(graph):
             raise refusal(plan.name, issues)
         lowered = lower(
-            graph,
-            spec,
-            generation,
-            plan.table,
-            unquantized=unquantized,
-            measured=unsafe,
-            embedded=plan.embedded,
+            graph, spec, generation, plan.table, unquantized=unquantized, measured=unsafe, embedded=plan.embedded
         )
         save_model(lowered.proto, path)
         engine = generation.build(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
@@ -95,7 +95,7 @@ def refit(request: RefitRequest) -> RefitResult:
             f"{engine} has no manifest ({manifest_path(engine)}), which says how its weights were made: refit an engine of "
             "trtopt build with `refit=True`"
         )
-    refitted = refitted_plan(
+    plan, new, weights = refitted_plan(
         whole(engine, None),
         manifest,
         request.model,
@@ -107,13 +107,12 @@ def refit(request: RefitRequest) -> RefitResult:
     )
     seconds = time.monotonic() - start
     with writing_together(output, manifest_path(output)) as (partial, partial_manifest):
-        partial.write_bytes(refitted.plan)
-        partial_manifest.write_bytes(json_bytes(asdict(replace(refitted.manifest, seconds=round(seconds, 3)))))
-    return RefitResult(output, manifest_path(output), refitted.weights, seconds, manifest.seconds)
+        partial.write_bytes(plan)
+        partial_manifest.write_bytes(json_bytes(asdict(replace(new, seconds=round(seconds, 3)))))
+    return RefitResult(output, manifest_path(output), weights, seconds, manifest.seconds)
 
 
-@dataclass(frozen=True)
-class Refitted:
+class Refitted(NamedTuple):
     """A full plan, the manifest for it, and how many weights were given."""
 
     plan: bytes | memoryview
@@ -210,25 +209,18 @@ def structure(graph: ModelProto) -> list[str]:
     return lines
 
 
-def _digest(*parts: Any) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:12]
+def _digest(*parts: bytes | memoryview) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
 
 def _difference(engine: Sequence[str], model: Sequence[str]) -> str:
     """Say the first thing in which two structures differ; empty: in nothing."""
-    known, new = set(engine), set(model)
-    gone = next((line for line in engine if line not in new), None)
-    come = next((line for line in model if line not in known), None)
-    if gone is None and come is None:
-        return "" if list(engine) == list(model) else "the same nodes stand in another order"
-    return "; ".join(_only(gone, "the engine's") + _only(come, "the model's"))
-
-
-def _only(line: str | None, whose: str) -> list[str]:
-    return [] if line is None else [f"only {whose} has {line}"]
+    texts = [
+        f"only {whose} has {next(line for line in mine if line not in {*theirs})}"
+        for whose, mine, theirs in (("the engine's", engine, model), ("the model's", model, engine))
+        if not {*mine} <= {*theirs}
+    ]
+    return "; ".join(texts) or ("" if list(engine) == list(model) else "the same nodes stand in another order")
 
 
 def _planned(

@@ -46,16 +46,8 @@ def loaders() -> tuple[Loader, ...]:
 
 
 def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
-    """Return what loads a plan: of those that are here the first that runs it, the full TensorRT before the lean runtime.
-
-    Args:
-        backend: "auto", "tensorrt", "lean" or "rtx".
-        origin: what is known of the plan; None: nothing.
-
-    Raises:
-        NoBackend: nothing that was asked for is installed; says how to install it.
-        UsageError: another word.
-    """
+    """Return what loads a plan of this origin (None: not known): of those that are here the first that runs it, the full
+    TensorRT before the lean runtime. `backend` is "auto", "tensorrt", "lean" or "rtx". Raises as `select`."""
     choice(backend, _KINDS, "`backend=`")
     if backend == "rtx" or (origin is not None and origin.product == "TensorRT-RTX" and backend == "auto"):
         return select("rtx")
@@ -68,12 +60,7 @@ def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
 
 
 def select(backend: str = "auto") -> Generation:
-    """The generation to use.
-
-    "auto" takes TensorRT where there is a GPU for it, else TensorRT-RTX.
-
-    Args:
-        backend: "auto", "tensorrt" or "rtx".
+    """The generation to use: "tensorrt", "rtx", or "auto": TensorRT where there is a GPU for it, else TensorRT-RTX.
 
     Raises:
         NoBackend: what was asked for isn't installed; says how to install it.

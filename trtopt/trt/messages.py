@@ -22,9 +22,10 @@ from trtopt.core.library_output import wanted
 
 _LAYERS = "Layers:"
 _TIMING = re.compile(r"Timing Runner: (.+?) \(")
-_TOO_LITTLE = re.compile(  # what a kernel needed that was left out for want of memory, in MB or bytes
-    r"Device request: ?(\d+) ?MB|insufficient memory on requested size of (\d+)|(sufficient workspace memory to run)"
+_TOO_LITTLE = re.compile(  # a kernel needed more scratch memory than there was, and was left out
+    r"Device request: ?\d+ ?MB|insufficient memory on requested size of|sufficient workspace memory to run"
 )
+_LEFT_OUT = "kernels were left out for want of scratch memory; raise or drop `workspace=`, or free the GPU"
 
 # Warnings that come once per weight or node: one line each, with a count. None drops one that says nothing alone.
 _SUMMARIES: tuple[tuple[str, str | None], ...] = (
@@ -57,7 +58,6 @@ class Messages:
         self._heard = listener
         self._problems: dict[str, None] = {}
         self._counts: dict[str, int] = {}
-        self._scratch: int | None = None  # most bytes that a kernel which was left out had asked for; 0: it isn't told
         self.layers: list[str] = []
         self._on_step = on_step
 
@@ -65,14 +65,13 @@ class Messages:
         """Take one message; called from TensorRT's threads, so it must never raise."""
         if self._heard is not None:
             self._heard(severity, text)
-        if severity != "VERBOSE" and (short := _TOO_LITTLE.search(text)):
-            nbytes = int(short[1] or 0) << 20 or int(short[2] or 0)
-            self._scratch = max(self._scratch or 0, nbytes)
-        elif severity == "VERBOSE":
+        if severity == "VERBOSE":
             if text.startswith(_LAYERS):
                 self.layers.append(text)
             elif self._on_step and (match := _TIMING.search(text)):
                 self._on_step(f"timing {match[1]}")
+        elif _TOO_LITTLE.search(text):
+            self._counts[_LEFT_OUT] = self._counts.get(_LEFT_OUT, 0) + 1
         elif severity in ("ERROR", "INTERNAL_ERROR"):
             self._problems[text.strip()] = None
         elif severity == "WARNING" and (line := _summary(text)):
@@ -84,14 +83,7 @@ class Messages:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        lines = [f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items()]
-        if self._scratch is not None:
-            size = f": one asked for {self._scratch / 2**20:,.0f} MiB" if self._scratch else ""
-            lines.insert(
-                0,
-                f"kernels were left out for want of scratch memory{size}; raise or drop `workspace=`, or free the GPU",
-            )
-        return tuple(lines)
+        return tuple(f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items())
 
 
 def _summary(text: str) -> str | None:

@@ -118,11 +118,7 @@ def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> t
 def parse(
     parser: Any, model: Path, nodes: Sequence[tuple[str, str]], messages: Messages, name: str
 ) -> ModelError | None:
-    """Fill the parser's network; give back (never raise: the traceback would keep the parser alive) what went wrong.
-
-    Args:
-        name: what messages call the model.
-    """
+    """Fill the parser's network; give back (never raise: the traceback would keep the parser alive) what went wrong."""
     if parser.parse_from_file(str(model)) and not parser.num_errors:
         return None
     issues = parser_issues(parser, nodes)
