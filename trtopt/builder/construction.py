@@ -76,7 +76,7 @@ class BuildResult:
         description = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))
         del description["table"]
         tuning = None if self.tuning is None else self.tuning.to_json()
-        return {**description, "calibration": _summary(self.table), "tuning": tuning}
+        return {**description, "calibration": self.table and self.table.summary, "tuning": tuning}
 
 
 def construct(request: BuildRequest) -> BuildResult:
@@ -189,7 +189,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
             trtopt=__version__,
             preprocess=plan.preprocessing if embedded is None else embedded.outside.describe(),
             embedded=None if embedded is None else embedded.describe(),
-            calibration=_summary(plan.table),
+            calibration=plan.table.summary if plan.table else None,
             warnings=list(engine.warnings),
             graph=fingerprint(lowered.proto) if graph else None,
             graph_file=beside(plan.output, graph) if graph else None,
@@ -275,13 +275,6 @@ def tell_cut_off(request: BuildRequest) -> None:
         )
 
 
-def _summary(table: Table | None) -> dict[str, Any] | None:
-    return None if table is None else table.summary
-
-
 def _tensor(info: TensorInfo) -> dict[str, Any]:
     """Describe a tensor for the manifest: where samples lie stands there if they don't lie first."""
-    description: dict[str, Any] = plain(info)
-    if info.batch_axis != 0:
-        return description
-    return {name: value for name, value in description.items() if name != "batch_axis"}
+    return {name: value for name, value in plain(info).items() if (name, value) != ("batch_axis", 0)}

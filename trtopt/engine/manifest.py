@@ -86,22 +86,19 @@ def precision_summary(
     for kind, plural in HEAVY.items():
         each = Counter(layer.precision.upper() for layer in heavy if layer.kind == kind).most_common()
         total = sum(count for _, count in each)
-        named = [
-            f"{count} of {total} {'' if index else f'{plural} '}{name}" for index, (name, count) in enumerate(each)
-        ]
-        if named:
-            parts.append(", ".join(named))
+        named = [f"{count} of {total} {plural} {name}" for name, count in each[:1]]
+        named += [f"{count} of {total} {name}" for name, count in each[1:]]
+        parts += [", ".join(named)] if named else []
     if not heavy:
         parts.append("no convolution or matrix product in this engine")
         kept = ()
     reasons: dict[str, list[str]] = {}
-    for item in (item for item in kept if not item.precision.quantized):
-        reasons.setdefault(item.reason, []).append(item.node)
+    for item in kept:
+        if not item.precision.quantized:
+            reasons.setdefault(item.reason, []).append(item.node)
     for reason, nodes in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:3]:
-        several = len(nodes) > 1
-        parts.append(
-            f"{len(nodes)} node{'s' * several} kept in higher precision ({nodes[0]}{', …' * several}): {reason}"
-        )
+        some = f"{len(nodes)} nodes kept in higher precision ({nodes[0]}, …)"
+        parts.append(f"{some if len(nodes) > 1 else f'1 node kept in higher precision ({nodes[0]})'}: {reason}")
     if (more := len(reasons) - 3) > 0:
         parts.append(f"{more} more reason{'s' * (more > 1)} in the manifest")
     return counts, "; ".join([*parts, *filter(None, [unknown])])
@@ -213,34 +210,23 @@ _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
 class Manifest:
     """All that is known about a plan; every field is plain JSON.
 
-    A manifest with a value of another kind than is written here, or one that isn't allowed, is refused by that
-    value's place. Two things are passed over: names that aren't known here, as a newer trtopt may write them; and what is
-    within `comparison`, `why` and `gpu` aside: one that can't be read counts as none, so that the engines are measured again.
+    A manifest with a value of another kind than is written here is refused by that value's place. Passed over are names that
+    aren't known here, as a newer trtopt may write them, and a comparison that can't be read: engines are measured again.
 
     Attributes:
         generation: family, product and version that built it, the GPU it was built on or None.
-        targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
-        compute_capabilities: the same as numbers (89), the GPU's it was built on where there are no targets; empty: not known.
+        targets: compute capabilities it is for ("sm89"); compute_capabilities: as numbers, the GPU's where there are none.
         spec: the request (`BuildSpec.describe()`).
         precision, precision_summary: counts of layers, and the line that says them; layers: they themselves.
-        kept: nodes that stay in a higher precision, or are in FP8 beside INT8, and why.
-        inputs, outputs: of the engine: name, dtype and shape (-1 or the dimension's name where dynamic).
-        profiles: input name → "min,opt,max", one entry a profile.
-        preprocess: how an image becomes the engine's input; None where unknown.
-        embedded: what the engine does of the preprocessing itself (`Embedded.describe()`): the input that takes pixels, to
-            which `preprocess` then brings an image, and how an image becomes the model's own input; None: nothing.
-        source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
-        graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
-        graph_file: that graph's file, in the plan's folder or below it; None where it was kept elsewhere.
-        classes: names of the classes that the outputs score, in order; None where not given.
-        output_kinds: output name → what it holds ("classes", "embedding", …); None: written before there were kinds.
-        comparison: how fast and how accurate the precisions are, and which was kept (`Comparison.describe()`); None where
-            they weren't measured.
-        coverage: precision → share of the multiply-accumulates that run in it.
-        safety: what samples say of the model in FP16 or BF16 (`Safety.describe()`); None: it was built without.
-        scratch: bytes of GPU memory that a context needs for activations; None: not known, as where no GPU was at the build.
-        structure: of a plan that takes other weights, what of the graph that TensorRT was given they must leave as it is; else
-            None.
+        kept: nodes that stay in a higher precision, and why; coverage: precision → share of the multiply-accumulates in it.
+        inputs, outputs: of the engine; profiles: input name → "min,opt,max", one entry a profile.
+        preprocess: how an image becomes the engine's input; embedded: what the engine does of it itself, if anything.
+        source: the ONNX model (path, sha256 of its content); calibration: the table's own summary.
+        graph, graph_file: content hash of the graph that TensorRT was given, and its file below the plan's folder, if kept.
+        classes: names that the outputs score, in order; output_kinds: output name → what it holds ("classes", …).
+        comparison: how fast and accurate the precisions are (`Comparison.describe()`); safety: what samples say of FP16.
+        scratch: bytes of GPU memory that a context needs for activations; None: not known.
+        structure: of a plan that takes other weights, what of the graph they must leave as it is.
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -342,10 +328,8 @@ def read_manifest(path: Path) -> Manifest:
         raise EngineError(f"{path} can't be read ({error}); {again}, or delete it to use the plan alone") from error
     said = content.get("format") if isinstance(content, dict) else None
     if isinstance(said, str) and said.startswith("trtopt.calib/"):
-        raise EngineError(
-            f"{path} is a calibration table, which an engine is built with: trtopt build MODEL.onnx `int8=True` "
-            f"`calib={str(path)!r}`"
-        )
+        line = f"trtopt build MODEL.onnx `int8=True` `calib={str(path)!r}`"
+        raise EngineError(f"{path} is a calibration table, which an engine is built with: {line}")
     if said != FORMAT:
         raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; {again}")
     try:
@@ -355,9 +339,8 @@ def read_manifest(path: Path) -> Manifest:
         manifest = converted(content, Manifest)
         _check_values(manifest)
     except Damaged as error:
-        raise EngineError(
-            f"{path} is damaged or incomplete: {error}; {again}, or delete it to use the plan alone"
-        ) from error
+        why = f"{path} is damaged or incomplete: {error}"
+        raise EngineError(f"{why}; {again}, or delete it to use the plan alone") from error
     return manifest
 
 

@@ -75,15 +75,12 @@ class BuiltPlan:
 
 
 class _Objects:
-    """A build's TensorRT objects, let go in the order they need: the parser doesn't keep its network alive."""
+    """A build's TensorRT objects."""
 
     builder: Any = None
     config: Any = None
     network: Any = None
     parser: Any = None
-
-    def close(self) -> None:
-        self.parser = self.network = self.config = self.builder = None
 
 
 class Generation(Loader):
@@ -138,11 +135,7 @@ class Generation(Loader):
     # What callers ask
 
     def device(self, spec: BuildSpec) -> DeviceInfo | None:
-        """The GPU that a build with `spec` is on; None: there is none here.
-
-        Raises:
-            DeviceError: there are GPUs, and not that one.
-        """
+        """The GPU that a build with `spec` is on; None: there is none here. DeviceError where there are others."""
         gpus = self.gpu().devices
         if gpus and spec.device >= len(gpus):
             raise DeviceError(f"`device={spec.device}`: this machine's GPUs are 0 to {len(gpus) - 1}")
@@ -185,12 +178,8 @@ class Generation(Loader):
             reporter.warn(caution)
 
     def unsupported(self, model: Path) -> tuple[Issue, ...]:
-        """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all.
-
-        Raises:
-            DeviceError: this generation's parser needs a GPU and there is none.
-            UsageError: there is no such file.
-        """
+        """All in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all. DeviceError
+        where the parser needs a GPU and there is none."""
         light = parsing.light_model(existing_file(model, "the model"))
         ours = self.limits(light)
         with self._parser() as (objects, _):
@@ -203,10 +192,7 @@ class Generation(Loader):
         return (*ours, *(issue for issue in theirs if issue.node not in nodes and (issue.node or not ours)))
 
     def shape_inputs(self, model: Path) -> tuple[tuple[str, int], ...]:
-        """Inputs of a model that the parser takes whose values decide shapes, and how many values each has.
-
-        Raises: as `network`.
-        """
+        """Inputs of a model that the parser takes whose values decide shapes, and how many values each has."""
         from trtopt.graph.proto import tensor_info
 
         light = parsing.light_model(existing_file(model, "the model"))
@@ -230,22 +216,31 @@ class Generation(Loader):
             raise DeviceError(
                 f"asking TensorRT's parser ({self}) needs a GPU: {gpu.reason}; TensorRT-RTX needs none ({to_install('rtx')})"
             )
-        objects = _Objects()
-        with self._lock, self._collector.collecting() as messages:
-            try:
-                self._start(objects, typed=self.capabilities.typed_graph, messages=messages)
-                yield objects, messages
-            finally:
-                objects.close()
+        typed, collecting = self.capabilities.typed_graph, self._collector.collecting()
+        with self._lock, collecting as messages, self._started(typed, messages) as objects:
+            yield objects, messages
 
     @contextlib.contextmanager
     def _network(self, model: Path) -> Iterator[Any]:
         """The network that the parser makes of `model`."""
-        light = parsing.light_model(existing_file(model, "the model"))
         with self._parser() as (objects, messages):
-            if problem := parsing.parse(objects.parser, model, parsing.graph_nodes(light), messages, str(model)):
-                raise problem
+            parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
             yield objects.network
+
+    @contextlib.contextmanager
+    def _started(self, typed: bool, messages: Messages) -> Iterator[_Objects]:
+        """A builder, an empty network and its parser, let go in their order: a parser doesn't keep its network alive."""
+        objects = _Objects()
+        try:
+            self._register_plugins()
+            objects.builder = self._native(self.module.Builder, messages)
+            creation = self.module.NetworkDefinitionCreationFlag
+            flags = (1 << int(getattr(creation, name)) for name in self._network_flags(typed))
+            objects.network = objects.builder.create_network(sum(flags))
+            objects.parser = self.module.OnnxParser(objects.network, self._collector.logger)
+            yield objects
+        finally:
+            objects.parser = objects.network = objects.config = objects.builder = None
 
     def build(
         self,
@@ -320,15 +315,16 @@ class Generation(Loader):
             BackendError: TensorRT refuses the weights.
             EngineError, EngineMismatch, DeviceError, UsageError: as `load`.
         """
-        trt, device, objects = self.module, self.device(spec), _Objects()
+        trt, device = self.module, self.device(spec)
         with current_gpu(device.ordinal if device else 0):
             engine = self.load(plan, name, host_code=host_code).engine
             # 10.6 says no of a plan that takes the very weights that it was built from.
             if not (engine.refittable or unchanged):
                 raise UnsupportedRequest(f"{name} can't take other weights", ["build it again with `refit=True`"])
-            with self._lock, self._collector.collecting() as messages:
+            collecting = self._collector.collecting()
+            with self._lock, collecting as messages, self._started(self.typed(spec), messages) as objects:
                 try:
-                    self._parse(objects, model, parsing.light_model(model), spec, str(model), messages)
+                    parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
                     weights = dict(parsing.network_weights(trt, objects.network))
                     refitter = self._native(trt.Refitter, messages, f"refit {name}", engine)
                     asked = list(zip(*refitter.get_all(), strict=True))
@@ -349,7 +345,6 @@ class Generation(Loader):
                     return memoryview(self._serialized(engine, refit=spec.refit)).cast("B"), len(asked)
                 finally:
                     refitter = None  # it uses the engine
-                    objects.close()
 
     def _serialized(self, engine: Any, *, refit: bool) -> Any:
         """The plan of an engine with its weights; `refit`: they can be replaced again."""
@@ -363,30 +358,15 @@ class Generation(Loader):
 
     # The work
 
-    def _start(self, objects: _Objects, typed: bool, messages: Messages) -> None:
-        self._register_plugins()
-        objects.builder = self._native(self.module.Builder, messages)
-        creation = self.module.NetworkDefinitionCreationFlag
-        flags = (1 << int(getattr(creation, name)) for name in self._network_flags(typed))
-        objects.network = objects.builder.create_network(sum(flags))
-        objects.parser = self.module.OnnxParser(objects.network, self._collector.logger)
-
-    def _parse(
-        self, objects: _Objects, model: Path, light: ModelProto | None, spec: BuildSpec, name: str, messages: Messages
-    ) -> None:
-        self._start(objects, self.typed(spec), messages)
-        if problem := parsing.parse(objects.parser, model, parsing.graph_nodes(light), messages, name):
-            raise problem
-
     def _build(
         self, model: Path, name: str, spec: BuildSpec, options: weak.Options, messages: Messages, monitor: Any
     ) -> BuiltPlan:
-        objects, warnings, native = _Objects(), list[str](), None
-        try:
-            light = parsing.light_model(model)
-            if issues := self.limits(light):
-                raise parsing.refusal(name, issues)
-            self._parse(objects, model, light, spec, name, messages)
+        warnings, native = list[str](), None
+        light = parsing.light_model(model)
+        if issues := self.limits(light):
+            raise parsing.refusal(name, issues)
+        with self._started(self.typed(spec), messages) as objects:
+            parsing.parse(objects.parser, model, light, messages, name)
             if objects.network.num_outputs == 0:
                 # The parser takes an empty file, and some random ones, for a model without nodes.
                 raise InvalidModel(f"{name} has no outputs, so no network; run `trtopt check {name}`")
@@ -419,8 +399,6 @@ class Generation(Loader):
                     _save_timing_cache(objects.config, spec.timing_cache)
                 except OutputError as error:  # the engine is what was wanted
                     warnings.append(f"the timing cache isn't kept: {error}")
-        finally:
-            objects.close()
         view = memoryview(plan).cast("B")
         nodes = dict(parsing.graph_nodes(light))
         report = self._found_layers(view, messages, nodes, parsing.float_products(light))

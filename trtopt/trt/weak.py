@@ -94,10 +94,9 @@ def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
 
 
 class NativeCalibration:
-    """TensorRT's IInt8EntropyCalibrator2 fed from host batches.
+    """TensorRT's IInt8EntropyCalibrator2 fed from host batches; `cache` is what it wrote, after the build.
 
-    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames. `cache` is
-    the calibration cache that TensorRT wrote, after the build.
+    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
     """
 
     def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
@@ -114,22 +113,17 @@ class NativeCalibration:
         self._shapes: dict[str, tuple[int, ...]] = {}
         if options.calibration_cache is None and options.calibration is not None:
             source = rebatched(options.calibration, self._batch)
-            first = next(source, None)
-            count = 0 if first is None else len(next(iter(first.values())))
-            if first is None or count < self._batch:
-                raise DataError(
-                    f"native calibration got {count} samples, fewer than one batch of {self._batch}: "
-                    "give more, or a smaller `batch=`"
-                )
+            first = next(source, {})
+            if (count := len(next(iter(first.values()), ()))) < self._batch:
+                why = f"native calibration got {count} samples, fewer than one batch of {self._batch}"
+                raise DataError(f"{why}: give more, or a smaller `batch=`")
             self._shapes = {name: array.shape for name, array in first.items()}
             self._source = itertools.chain([first], source)
         self._calibrator = self._make(trt)
 
     def attach(self, builder: Any, config: Any) -> None:
-        """Give `config` the calibrator, and the data's own shape to calibrate at.
-
-        By default TensorRT calibrates at the first profile's opt shape, whatever shape it is given.
-        """
+        """Give `config` the calibrator, and the data's own shape to calibrate at, which by default is the first profile's opt
+        shape, whatever it is given."""
         config.int8_calibrator = self._calibrator
         dynamic = [info.name for info in self._inputs if info.open_axes]
         if dynamic and self._shapes:
