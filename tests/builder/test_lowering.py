@@ -19,13 +19,12 @@ from trtopt import calibrate
 from trtopt.builder.construction import build
 from trtopt.builder.lowering import Lowered, in_fp32_types, judge, lower
 from trtopt.calibration.table import Table
-from trtopt.core.errors import ModelError, UsageError
+from trtopt.core.errors import ModelError
 from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import infer_shapes
 from trtopt.trt.generation import BuiltPlan
 
 
@@ -151,32 +150,7 @@ def test_a_region_may_hold_what_no_other_layer_runs_in_fp16(block: onnx.ModelPro
     assert "none of its 1" in alone.problem
 
 
-@pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])
-def test_shapes_are_inferred_once(
-    typed: bool, block: onnx.ModelProto, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Placement, quantization and typing keep up what is known of each tensor."""
-    inferred = []
-
-    def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
-        inferred.append(proto)
-        return infer_shapes(proto)
-
-    monkeypatch.setattr("trtopt.graph.view.infer_shapes", infer)
-    made = _lower(block, table, typed=typed)
-    assert made.quantized
-    assert len(inferred) == 1
-    values = {value.name: value.type.tensor_type for value in made.proto.graph.value_info}
-    unknown = {name for node in made.proto.graph.node for name in node.output} - values.keys() - {"y"}
-    assert not [name for name in unknown if not name.startswith("main")]  # what is written anew has types alone
-
-
 # What else is decided, for typed generations and for 8.6 ------------------------------------------------------------------
-
-
-def test_an_override_that_matches_nothing_is_refused(block: onnx.ModelProto, table: Table) -> None:
-    with pytest.raises(UsageError, match="frist"):
-        _lower(block, table, typed=True, overrides=(Override("frist", Precision.FP32),))
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])
@@ -249,13 +223,6 @@ def test_smoothing_and_repairs_are_int8s_alone(
     done.clear()
     _lower(block, table, typed=True, precision=precision)
     assert [name for name, _ in done] == (["repair"] if precision is Precision.INT8 else [])
-
-
-def test_names_that_are_none_are_forgotten(block: onnx.ModelProto, table: Table) -> None:
-    proto = onnx.ModelProto.FromString(block.SerializeToString())
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
-    made = _lower(proto, table, typed=True)
-    assert not made.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
 
 
 def test_a_graph_that_came_out_invalid_is_refused(

@@ -78,7 +78,6 @@ def test_every_precision_builds_and_the_layers_say_so(
     assert built.layers_unknown == "" and built.targets == (89,) and built.seconds > 0
     header = plan_header(built.plan)
     assert header is not None and header.product == "TensorRT-RTX" and header.version == rtx.version
-    assert header.nbytes == len(built.plan)
     assert len(built.plan) > 10_000 and memoryview(built.plan).format == "B"
     assert capfd.readouterr() == ("", "")
 
