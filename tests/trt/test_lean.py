@@ -111,9 +111,7 @@ def test_outputs_whose_shape_depends_on_the_data_of_plans_of_86_are_refused_on_l
     if not refused:
         loaded.output_allocator(lambda *_: 1, lambda *_: None).check()
         return
-    with pytest.raises(
-        EngineMismatch, match=r"depends on the data.*made by TensorRT 8\.6\.0: run it on TensorRT 8\.6\.0"
-    ):
+    with pytest.raises(EngineMismatch, match=r"depends on the data.*made by TensorRT 8\.6\.0: run it on that"):
         loaded.output_allocator(lambda *_: 1, lambda *_: None)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
@@ -25,7 +25,6 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.files import check_ending, existing_file, json_bytes, whole, writing_together
 from trtopt.core.options import taking
-from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import scratch
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
@@ -35,9 +34,6 @@ from trtopt.graph.proto import all_nodes, dtype_name, tensor_chunks
 from trtopt.ort.folding import held_against, proven
 from trtopt.trt import select
 from trtopt.trt.plans import host_code_refused
-
-if TYPE_CHECKING:
-    from trtopt.calibration.table import Table
 
 _WHOLE = {"INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL", "STRING"}  # types of shapes, axes and masks
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
@@ -70,15 +66,8 @@ def refit(request: RefitRequest) -> RefitResult:
         trtopt.refit("net.engine", "tuned.onnx", "tuned.engine")
 
     What is written is a full plan and its manifest; it can be refitted again where the engine was built with `refit=True`. One
-    that was built with `strip=True` alone takes the weights that it was built from, and no others.
-
-    Args:
-        engine: a plan that trtopt built with `refit=True` or `strip=True`, with its manifest.
-        model: an ONNX file, of the same graph as the model that the engine was built from.
-        output: the plan to write.
-        calib: the table with the scales of an INT8 or FP8 engine; with another than at the build the scales are replaced, too.
-        device: the GPU to do it on.
-        trust_host_code: as of `Session`.
+    that was built with `strip=True` alone takes the weights that it was built from, and no others. `calib` is the table with
+    the scales of an INT8 or FP8 engine; with another than at the build the scales are replaced, too.
 
     Raises:
         UsageError: no such file, no manifest, or `calib` is missing.
@@ -95,16 +84,7 @@ def refit(request: RefitRequest) -> RefitResult:
             f"{engine} has no manifest ({manifest_path(engine)}), which says how its weights were made: refit an engine of "
             "trtopt build with `refit=True`"
         )
-    plan, new, weights = refitted_plan(
-        whole(engine, None),
-        manifest,
-        request.model,
-        engine=engine,
-        calib=request.calib,
-        device=request.device,
-        trust_host_code=request.trust_host_code,
-        reporter=request.reporter,
-    )
+    plan, new, weights = refitted_plan(whole(engine, None), manifest, request)
     seconds = time.monotonic() - start
     with writing_together(output, manifest_path(output)) as (partial, partial_manifest):
         partial.write_bytes(plan)
@@ -120,18 +100,9 @@ class Refitted(NamedTuple):
     weights: int
 
 
-def refitted_plan(
-    plan: bytes,
-    manifest: Manifest,
-    model: str | os.PathLike[str],
-    *,
-    engine: Path,
-    calib: str | os.PathLike[str] | Table | None = None,
-    device: int = 0,
-    trust_host_code: bool = False,
-    reporter: Reporter = SILENT,
-) -> Refitted:
-    """Return the plan `engine`, which the manifest describes, with the weights of a model. Raises as `refit`."""
+def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> Refitted:
+    """Return the plan `request.engine`, which the manifest describes, with the weights of its model. Raises as `refit`."""
+    engine, reporter = Path(request.engine), request.reporter
     spec, family = manifest.spec, manifest.generation["family"]
     if not (spec.get("strip") or spec.get("refit")) or manifest.structure is None:
         raise UnsupportedRequest(
@@ -142,13 +113,13 @@ def refitted_plan(
         raise DeviceError(f"refitting {engine} needs an NVIDIA GPU: {gpu.reason}; run it where the engine runs")
     if generation.family != family or generation.unread(manifest.origin):
         raise EngineMismatch(f"{engine} was built by {manifest.origin}, here is {generation}: refit it where that is")
-    if manifest.origin.carries and not trust_host_code:
+    if manifest.origin.carries and not request.trust_host_code:
         raise host_code_refused(engine.name)
     manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
-    build = _planned(manifest, model, engine, calib, device, reporter)
+    build = _planned(manifest, request)
     with reporter.phase("preparing the weights"):
         graph = _lowered(build, manifest)
-    name = str(os.fspath(model))
+    name = str(os.fspath(request.model))
     if difference := _difference(manifest.structure, structure(graph)):
         raise EngineMismatch(
             f"the graph of {name} isn't the one that {engine} was built from: {difference}; build an engine of it"
@@ -166,7 +137,13 @@ def refitted_plan(
     with scratch() as folder, reporter.phase(f"refitting with {generation}"):
         save_model(graph, path := folder / "model.onnx")
         new_plan, count = generation.refit_plan(
-            plan, path, build.spec, name=engine.name, unchanged=same, same_scales=same_scales, host_code=trust_host_code
+            plan,
+            path,
+            build.spec,
+            name=engine.name,
+            unchanged=same,
+            same_scales=same_scales,
+            host_code=request.trust_host_code,
         )
     new = replace(
         manifest,
@@ -223,38 +200,25 @@ def _difference(engine: Sequence[str], model: Sequence[str]) -> str:
     return "; ".join(texts) or ("" if list(engine) == list(model) else "the same nodes stand in another order")
 
 
-def _planned(
-    manifest: Manifest,
-    model: str | os.PathLike[str],
-    engine: Path,
-    calib: str | os.PathLike[str] | Table | None,
-    device: int,
-    reporter: Reporter,
-) -> BuildPlan:
+def _planned(manifest: Manifest, request: RefitRequest) -> BuildPlan:
     """Plan the build that the engine's manifest tells of, for another model."""
-    spec = manifest.asked
+    spec, engine = manifest.asked, request.engine
     if spec.precision.quantized:
         if spec.calibrator == "native":
             why = "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"
             raise UnsupportedRequest(f"{engine} can't take other weights", [why])
-        if calib is None and not is_quantized(load_model(model).proto):
+        if request.calib is None and not is_quantized(load_model(request.model).proto):
             raise UsageError(
                 f"{engine} is {spec.precision.upper()}, and its scales aren't in its manifest: give the table that it was "
                 "built with as `calib='T.calib.json'`, or one calibrated on the new model"
             )
-    return plan_build(
-        request_of(
-            spec,
-            model,
-            engine,
-            calib=calib,
-            preprocess=None if manifest.embedded is None else manifest.embedded["preprocess"],
-            target=tuple(manifest.targets),
-            backend="rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
-            device=device,
-            reporter=reporter,
-        )
-    )
+    options = {name: getattr(request, name) for name in ("calib", "device", "reporter")}
+    options |= {
+        "target": tuple(manifest.targets),
+        "backend": "rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
+    }
+    preprocess = None if manifest.embedded is None else manifest.embedded["preprocess"]
+    return plan_build(request_of(spec, request.model, engine, preprocess=preprocess, **options))
 
 
 def _lowered(build: BuildPlan, manifest: Manifest) -> ModelProto:

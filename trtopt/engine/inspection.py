@@ -98,12 +98,8 @@ class ModelReport(_Report):
 def inspect(request: InspectRequest) -> EngineReport | ModelReport:
     """Say what an engine file is, or an ONNX file.
 
-    Args:
-        engine: a plan; its manifest alone (M.engine.json), where the plan isn't at hand; or an ONNX file.
-        diff: another engine or manifest: what differs is in the report's `difference`. No GPU is needed.
-        layers: the command lists the layers; the report has them anyway.
-        trust: read the layers of a plan that no manifest describes, too: TensorRT loads it for that. Without, the report holds
-            what the plan's first bytes say.
+    `diff` says what differs from another engine or manifest; no GPU is needed. `trust` reads the layers of a plan that no
+    manifest describes, too, which TensorRT loads for that; without, the report holds what the plan's first bytes say.
 
     Raises:
         UsageError: there is no such file; an ONNX file was given with `diff` or `layers`; or these two together.
