@@ -61,7 +61,6 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
         ("Unable to load library: libnvinfer_builder_resource_sm90.so.11.2.1", BackendError, "no kernels for this GPU"),
         ("CUDA initialization failure with error: 35", DeviceError, "needs a GPU"),
         ("Error Code 1: Cuda Runtime (In generateForCurrent … cudaError 35…)", DeviceError, "needs a GPU"),
-        ("Unable to load library: libnvinfer_lean.so.1", UnsupportedRequest, "`exclude_lean_runtime=True`"),
         (
             "Version tag does not match. Note: Current Version: 213, Serialized Engine Version: 205",
             EngineMismatch,

@@ -140,12 +140,11 @@ def _get_or_build(plan: BuildPlan, store: Store) -> tuple[Manifest, bool]:
 
 
 def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:
+    same = {name: getattr(manifest, name) for name in ("precision", "precision_summary", "coverage", "safety")}
     return BuildResult(
         engine=plan.output,
         manifest=manifest_path(plan.output),
-        precision=manifest.precision,
-        precision_summary=manifest.precision_summary,
-        coverage=manifest.coverage,
+        **same,
         seconds=seconds,
         cached=cached,
         targets=tuple(manifest.targets),
@@ -153,7 +152,6 @@ def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool
         warnings=tuple(manifest.warnings),
         onnx=Path(plan.request.save_onnx) if plan.request.save_onnx else None,
         table=plan.table,
-        safety=manifest.safety,
     )
 
 

@@ -141,14 +141,10 @@ def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
 def _construct(
     plan: BuildPlan, folded: onnx.ModelProto, unsafe: Mapping[str, str]
 ) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
-    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
-
-    Raises:
-        PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
-    """
+    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build. PrecisionLost where less
+    than half of the arithmetic runs as asked for, or what runs isn't known."""
     spec, generation, reporter = plan.spec, plan.generation, plan.request.reporter
-    shapes = opt_shapes(plan.model.inputs, spec.profiles)[0]
-    sizes = sizes_in(folded, shapes)
+    sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles)[0])
     with scratch() as folder:
         lowered, engine = _planned(plan, folded, unsafe, {}, folder)
         asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
@@ -158,10 +154,8 @@ def _construct(
         named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
         repairable = bool(lost) and report.share >= LEAST_SHARE and not named
         if repairable and plan.table is not None and not spec.allow_precision_fallback:
-            reporter.note(
-                f"{generation} runs {len(lost)} of {len(asked_nodes)} quantized layers in floating point "
-                f"({first_of(lost)}): building again with these in {spec.base.upper()}"
-            )
+            what = f"{len(lost)} of {len(asked_nodes)} quantized layers in floating point ({first_of(lost)})"
+            reporter.note(f"{generation} runs {what}: building again with these in {spec.base.upper()}")
             reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
             lowered, engine = _planned(plan, folded, unsafe, reasons, folder)
             report = judge(engine, lowered, spec, arithmetic, asked_nodes)
@@ -179,11 +173,8 @@ def _construct(
 
 
 def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
-    """Yield where the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
-
-    Args:
-        named: the user named a node that is lost.
-    """
+    """Yield where the engine isn't as asked for, and what to do where that fails the build, as where the user `named` a node
+    that is lost; "" where it is only told."""
     anyway = "take it as it is with `allow_precision_fallback=True`"
     if report.unknown:
         yield f"what the engine of {plan.generation} runs isn't known: {report.unknown}", anyway

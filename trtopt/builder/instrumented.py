@@ -39,10 +39,6 @@ def build_with_outputs(
         graph: what TensorRT was given, as `save_onnx` kept it.
         tensors: of it, that become outputs besides its own.
         folder: where to write.
-
-    Raises:
-        UsageError: its scales are TensorRT's own, which the graph doesn't hold.
-        UnsupportedRequest, BuildFailed, NoBackend: from TensorRT.
     """
     generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
     # The rest of what was asked for is in the graph, or says how a plan is kept.
@@ -60,7 +56,9 @@ def build_with_outputs(
     wider.graph.output.extend(values[name] for name in tensors if name in values and name not in own)
     path, plan = folder / "outputs.onnx", folder / "outputs.engine"
     save_model(wider, path)
-    layer_precision, preferred = ({}, {}) if generation.typed(spec) else _precisions(manifest, spec, graph)
+    layer_precision, preferred = _precisions(manifest, graph)
+    if generation.typed(spec) or spec.base is Precision.FP32:
+        layer_precision, preferred = {}, {}
     if generation.capabilities.timing_cache:  # in which it finds what the engine's own build has timed
         spec = replace(spec, timing_cache=kept_timing(generation, generation.device(spec)))
     try:
@@ -74,19 +72,14 @@ def build_with_outputs(
             reporter=reporter,
         )
     except BackendError as error:
-        raise type(error)(
-            f"{error}; compare the tensors of its graph instead, which build keeps by `save_onnx=`"
-        ) from error
+        instead = "compare the tensors of its graph instead, which build keeps by `save_onnx=`"
+        raise type(error)(f"{error}; {instead}") from error
     write_bytes(plan, engine.plan)
     return plan
 
 
-def _precisions(
-    manifest: Manifest, spec: BuildSpec, graph: ModelProto
-) -> tuple[dict[str, Precision], dict[str, Precision]]:
+def _precisions(manifest: Manifest, graph: ModelProto) -> tuple[dict[str, Precision], dict[str, Precision]]:
     """Return what nodes run in where the graph doesn't say it: what they must, and what the engine was seen to run them in."""
-    if spec.base is Precision.FP32:
-        return {}, {}
     heavy = {node.name: node.op_type in HEAVY_OPS for node in graph.graph.node}
     in_fp32 = [item["node"] for item in manifest.kept if item["precision"] == Precision.FP32 and item["node"] in heavy]
     pinned = dict.fromkeys([*in_fp32, *embed.arithmetic(graph)], Precision.FP32)

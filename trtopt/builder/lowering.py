@@ -81,10 +81,7 @@ def lower(
         embedded: preprocessing to put in front of an input.
         measured: nodes that samples say must stay in FP32, with the reason; those of `table` come to them.
 
-    Raises:
-        UsageError: an override matches no node.
-        CalibrationError: `table` lacks a tensor that the placement needs.
-        ModelError: the model can't be written in an opset that this generation reads, or not in the types asked for.
+    Raises: UsageError, CalibrationError, ModelError, where an override, the table or the model doesn't fit.
     """
     check_overrides(spec.overrides, folded.graph.node)
     typed, capabilities = generation.typed(spec), generation.capabilities

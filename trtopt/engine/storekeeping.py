@@ -68,10 +68,7 @@ class StorePruning(Plain):
 
 @taking(StoreRequest)
 def list_store(request: StoreRequest) -> StoreListing:
-    """List the engines in a store.
-
-    Args:
-        store: as `trtopt.build` takes it; None: $TRTOPT_STORE, or the one in the cache folder.
+    """List the engines in a store: as `trtopt.build` takes it, $TRTOPT_STORE, or the one in the cache folder.
 
     Raises:
         UsageError: `store` names none, or a folder that isn't there.

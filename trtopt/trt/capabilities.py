@@ -39,15 +39,13 @@ class Capabilities:
     """The options that a generation honours.
 
     Attributes:
-        typed_graph: precision comes from the ONNX graph's own types (strongly typed builds).
-        precision_flags: precision comes from builder flags over an FP32-typed graph.
+        typed_graph: precision comes from the ONNX graph's own types; precision_flags: from builder flags over FP32 types.
         native_calibrator: TensorRT's own IInt8EntropyCalibrator2 exists.
         layer_precision: one layer's precision can be set after parsing.
-        precisions: what `BuildSpec.precision` and `remainder` may be.
+        precisions: what `BuildSpec.precision` and `remainder` may be; hardware_levels: what `hardware_compatibility` may.
         compute_targets: compute capabilities that a build can name; None: it builds for the GPU that is present.
         builds_without_gpu: parsing and building need no GPU.
         timing_cache, strip, refit, version_compatible: the option has an effect.
-        hardware_levels: what `hardware_compatibility` may be.
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own.

@@ -49,14 +49,9 @@ class PlanOrigin:
 
 
 def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
-    """Say why version `here` of a plan's product doesn't run it, and what to do; empty: it does.
-
-    Args:
-        here: it may have fewer numbers than the plan's, as 8.6.0's module says three of four.
-        lean: it is the lean runtime.
-    """
+    """Say why version `here` of a plan's product (`lean`: its lean runtime) doesn't run it, and what to do; empty: it does."""
     plan, runtime = numbers(origin.version), numbers(here)
-    parts = min(len(plan), len(runtime))
+    parts = min(len(plan), len(runtime))  # 8.6.0's module says three numbers of four
     if lean and not origin.compatible:
         return "the lean runtime runs version-compatible plans only: build it with `version_compatible=True`"
     if plan[:parts] == runtime[:parts]:
@@ -66,10 +61,8 @@ def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
     if not origin.compatible:
         return "build it again here, or with `version_compatible=True`, or install that version"
     if not origin.carries:
-        return (
-            f"it was built with `exclude_lean_runtime=True`, and so runs on {origin} only, full or lean: build it without, or "
-            "install that version"
-        )
+        only = f"it was built with `exclude_lean_runtime=True`, and so runs on {origin} only, full or lean"
+        return f"{only}: build it without, or install that version"
     if runtime < plan:
         return f"version-compatible plans run on later versions, not on earlier ones: install {origin} or later"
     if runtime[0] in (plan[0], _NEXT.get(plan[0])):

@@ -81,21 +81,16 @@ class TensorRTRTX(Generation):
 
     def _refusals(self, spec: BuildSpec) -> list[str]:
         problems = []
-        if self._turing_loses_int8(spec) and not spec.allow_precision_fallback:
+        if self._cautions(spec) and not spec.allow_precision_fallback:
             problems.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
-        if (spec.strip or spec.refit) and not self.gpu():
-            options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
-            problems.append(
-                f"{options}: TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
-            )
+        options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
+        if options and not self.gpu():
+            needed = "TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
+            problems.append(f"{options}: {needed}")
         return problems
 
-    @staticmethod
-    def _turing_loses_int8(spec: BuildSpec) -> bool:
-        return 75 in spec.targets and spec.precision is Precision.INT8
-
     def _cautions(self, spec: BuildSpec) -> list[str]:
-        return [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
+        return [f"`target='sm75'`: {_TURING}"] if 75 in spec.targets and spec.precision is Precision.INT8 else []
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.

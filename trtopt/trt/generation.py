@@ -460,12 +460,11 @@ def _add_profiles(objects: _Objects, spec: BuildSpec, dynamic: list[str], shape_
 
 def _attach_timing_cache(config: Any, path: Path, warn: list[str]) -> None:
     """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used."""
-    for content in (_read_timing_cache(path), b""):
-        cache = _timing_cache(config, content)
-        if cache is not None and config.set_timing_cache(cache, False):
-            return
+    cache, content = _timing_cache(config, path)
+    if cache is None or not config.set_timing_cache(cache, False):
         if content:
             warn.append(f"the timing cache {path} is another TensorRT's or another GPU's: it is ignored and replaced")
+        config.set_timing_cache(config.create_timing_cache(b""), False)
 
 
 def _save_timing_cache(config: Any, path: Path) -> None:
@@ -473,23 +472,21 @@ def _save_timing_cache(config: Any, path: Path) -> None:
     if (cache := config.get_timing_cache()) is None:
         return
     with alone(path.with_name(f".{path.name}.lock")):  # else of two that end at once one's timings are lost
-        if (content := _read_timing_cache(path)) and (other := _timing_cache(config, content)) is not None:
+        other, content = _timing_cache(config, path)
+        if content and other is not None:
             cache.combine(other, False)  # a cache of another GPU is refused here and replaced
         write_bytes(path, memoryview(cache.serialize()).cast("B"))
 
 
-def _timing_cache(config: Any, content: bytes) -> Any:
+def _timing_cache(config: Any, path: Path) -> tuple[Any, bytes]:
+    """The cache in a file, None where it is none, and the file's content, empty where there is no file."""
+    content = b""
     try:
-        return config.create_timing_cache(content)
+        with contextlib.suppress(FileNotFoundError):
+            content = whole(path, None)
+        return config.create_timing_cache(content), content
     except (TypeError, RuntimeError):  # how pybind11 says that the native side gave nothing
-        return None
-
-
-def _read_timing_cache(path: Path) -> bytes:
-    try:
-        return whole(path, None)
-    except FileNotFoundError:
-        return b""
+        return None, content
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"can't read the timing cache {path}: {reason}; give another `timing_cache=`") from error

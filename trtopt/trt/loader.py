@@ -18,8 +18,7 @@ class Loader:
 
     Attributes:
         family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx"; of a lean runtime "lean8", "lean10" or "lean11".
-        product: whose plans it loads: "TensorRT" or "TensorRT-RTX".
-        version: as the module says it.
+        product: whose plans it loads: "TensorRT" or "TensorRT-RTX".  version: as the module says it.
         lean: it is TensorRT's lean runtime, which builds nothing.
     """
 
@@ -66,10 +65,9 @@ class Loader:
         runtime_cache: bytes | None = None,
         capture: bool = True,
     ) -> LoadedEngine:
-        """Deserialize a plan on this machine's GPU.
+        """Deserialize a plan, which messages call `name`, on this machine's GPU.
 
         Args:
-            name: how to call it in messages, such as its file name.
             host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
             runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
             capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.

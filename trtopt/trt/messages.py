@@ -74,8 +74,10 @@ class Messages:
             self._counts[_LEFT_OUT] = self._counts.get(_LEFT_OUT, 0) + 1
         elif severity in ("ERROR", "INTERNAL_ERROR"):
             self._problems[text.strip()] = None
-        elif severity == "WARNING" and (line := _summary(text)):
-            self._counts[line] = self._counts.get(line, 0) + 1
+        elif severity == "WARNING":
+            own = " ".join(re.sub(r"^\w+\.cpp:\d+: ", "", text.strip()).split())
+            if line := next((line for pattern, line in _SUMMARIES if re.search(pattern, text)), own):
+                self._counts[line] = self._counts.get(line, 0) + 1
 
     @property
     def errors(self) -> tuple[str, ...]:
@@ -84,13 +86,6 @@ class Messages:
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items())
-
-
-def _summary(text: str) -> str | None:
-    for pattern, line in _SUMMARIES:
-        if re.search(pattern, text):
-            return line
-    return " ".join(re.sub(r"^\w+\.cpp:\d+: ", "", text.strip()).split())
 
 
 class Collector:
@@ -162,9 +157,6 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported": (
             "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`"
         ),
-        r"libnvinfer_lean": (
-            "TensorRT found no lean runtime to put into the plan: install it, or add `exclude_lean_runtime=True`"
-        ),
     },
     InvalidModel: {
         r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC": (
@@ -219,11 +211,9 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"Unexpected call to stub": (
             "the lean runtime runs version-compatible plans only: build it with `version_compatible=True`"
         ),
-        r"old deserialization call on a newer plan|Engine Version Forward Compatibility": (
-            "the plan was made by another TensorRT, and isn't one that this TensorRT runs (`trtopt inspect` says what does)"
-        ),
-        r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible": (
-            "the plan was made by another TensorRT or for another GPU"
+        r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible"
+        r"|newer plan|Engine Version Forward Compatibility": (
+            "the plan was made by another TensorRT or for another GPU (`trtopt inspect` says what runs it)"
         ),
     },
 }

@@ -63,8 +63,7 @@ def float_products(light: ModelProto | None) -> frozenset[str]:
 def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
     """The parser's errors, each with its node."""
     issues = []
-    for index in range(parser.num_errors):
-        error = parser.get_error(index)
+    for error in map(parser.get_error, range(parser.num_errors)):
         number = error.node()
         name, op = nodes[number] if 0 <= number < len(nodes) else ("", "")
         if hasattr(error, "node_name"):  # 8.6 has only the index; later ones also reach into local functions

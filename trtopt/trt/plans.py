@@ -105,15 +105,9 @@ class LoadedEngine:
         return self.settings is not None and self.settings.captures
 
     def context(self, scratch: int, nbytes: int) -> Any:
-        """A new IExecutionContext with the caller's memory for activations.
-
-        Args:
-            scratch: device address, a multiple of 256; must outlive the context and serve no other at the same time.
-            nbytes: its length, `scratch_bytes` at the least.
-
-        Raises:
-            EngineError: too little memory, or TensorRT gives no context; its own words are quoted.
-        """
+        """A new IExecutionContext with the caller's memory for activations: at device address `scratch`, a multiple of 256,
+        which must outlive it and serve no other at the same time, `nbytes` long, at the least `scratch_bytes`. EngineError
+        where TensorRT gives none."""
         if nbytes < self.scratch_bytes:  # 8.6 isn't told the length, and would write past the end
             raise EngineError(f"an execution context needs {self.scratch_bytes} bytes of scratch memory, not {nbytes}")
         with self.collecting() as messages:
@@ -154,12 +148,9 @@ class LoadedEngine:
     ) -> Any:
         """An IOutputAllocator for `context.set_output_allocator`; keep it as long as the context.
 
-        TensorRT calls it during enqueue, on the enqueuing thread. What a callback raises is kept: TensorRT sees a
-        failed allocation, and `check()`, to be called after every enqueue, raises it.
-
-        Args:
-            reallocate: (name, nbytes, alignment) → device address; never 0, not even for 0 bytes.
-            notify: (name, shape), once the shape is known.
+        TensorRT calls it during enqueue, on the enqueuing thread: `reallocate` of (name, nbytes, alignment) gives a device
+        address, never 0, not even for 0 bytes; `notify` gets (name, shape). What they raise is kept: TensorRT sees a failed
+        allocation, and `check()`, to be called after every enqueue, raises it.
 
         Raises:
             EngineMismatch: the plan carries a runtime before 10, which calls what a later runtime's allocators don't have: seen
@@ -252,7 +243,7 @@ class LoadedEngine:
 
 
 def _has(thing: Any, name: str) -> bool:
-    """Tell whether TensorRT's class of `thing` has the name; asked of the class, where properties aren't read."""
+    """Tell whether TensorRT's class of `thing` has the name; properties aren't read."""
     return hasattr(type(thing), name)
 
 
@@ -304,11 +295,8 @@ def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: st
     if engine is not None:
         return engine
     origin = plan_origin(plan)
-    if (
-        origin is not None
-        and numbers(origin.version)[:3] != numbers(loader.version)[:3]
-        and (why := loader.unread(origin))
-    ):
+    other = origin is not None and numbers(origin.version)[:3] != numbers(loader.version)[:3]
+    if origin is not None and other and (why := loader.unread(origin)):
         raise EngineMismatch(f"{name} was made by {origin}, this is {loader}: {why}")
     if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
         raise host_code_refused(name)

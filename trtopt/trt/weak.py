@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
+from trtopt.core.words import first_of
 from trtopt.cuda.device import Device
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, rebatched
@@ -62,21 +63,19 @@ def set_precisions(trt: Any, network: Any, config: Any, spec: BuildSpec, options
         obey = not (spec.allow_precision_fallback or options.preferred)
         config.set_flag(getattr(trt.BuilderFlag, f"{'OBEY' if obey else 'PREFER'}_PRECISION_CONSTRAINTS"))
         if lost_nodes:
-            some = ", ".join(lost_nodes[:3]) + (f" and {len(lost_nodes) - 3} more" if len(lost_nodes) > 3 else "")
-            warnings.append(f"no layer came from {some}: the precision asked for there has no effect")
+            warnings.append(f"no layer came from {first_of(lost_nodes)}: the precision asked for there has no effect")
 
 
 def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
     """Pin the layers that come from the named ONNX nodes; the names, of those not merely preferred, that no layer has."""
-    layer_precision, precisions = options.layer_precision, {**options.preferred, **options.layer_precision}
+    precisions = {**options.preferred, **options.layer_precision}
     float_types = {trt.DataType.FLOAT, trt.DataType.HALF, getattr(trt.DataType, "BF16", trt.DataType.HALF)}
-    matched_names: set[str] = set()
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
+    missing = set(options.layer_precision)
+    for layer in map(network.get_layer, range(network.num_layers)):
         name = next((node for node in (layer.name, *onnx_nodes(layer.metadata or "")) if node in precisions), None)
         if name is None:
             continue
-        matched_names.add(name)
+        missing.discard(name)
         outputs = [layer.get_output(number) for number in range(layer.num_outputs)]
         # Constants, shape arithmetic and integer layers have no precision to choose: setting one is a build error.
         if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) or not any(
@@ -86,11 +85,11 @@ def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
         data_type = getattr(trt.DataType, _DATA_TYPES[precisions[name]])
         layer.precision = data_type
         # An INT8 layer may write floats, and a preferred one what its readers want: their output types stay free.
-        if name in layer_precision and precisions[name] is not Precision.INT8:
+        if name in options.layer_precision and precisions[name] is not Precision.INT8:
             for number, tensor in enumerate(outputs):
                 if tensor.dtype in float_types:
                     layer.set_output_type(number, data_type)
-    return sorted(set(layer_precision) - matched_names)
+    return sorted(missing)
 
 
 class NativeCalibration:
