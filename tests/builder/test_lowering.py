@@ -24,7 +24,6 @@ from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.result import PassResult
 from trtopt.trt.generation import BuiltPlan
 
 
@@ -200,29 +199,13 @@ def test_a_table_is_taken_by_a_model_in_fp16_types(block: onnx.ModelProto) -> No
     assert made.asked == dict.fromkeys(["first", "main", "skip", "next"], Precision.INT8) and made.quantized
 
 
-@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
-def test_smoothing_and_repairs_are_int8s_alone(
-    precision: Precision, block: onnx.ModelProto, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = []
-
-    def smoothed(graph: Any, factors: Any) -> PassResult:
-        done.append(("smooth", factors))
-        return PassResult(graph)
-
-    def repaired(graph: Any, points: Any, repairs: Any) -> tuple[PassResult, Any]:
-        done.append(("repair", repairs))
-        return PassResult(graph), points
-
-    monkeypatch.setattr("trtopt.builder.lowering.smooth", smoothed)
-    monkeypatch.setattr("trtopt.builder.lowering.repair_weights", repaired)
-    factors = {"a": np.ones(32, np.float32)}
-    _lower(block, replace(table, smoothed=factors), typed=True, precision=precision)
-    assert [name for name, _ in done] == (["smooth", "repair"] if precision is Precision.INT8 else [])
-    assert not done or done[0][1] is factors
-    done.clear()
-    _lower(block, table, typed=True, precision=precision)
-    assert [name for name, _ in done] == (["repair"] if precision is Precision.INT8 else [])
+def test_smoothing_is_int8s_alone(block: onnx.ModelProto, table: Table) -> None:
+    factors = {"a": np.full(32, 2, np.float32)}
+    for precision, same in ((Precision.INT8, False), (Precision.FP8, True)):
+        plain, smoothed = (
+            _lower(block, found, typed=True, precision=precision) for found in (table, replace(table, smoothed=factors))
+        )
+        assert (plain.proto == smoothed.proto) is same
 
 
 def test_a_graph_that_came_out_invalid_is_refused(

@@ -28,7 +28,6 @@ from trtopt.core.errors import EngineError, EngineMismatch
 from trtopt.core.files import sha256_file
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.data.preprocess import Preprocess
-from trtopt.diagnosis.report import report
 from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
@@ -189,16 +188,6 @@ def test_a_build_over_one_that_is_refused_builds_again(built: Built) -> None:
         assert made is not None and made.plan["sha256"] == sha256_file(built.engine)
         assert made.compute_capabilities == [89] and made.built_for == (89,)
     built.engine.write_bytes(plan)  # these bytes are what other tests' manifests describe; a later build's may differ
-
-
-@pytest.mark.parametrize("place", ["best", "limits", "limits.min_agreement", "limits.min_snr", "kept", "candidates"])
-def test_a_report_passes_over_a_comparison_that_can_not_be_read(built: Built, tmp_path: Path, place: str) -> None:
-    comparison = built.content["comparison"]
-    for value in ("text", [7], 7.5):
-        if value != 7.5 or place[:7] != "limits.":  # that may be a number
-            written = changed(comparison | {"best": True}, tuple(place.split(".")), value)
-            built.write(built.content | {"comparison": written})
-            assert report(built.engine, tmp_path / "page.html").contents["verdict"]["limits"] is None, value
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from trtopt.core.errors import OutputError, UsageError
 from trtopt.engine.store import PLAN, Store, digest_of, named_store, stamps
 
 MANIFEST = f"{PLAN}.json"
-WHAT_WAITS = "waiting for the same engine, which is being built"
 
 
 @pytest.fixture(autouse=True)
@@ -112,30 +110,6 @@ def test_a_build_keeps_the_store_within_its_size(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TRTOPT_STORE_MAX_SIZE", "much")
     with pytest.raises(UsageError, match="TRTOPT_STORE_MAX_SIZE"):
         Store("local")
-
-
-def test_who_waits_is_told(store: Store) -> None:
-    inside, waiting, phases = threading.Event(), threading.Event(), []
-
-    class Watched(Heard):
-        def phase(self, name: str, total: int | None = None) -> Any:
-            phases.append(name)
-            waiting.set()
-            return super().phase(name, total)
-
-    def hold() -> None:
-        with store.building("d" * 64):
-            inside.set()
-            assert waiting.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    inside.wait()
-    with store.building("d" * 64, Watched()):
-        thread.join()
-    with store.building("d" * 64, Watched()):  # nobody to wait for
-        pass
-    assert phases == [WHAT_WAITS]
 
 
 def test_a_file_that_was_just_written_is_not_known_by_its_times(tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def test_all_options_at_once_set_exactly_these(
         {"STRIP_PLAN"} if version != "8.6.0" else set()
     )
     assert config._pools == {"WORKSPACE": 64 << 20} and config._cache is not None
+    assert config._previews == ({"PROFILE_SHARING_0806": True} if version == "8.6.0" else {})
     assert config.builder_optimization_level == 5
     assert config.profiling_verbosity is sim.module.ProfilingVerbosity.DETAILED
     assert config.hardware_compatibility_level is sim.module.HardwareCompatibilityLevel.AMPERE_PLUS
