@@ -104,12 +104,7 @@ def with_profiles(
         lost = lost_shapes(model.proto)
         validate_profiles(inputs, (), longest=ends, seen=seen(), lost=lost)  # raises, listing what is open
     profile = {
-        item.name: ShapeRange(
-            *(
-                (size, *map(int, item.shape[1:])) if item.open_axes else tuple(map(int, item.shape))
-                for size in DEFAULT_BATCH
-            )
-        )
+        item.name: ShapeRange(*((batch, *item.sizes[1:]) if item.open_axes else item.sizes for batch in DEFAULT_BATCH))
         for item in dynamic or sized_inputs
     }
     what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)

@@ -74,15 +74,12 @@ def select(backend: str = "auto") -> Generation:
             return generation
         raise NoBackend(f"`backend='{backend}'`: {generation}: {_to_install(backend)}")
     gpu = probe()
-    if isinstance(tensorrt, Generation) and gpu:
-        return tensorrt
-    if isinstance(rtx, Generation):
-        return rtx
+    for generation in (tensorrt, rtx) if gpu else (rtx,):
+        if isinstance(generation, Generation):
+            return generation
     if isinstance(tensorrt, Generation):
-        raise NoBackend(
-            f"{tensorrt} is installed but there is no GPU for it ({gpu.reason}); "
-            f"to build without one: {_to_install('rtx')}"
-        )
+        without = f"to build without one: {_to_install('rtx')}"
+        raise NoBackend(f"{tensorrt} is installed but there is no GPU for it ({gpu.reason}); {without}")
     lean = "".join(f"; {item} is, which runs engines and builds none" for item in loaders())
     raise NoBackend(
         f"no TensorRT can be used: {tensorrt}; {rtx}{lean}. Install TensorRT-RTX, which builds without a GPU: "
