@@ -19,7 +19,7 @@ from trtopt import calibrate
 from trtopt.builder.construction import build
 from trtopt.builder.lowering import Lowered, in_fp32_types, judge, lower
 from trtopt.calibration.table import Table
-from trtopt.core.errors import ModelError
+from trtopt.core.errors import CalibrationError, ModelError
 from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
@@ -200,12 +200,11 @@ def test_a_table_is_taken_by_a_model_in_fp16_types(block: onnx.ModelProto) -> No
 
 
 def test_smoothing_is_int8s_alone(block: onnx.ModelProto, table: Table) -> None:
-    factors = {"a": np.full(32, 2, np.float32)}
-    for precision, same in ((Precision.INT8, False), (Precision.FP8, True)):
-        plain, smoothed = (
-            _lower(block, found, typed=True, precision=precision) for found in (table, replace(table, smoothed=factors))
-        )
-        assert (plain.proto == smoothed.proto) is same
+    smoothed = replace(table, smoothed={"a": np.full(32, 2, np.float32)})
+    plain, same = (_lower(block, found, typed=True, precision=Precision.FP8) for found in (table, smoothed))
+    assert plain.proto == same.proto
+    with pytest.raises(CalibrationError, match="a/smoothed"):  # its own scale is another
+        _lower(block, smoothed, typed=True)
 
 
 def test_a_graph_that_came_out_invalid_is_refused(
