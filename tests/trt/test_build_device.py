@@ -139,7 +139,7 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
     def opened(ordinal: int) -> Device:
         return Device(functions=cuda, info=GPUS[ordinal])
 
-    generation.calibration_upload = upload
+    monkeypatch.setattr("trtopt.trt.weak.device_upload", upload)
     runs = SimpleNamespace(
         family="tensorrt8", product="TensorRT", version=generation.version, load=load, unread=lambda _: ""
     )

@@ -121,6 +121,13 @@ class Uploads:
         return upload
 
 
+@pytest.fixture(autouse=True)
+def uploads(monkeypatch: pytest.MonkeyPatch) -> Uploads:
+    uploads = Uploads()
+    monkeypatch.setattr("trtopt.trt.weak.device_upload", uploads)
+    return uploads
+
+
 class Notes(Reporter):
     def __init__(self) -> None:
         self.phases: list[Phase] = []
@@ -160,7 +167,6 @@ def test_every_option_is_honoured_or_refused_by_name(
     version: str, option: str, stand_in: Install, float_net: Path, int8_net: Path, tmp_path: Path
 ) -> None:
     sim, generation = stand_in(version)
-    generation.calibration_upload = Uploads()
     given, refused = OPTIONS[option]
     given = {"profiles": PROFILES[:1], **given}
     if "timing_cache" in given:
@@ -229,7 +235,6 @@ def test_all_options_at_once_set_exactly_these(
 )
 def test_network_flags(version: str, native: bool, flags: set[str], stand_in: Install, float_net: Path) -> None:
     sim, generation = stand_in(version)
-    generation.calibration_upload = Uploads()
     spec = BuildSpec(profiles=PROFILES[:1])
     if native:
         spec = replace(spec, precision=Precision.INT8, calibrator="native")
@@ -276,9 +281,10 @@ def test_86_pins_layers_by_node_name(fallback: bool, stand_in: Install, float_ne
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.16.1"])
-def test_native_calibration_regroups_and_reports(version: str, stand_in: Install, float_net: Path) -> None:
+def test_native_calibration_regroups_and_reports(
+    version: str, uploads: Uploads, stand_in: Install, float_net: Path
+) -> None:
     sim, generation = stand_in(version)
-    uploads = generation.calibration_upload = Uploads()
     spec = BuildSpec(precision=Precision.INT8, calibrator="native", profiles=PROFILES[:1])
     built = build(generation, float_net, spec, calibration=photos(11), calibration_batch=4)
     assert [array.shape for _, array in uploads.arrays] == [(4, 3, 32, 32)] * 2
@@ -298,7 +304,6 @@ def test_native_calibration_regroups_and_reports(version: str, stand_in: Install
 
 def test_native_calibration_faults(stand_in: Install, float_net: Path) -> None:
     _, generation = stand_in("8.6.0")
-    generation.calibration_upload = Uploads()
     spec = BuildSpec(precision=Precision.INT8, calibrator="native", profiles=PROFILES[:1])
 
     def broken() -> Any:

@@ -120,10 +120,7 @@ class BuildPlan:
 
 
 def plan_build(request: BuildRequest) -> BuildPlan:
-    """Refuse what can't be built, and calibrate.
-
-    Raises: as `trtopt.build`, before any long work but calibration.
-    """
+    """Refuse what can't be built, before any long work but calibration, as `trtopt.build` does."""
     reporter = request.reporter
     spec = spec_of(request)
     check_outputs(request)

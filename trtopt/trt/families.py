@@ -7,13 +7,12 @@ so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.options import named
 from trtopt.core.values import BuildSpec, Precision
-from trtopt.trt.capabilities import LEAST, Capabilities, precisions
+from trtopt.trt.capabilities import LEAST, precisions
 from trtopt.trt.generation import Generation
 from trtopt.trt.layers import LayerReport, from_dump
 from trtopt.trt.messages import Messages
@@ -30,16 +29,14 @@ class TensorRT8(Generation):
 
     family = "tensorrt8"
 
-    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
-        return replace(
-            capabilities,
-            max_opset=17,  # much of 18 and later does not parse
-            gates_in_int8=True,  # measured on H100s (docs/results/accuracy.md)
-            # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
-            # and convolves in FP16 or, in a profile of batch 1, in FP32.
-            conv_borders="TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "
-            "or behind a Relu or Clip",
-        )
+    known: ClassVar[Mapping[str, Any]] = {
+        "max_opset": 17,  # much of 18 and later does not parse
+        "gates_in_int8": True,  # measured on H100s (docs/results/accuracy.md)
+        # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
+        # and convolves in FP16 or, in a profile of batch 1, in FP32.
+        "conv_borders": "TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "
+        "or behind a Relu or Clip",
+    }
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
@@ -55,23 +52,21 @@ class TensorRTRTX(Generation):
     family = "rtx"
     product = "TensorRT-RTX"
 
-    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
-        return replace(
-            capabilities,
-            builds_without_gpu=True,
-            timing_cache=False,  # the functions exist and do nothing
-            hardware_levels=frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
-            version_compatible=False,  # there is no lean runtime to carry
-            stored_codes=True,
-            float_only_fp8={},
-            float_only={
-                "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
-            },
-            absent={
-                "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the "
-                "boxes outside the engine"
-            },
-        )
+    known: ClassVar[Mapping[str, Any]] = {
+        "builds_without_gpu": True,
+        "timing_cache": False,  # the functions exist and do nothing
+        "hardware_levels": frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
+        "version_compatible": False,  # there is no lean runtime to carry
+        "stored_codes": True,
+        "float_only_fp8": {},
+        "float_only": {
+            "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
+        },
+        "absent": {
+            "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the boxes "
+            "outside the engine"
+        },
+    }
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         if spec.targets:

@@ -9,10 +9,10 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtopt.core.errors import (
     BackendError,
@@ -87,21 +87,18 @@ class Generation(Loader):
     """One installed TensorRT that builds.
 
     Attributes:
-        capabilities: what it honours.
+        capabilities: what it honours, as its module shows, and as is `known` of its family.
     """
+
+    known: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
-        self.capabilities: Capabilities = self._capabilities(read(module))
+        self.capabilities: Capabilities = replace(read(module), **self.known)
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
-        # Replaced where calibration batches go elsewhere (tests).
-        self.calibration_upload: Callable[[int], weak.Upload] = weak.device_upload
 
     # Hooks
-
-    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
-        return capabilities
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         """Names of the NetworkDefinitionCreationFlag members to create a network with."""
@@ -147,19 +144,14 @@ class Generation(Loader):
 
     def describe(self) -> dict[str, Any]:
         """Describe it as plain JSON values, for `trtopt version` and manifests."""
-        gpu = self.gpu()
+        gpu, capabilities = self.gpu(), self.capabilities.describe()
         can_build = bool(gpu) or self.capabilities.builds_without_gpu
         why_not = "" if can_build else gpu.reason
-        capabilities = self.capabilities.describe()
         return {**super().describe(), "can_build": can_build, "why_not": why_not, "capabilities": capabilities}
 
     def refuse(self, spec: BuildSpec, reporter: Reporter = SILENT) -> None:
-        """Say, before any work, what of `spec` can't be honoured here.
-
-        Raises:
-            UnsupportedRequest: lists every such option: what was asked, what is there, what to type instead.
-            DeviceError: there is no such GPU.
-        """
+        """Raise UnsupportedRequest, before any work, for all of `spec` that can't be honoured here: what was asked, what is
+        there, what to type instead; DeviceError where there is no such GPU."""
         gpu, device = self.gpu(), self.device(spec)
         capability = device.compute_capability if device else None
         problems = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
@@ -251,18 +243,16 @@ class Generation(Loader):
         reporter: Reporter = SILENT,
         **more: Any,
     ) -> BuiltPlan:
-        """Parse `model` and build a plan.
+        """Parse `model`, which is typed as `spec` wants where `typed(spec)`, else FP32-typed, and build a plan.
 
         Args:
-            model: an ONNX file; typed as `spec` wants where `typed(spec)`, else FP32-typed.
             name: what messages call the model; empty: its path.
             more: the fields of `weak.Options`.
 
         Raises:
             UnsupportedRequest: before any work, what this generation can't honour.
             UsageError: a dynamic input without a profile, or a profile that doesn't fit (every problem at once).
-            UnsupportedOperator, InvalidModel: the parser refuses the model.
-            BuildFailed: TensorRT gave no plan; its messages are quoted.
+            UnsupportedOperator, InvalidModel, BuildFailed: TensorRT refuses the model; its messages are quoted.
             BuildCancelled: Ctrl-C; nothing is left behind.
         """
         model, options = existing_file(model, "the model"), weak.Options(**more)
@@ -310,12 +300,9 @@ class Generation(Loader):
             unchanged: these are the weights that it was built from: those that the plan has for itself stay.
             same_scales: the scales of activations are, too.
 
-        Raises:
-            UnsupportedRequest: the plan isn't refittable, or it and the model don't have the same weights; they are listed.
-            BackendError: TensorRT refuses the weights.
-            EngineError, EngineMismatch, DeviceError, UsageError: as `load`.
+        Raises: as `load`, and UnsupportedRequest, which lists the weights that only one of the two has.
         """
-        trt, device = self.module, self.device(spec)
+        device = self.device(spec)
         with current_gpu(device.ordinal if device else 0):
             engine = self.load(plan, name, host_code=host_code).engine
             # 10.6 says no of a plan that takes the very weights that it was built from.
@@ -325,36 +312,20 @@ class Generation(Loader):
             with self._lock, collecting as messages, self._started(self.typed(spec), messages) as objects:
                 try:
                     parsing.parse(objects.parser, model, parsing.light_model(model), messages, str(model))
-                    weights = dict(parsing.network_weights(trt, objects.network))
-                    refitter = self._native(trt.Refitter, messages, f"refit {name}", engine)
-                    asked = list(zip(*refitter.get_all(), strict=True))
-                    lacking = [key for key in asked if key not in weights]
-                    if not unchanged:
-                        # What the plan keeps for itself, perhaps scales of weights, would stay the old one.
-                        own = weights.keys() - {*asked}
-                        lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
-                    given = {key: parsing.as_weights(trt, weights[key]) for key in asked if key in weights}
-                    refused = [key for key, values in given.items() if not refitter.set_weights(*key, values)]
-                    lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
-                    if problems := [f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)]:
-                        listing = first_of(sorted(set(problems)), 5)
+                    refitter = self._native(self.module.Refitter, messages, f"refit {name}", engine)
+                    weights = dict(parsing.network_weights(self.module, objects.network))
+                    count, problems = _give_weights(self.module, refitter, weights, unchanged, same_scales)
+                    if problems:
+                        listing = first_of(problems, 5)
                         why = f"it lets {listing} not be replaced, or the model lacks them: build an engine of the new model"
                         raise UnsupportedRequest(f"{self} can't put all weights into {name}", [why])
                     if not refitter.refit_cuda_engine():
                         raise translate(messages.errors, f"{self} can't refit {name}", BackendError)
-                    return memoryview(self._serialized(engine, refit=spec.refit)).cast("B"), len(asked)
+                    whole_forms = self.capabilities.strip  # 8.6 knows one form
+                    new = _serialized(self.module, engine, spec.refit) if whole_forms else engine.serialize()
+                    return memoryview(new).cast("B"), count
                 finally:
                     refitter = None  # it uses the engine
-
-    def _serialized(self, engine: Any, *, refit: bool) -> Any:
-        """The plan of an engine with its weights; `refit`: they can be replaced again."""
-        if not self.capabilities.strip:  # 8.6 knows one form
-            return engine.serialize()
-        config, flags = engine.create_serialization_config(), self.module.SerializationFlag
-        config.clear_flag(flags.EXCLUDE_WEIGHTS)
-        if refit and "INCLUDE_REFIT" in flags.__members__:  # before there was this flag, a plan stayed refittable
-            config.set_flag(flags.INCLUDE_REFIT)
-        return engine.serialize_with_config(config)
 
     # The work
 
@@ -382,7 +353,7 @@ class Generation(Loader):
             if not self.typed(spec):
                 weak.set_precisions(self.module, objects.network, objects.config, spec, options, warnings)
                 if spec.calibrator == "native":
-                    upload = functools.partial(self.calibration_upload, spec.device)
+                    upload = functools.partial(weak.device_upload, spec.device)
                     native = weak.NativeCalibration(self.module, inputs, options, upload)
                     native.attach(objects.builder, objects.config)
                 elif spec.precision.quantized and not options.quantized:
@@ -412,6 +383,31 @@ class Generation(Loader):
             native_cache=None if native is None else native.cache,
             scratch=report.scratch,
         )
+
+
+def _give_weights(
+    trt: Any, refitter: Any, weights: Mapping[Any, Any], unchanged: bool, same_scales: bool
+) -> tuple[int, list[str]]:
+    """Give a refitter all weights that it asks for; return how many, and the names of those that one of the two lacks."""
+    asked = list(zip(*refitter.get_all(), strict=True))
+    lacking = [key for key in asked if key not in weights]
+    if not unchanged:
+        # What the plan keeps for itself, perhaps scales of weights, would stay the old one.
+        own = weights.keys() - {*asked}
+        lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
+    given = {key: parsing.as_weights(trt, weights[key]) for key in asked if key in weights}
+    refused = [key for key, values in given.items() if not refitter.set_weights(*key, values)]
+    lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
+    return len(asked), sorted({f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)})
+
+
+def _serialized(trt: Any, engine: Any, refit: bool) -> Any:
+    """The plan of an engine with its weights; `refit`: they can be replaced again."""
+    config, flags = engine.create_serialization_config(), trt.SerializationFlag
+    config.clear_flag(flags.EXCLUDE_WEIGHTS)
+    if refit and "INCLUDE_REFIT" in flags.__members__:  # before there was this flag, a plan stayed refittable
+        config.set_flag(flags.INCLUDE_REFIT)
+    return engine.serialize_with_config(config)
 
 
 def _let_attention_be_decomposed(trt: Any, network: Any) -> None:
