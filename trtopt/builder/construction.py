@@ -41,14 +41,12 @@ class BuildResult:
     """The result of `build`.
 
     Attributes:
-        precision: counts of the layers that do the arithmetic, as the engine reports them.
-        precision_summary: the same in a line.
+        precision: counts of the layers that do the arithmetic, as the engine reports them; precision_summary: in a line.
         coverage: precision → share of the multiply-accumulates of convolutions and matrix products that run in it.
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
         cached: the engine was up to date, or in the store, and wasn't built again.
         kept: nodes that stay in a higher precision than asked for, with the reason.
-        onnx: the graph that TensorRT was given, where it was asked for.
-        table: the calibration it was quantized with.
+        onnx: the graph that TensorRT was given, where it was asked for.  table: the calibration it was quantized with.
         comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.

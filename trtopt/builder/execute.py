@@ -102,10 +102,8 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
 
 
 def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
-    """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized.
-
-    Of a model that is FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it.
-    """
+    """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized. Of a model that is
+    FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it."""
     spec, request, reporter = plan.spec, plan.request, plan.request.reporter
     own = None if spec.precision.quantized or spec.base is Precision.FP32 else typed_already(to_ir(folded))
     if own is not None:

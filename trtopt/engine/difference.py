@@ -40,11 +40,9 @@ class EngineDifference:
     node in common, layers aren't compared.
 
     Attributes:
-        this, other: the engines' files.
         facts: request, model, calibration, tensors, profiles, layers, memory, versions, size.
         precision: nodes that run in another precision, or in a layer with products in one engine only (None in the other).
-        formats: nodes of the same precision whose layers read or write other types and formats.
-        tactics: nodes of the same precision that other kernels run.
+        formats, tactics: nodes of the same precision whose layers read or write other formats, or that other kernels run.
         notes: what couldn't be compared, and why.
     """
 

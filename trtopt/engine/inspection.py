@@ -74,12 +74,9 @@ class ModelReport(_Report):
     """The result of `inspect` for an ONNX file.
 
     Attributes:
-        nbytes: of the file itself.
-        weights: bytes of the weights, in the file or outside it.
-        parameters: how many numbers its weights hold.
+        nbytes: of the file itself; weights: of the weights, in the file or outside it; parameters: how many numbers these are.
         operators: operator → how many nodes, the commonest first, subgraphs counted.
-        output_kinds: output → what it seems to hold.
-        quantized: it holds Q/DQ.
+        output_kinds: output → what it seems to hold.  quantized: it holds Q/DQ.
     """
 
     model: Path

@@ -1,15 +1,5 @@
-"""A table of which TensorRT runs which plan: the only one, and what it says in words.
-
-| plan of | built | runs on | known from |
-|---|---|---|---|
-| any | plainly | the very version that made it, and not lean | NVIDIA's documentation |
-| any | version-compatible, without the lean runtime | the very version, full or lean | run on an H200 (8.6.0) |
-| 8.6 | version-compatible | also later 8.x and 10.x, not 11 | run on an H200 (lean 10.16.1; lean 11.4 refuses it) |
-| 10 | version-compatible | also later 10.x and 11.x | NVIDIA's documentation |
-| 11 | version-compatible | also later 11.x | NVIDIA's documentation |
-
-TensorRT-RTX runs plans of its very version only.
-"""
+"""The rules of which TensorRT runs which plan, and what they are in words; docs/lean.md has them as a table, and whence each
+is known. TensorRT-RTX runs plans of its very version only."""
 
 from __future__ import annotations
 

@@ -55,10 +55,8 @@ class BuiltPlan:
     """The result of a build.
 
     Attributes:
-        plan: the serialized engine, bytes-like.
         layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
-        warnings: TensorRT's warnings, repeated ones counted.
-        seconds: wall-clock time of parsing and building.
+        warnings: TensorRT's warnings, repeated ones counted.  seconds: of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
         native_cache: the calibration cache that TensorRT's own calibrator wrote.
         scratch: bytes of GPU memory that a context needs for activations; None: not known.
@@ -373,14 +371,15 @@ class Generation(Loader):
         view = memoryview(plan).cast("B")
         nodes = dict(parsing.graph_nodes(light))
         report = self._found_layers(view, messages, nodes, parsing.float_products(light))
+        cache, targets = None if native is None else native.cache, self.targets(spec)
         return BuiltPlan(
             view,
             report.layers,
             tuple(warnings),
             0.0,
-            self.targets(spec),
+            targets,
             report.unread,
-            native_cache=None if native is None else native.cache,
+            native_cache=cache,
             scratch=report.scratch,
         )
 
