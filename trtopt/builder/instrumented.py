@@ -17,7 +17,7 @@ from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Precision, parse_targets
-from trtopt.engine.manifest import Manifest
+from trtopt.engine.manifest import Manifest, described_spec
 from trtopt.graph.io import save_model
 from trtopt.graph.passes import embed
 from trtopt.graph.passes.quantize import is_quantized
@@ -42,7 +42,8 @@ def build_with_outputs(
     """
     generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
     # The rest of what was asked for is in the graph, or says how a plan is kept.
-    layers = {name: getattr(manifest.asked, name) for name in LAYERS}
+    asked = described_spec(manifest.spec)
+    layers = {name: getattr(asked, name) for name in LAYERS}
     targets = parse_targets(manifest.targets)
     spec = BuildSpec(**layers, profiles=manifest.ranges, targets=targets, allow_precision_fallback=True)
     if spec.precision.quantized and not is_quantized(graph):

@@ -27,7 +27,7 @@ from trtopt.core.files import check_ending, existing_file, json_bytes, whole, wr
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.version import __version__
-from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
+from trtopt.engine.manifest import Manifest, described_spec, load_manifest, manifest_path
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.proto import all_nodes, dtype_name, tensor_chunks
@@ -202,7 +202,7 @@ def _difference(engine: Sequence[str], model: Sequence[str]) -> str:
 
 def _planned(manifest: Manifest, request: RefitRequest) -> BuildPlan:
     """Plan the build that the engine's manifest tells of, for another model."""
-    spec, engine = manifest.asked, request.engine
+    spec, engine = described_spec(manifest.spec), request.engine
     if spec.precision.quantized:
         if spec.calibrator == "native":
             why = "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"

@@ -277,11 +277,6 @@ class Manifest:
         return _ranges(self.profiles)
 
     @property
-    def asked(self) -> BuildSpec:
-        """The specification that it was built with."""
-        return spec_of(self.spec)
-
-    @property
     def origin(self) -> PlanOrigin:
         """Origin of the plan, which says what runs it."""
         compatible = bool(self.spec.get("version_compatible"))
@@ -347,7 +342,7 @@ def read_manifest(path: Path) -> Manifest:
 def _check_values(manifest: Manifest) -> None:
     """Raise Damaged for a value of the right type that can't be read."""
     embedded = manifest.embedded or {"preprocess": None}
-    spec_of(manifest.spec)
+    described_spec(manifest.spec)
     parsed(manifest.targets, parse_targets, "targets")
     parsed(manifest.profiles, _ranges, "profiles")
     for where, preprocess in (("preprocess", manifest.preprocess), ("embedded.preprocess", embedded["preprocess"])):
@@ -370,7 +365,7 @@ def _ranges(profiles: Sequence[Mapping[str, str]]) -> tuple[Profile, ...]:
     return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in profiles)
 
 
-def spec_of(described: Mapping[str, Any]) -> BuildSpec:
+def described_spec(described: Mapping[str, Any]) -> BuildSpec:
     """Return the specification that `BuildSpec.describe` has written down; Damaged where it can't be read."""
     if "precision" not in described:
         raise Damaged("spec lacks 'precision'")
