@@ -14,7 +14,6 @@ from world import Heard, World, crops, has
 
 import trtopt
 from trtopt.core.errors import DataError, UsageError
-from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import open_data
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import PRESETS, Preprocess
@@ -226,7 +225,7 @@ def test_layers_are_compared_too(tmp_path: Path) -> None:
         assert min(item.own_snr_db for item in found.layers) > 50
 
 
-def test_arrays_calibrate_and_the_preprocessing_is_said_beside_them(tmp_path: Path) -> None:
+def test_preprocessing_is_said_beside_arrays_and_is_the_tables_where_that_knows_it(tmp_path: Path) -> None:
     path = net(tmp_path / "net.onnx")
     fitted = PRESETS["imagenet"].fitted(load_model(path).inputs[0])
     arrays = {"x": np.stack([fitted(image) for image in crops(24)])}
@@ -239,24 +238,16 @@ def test_arrays_calibrate_and_the_preprocessing_is_said_beside_them(tmp_path: Pa
     assert load_model(tmp_path / "m.onnx").fingerprint == load_model(tmp_path / "n.onnx").fingerprint
     made = trtopt.calibrate(path, images=crops(24), preprocess="imagenet").table
     built(path, tmp_path / "o.engine", calib=made, **options)  # it knows
-    with pytest.raises(UsageError, match=r"says another scale, mean or std and resize than the calibration"):
-        built(path, tmp_path / "p.engine", calib=made, preprocess="yolo", **options)
-
-
-def test_preprocessing_beside_a_table_is_the_tables_or_what_it_lacks(tmp_path: Path) -> None:
-    path = net(tmp_path / "net.onnx")
-    options: dict[str, Any] = {"int8": True, "target": "sm89", "compare": False}
-    made = trtopt.calibrate(path, images=crops(24), preprocess="imagenet").table
-    for other, said in (("yolo", "scale, mean or std and resize"), ({"preset": "imagenet", "crop": 0.5}, "crop")):
-        with pytest.raises(UsageError, match=f"`preprocess=` says another {said} than the calibration was made with"):
-            trtopt.build(path, tmp_path / "m.engine", calib=made, preprocess=other, **options)
+    for embedded in (True, False):
+        given: dict[str, Any] = {"int8": True, "embed_preprocess": embedded, "calib": made, "compare": False}
+        for other, said in (("yolo", "scale, mean or std and resize"), ({"preset": "imagenet", "crop": 0.5}, "crop")):
+            with pytest.raises(UsageError, match=f"says another {said} than the calibration was made with"):
+                built(path, tmp_path / "p.engine", preprocess=other, **given)
     same = {"preset": "imagenet", "size": [32, 32], "mean": [0.485, 0.456, 0.406]}
-    trtopt.build(path, tmp_path / "m.engine", calib=made, preprocess=same, **options)
-    fitted = PRESETS["imagenet"].fitted(load_model(path).inputs[0])
-    arrays = trtopt.calibrate(path, data={"x": np.stack([fitted(image) for image in crops(24)])}).table
-    trtopt.build(path, tmp_path / "a.engine", calib=arrays, preprocess="imagenet", **options)
-    found = [load_manifest(tmp_path / name) for name in ("m.engine", "a.engine")]
-    assert [item and (item.preprocess or {})["crop"] for item in found] == [0.875, 0.875]
+    for name, given in (("q", {"calib": made, "preprocess": same}), ("r", {"calib": table, "preprocess": "imagenet"})):
+        built(path, tmp_path / f"{name}.engine", int8=True, compare=False, **given)
+        manifest = read_manifest(tmp_path / f"{name}.engine.json")
+        assert manifest.preprocess is not None and manifest.preprocess["crop"] == 0.875
 
 
 def test_what_tune_chooses_is_built_with_it(tmp_path: Path) -> None:
@@ -300,8 +291,3 @@ def test_what_can_not_be_embedded_is_told_before_any_work(
         (tmp_path / "p.toml").write_text("".join(f'{name} = "{value}"\n' for name, value in options.items()))
         arguments += ["--preprocess", tmp_path / "p.toml"]
     has(world.refused("build", *arguments), *words)
-
-
-def test_native_calibration_is_refused_beside_it() -> None:
-    with pytest.raises(UsageError, match=r"`calibrator='native'` calibrates on the engine's own inputs.*drop one"):
-        BuildSpec(precision=Precision.INT8, calibrator="native", embed_preprocess=True)

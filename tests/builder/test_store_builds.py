@@ -146,18 +146,12 @@ def test_a_damaged_engine_is_built_again(model: Path, tmp_path: Path, where: str
     assert _build(model, tmp_path / "c.engine", where).cached
 
 
-def _read_only(where: str) -> None:
-    """A folder that nobody can lock in; permissions wouldn't keep root from it."""
-    locks = Path(where, "locks")
-    shutil.rmtree(locks)
-    locks.touch()
-
-
 def test_of_a_store_that_may_only_be_read_engines_are_taken_and_the_rest_is_built(
     model: Path, tmp_path: Path, where: str
 ) -> None:
     _build(model, tmp_path / "a.engine", where)
-    _read_only(where)
+    shutil.rmtree(Path(where, "locks"))
+    Path(where, "locks").touch()  # nobody can lock in it; permissions wouldn't keep root from it
     assert _build(model, tmp_path / "b.engine", where).cached
     assert _faults(where) == []
     heard = Heard()
@@ -168,17 +162,13 @@ def test_of_a_store_that_may_only_be_read_engines_are_taken_and_the_rest_is_buil
         _open(model, where, bf16=True)
 
 
-def test_force_builds_and_replaces(model: Path, tmp_path: Path, where: str) -> None:
-    _build(model, tmp_path / "a.engine", where)
-    assert not _build(model, tmp_path / "b.engine", where, force=True).cached
-    assert len(Store(where).folders()) == 1
-    assert _build(model, tmp_path / "c.engine", where).cached
-
-
-def test_how_tensorrt_is_named_and_its_timings_are_no_part_of_the_key(model: Path, tmp_path: Path, where: str) -> None:
+def test_the_key_lacks_how_tensorrt_is_named_and_force_replaces(model: Path, tmp_path: Path, where: str) -> None:
     _build(model, tmp_path / "a.engine", where, backend="rtx", timing_cache="none")
     assert _build(model, tmp_path / "b.engine", where).cached
     assert _build(model, tmp_path / "a.engine", "none", timing_cache="none").cached  # up to date, that is
+    assert not _build(model, tmp_path / "b.engine", where, force=True).cached
+    assert len(Store(where).folders()) == 1
+    assert _build(model, tmp_path / "c.engine", where).cached
 
 
 # Sessions on models --------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Simulation:
         self.fail: str | None = None
         self.block: Any = None
         self.has_gpu = True
-        self.start_error = ""  # what the logger says of a builder that doesn't start
+        self.start_error = ""  # what the logger says of a builder that can't start
         self.shared = True
         self.no_context: str | None = None
         self.contexts: list[Any] = []
@@ -205,6 +205,16 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
     def log(logger: Any, severity: str, text: str) -> None:
         logger.log(getattr(sim.module.ILogger.Severity, severity), text)
 
+    def new(kind: str, **attributes: Any) -> Any:
+        made = getattr(sim.module, kind)()
+        for name, value in attributes.items():
+            setattr(made, name, value)
+        return made
+
+    def named(kind: str, member: Any) -> str:
+        assert isinstance(member, getattr(sim.module, kind))
+        return str(member.name)
+
     # Builder
 
     def builder_init(self: Any, logger: Any) -> None:
@@ -216,23 +226,15 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
     def create_network(self: Any, flags: int = 0) -> Any:
         known = {int(flag) for flag in sim.module.NetworkDefinitionCreationFlag}
         assert all(1 << bit & flags == 0 or bit in known for bit in range(32)), f"unknown network flags {flags:b}"
-        network = sim.module.INetworkDefinition()
-        network._flags, network._logger = flags, self._logger
-        network._tensors, network._results, network._layers = [], [], []
+        network = new("INetworkDefinition", _flags=flags, _logger=self._logger, _tensors=[], _results=[], _layers=[])
         sim.networks.append(network)
         return network
 
     def create_config(self: Any) -> Any:
-        config = sim.module.IBuilderConfig()
-        config._flags, config._pools, config._profiles, config._calibration = {"TF32"}, {}, [], None
-        config._cache, config._logger, config._previews = None, self._logger, {}
+        config = new("IBuilderConfig", _flags={"TF32"}, _pools={}, _profiles=[], _calibration=None, _previews={})
+        config._cache, config._logger = None, self._logger
         sim.configs.append(config)
         return config
-
-    def create_profile(self: Any) -> Any:
-        profile = sim.module.IOptimizationProfile()
-        profile._shapes, profile._values = {}, {}
-        return profile
 
     def build(self: Any, network: Any, config: Any) -> Any:
         for severity, text in sim.warnings:
@@ -340,11 +342,6 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             report["Refit"] = False
         return HostMemory(_header(sim.version).ljust(64, b"\0") + _dumped(report).encode())
 
-    def serialization_config(self: Any) -> Any:
-        config = sim.module.ISerializationConfig()
-        config._flags = set()
-        return config
-
     # OnnxParser
 
     def parser_init(self: Any, network: Any, logger: Any) -> None:
@@ -403,30 +400,9 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 
     # IBuilderConfig
 
-    def set_flag(self: Any, flag: Any) -> None:
-        assert isinstance(flag, sim.module.BuilderFlag)
-        self._flags.add(flag.name)
-
-    def clear_flag(self: Any, flag: Any) -> None:
-        assert isinstance(flag, sim.module.BuilderFlag)
-        self._flags.discard(flag.name)
-
-    def set_preview(self: Any, feature: Any, on: bool) -> None:
-        assert isinstance(feature, sim.module.PreviewFeature)
-        self._previews[feature.name] = on
-
-    def set_pool(self: Any, pool: Any, size: int) -> None:
-        assert isinstance(pool, sim.module.MemoryPoolType)
-        self._pools[pool.name] = size
-
     def add_profile(self: Any, profile: Any) -> int:
         self._profiles.append(profile)
         return len(self._profiles) - 1
-
-    def create_cache(self: Any, content: bytes) -> Any:
-        cache = sim.module.ITimingCache()
-        cache._content = bytes(content)
-        return cache
 
     def set_cache(self: Any, cache: Any, ignore_mismatch: bool) -> bool:
         if cache._content and not cache._content.startswith(f"timings of {sim.version}".encode()):
@@ -515,25 +491,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 
     # TensorRT-RTX's IRuntimeConfig, IRuntimeCache
 
-    def runtime_cache(self: Any) -> Any:
-        cache = sim.module.IRuntimeCache()
-        cache._content = b"kernels"
-        return cache
-
-    def set_runtime_cache(self: Any, cache: Any) -> bool:
-        self._cache = cache
-        return True
-
     def read_runtime_cache(self: Any, blob: bytes) -> bool:
         if not blob.startswith(b"kernels"):
             return False
         self._content = bytes(blob)
         return True
-
-    def inspector(self: Any) -> Any:
-        made = sim.module.EngineInspector()
-        made._report = self._report
-        return made
 
     def profile_shape(self: Any, *which: Any) -> list[tuple[int, ...]]:
         assert sorted(map(str, which)) in (["0", "x"], ["1", "x"])
@@ -552,7 +514,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "__init__": builder_init,
             "create_network": create_network,
             "create_builder_config": create_config,
-            "create_optimization_profile": create_profile,
+            "create_optimization_profile": lambda self: new("IOptimizationProfile", _shapes={}, _values={}),
             "build_serialized_network": build,
         },
         "INetworkDefinition": {
@@ -581,13 +543,15 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         },
         "ParserError": {name: fact(name) for name in ("node", "node_name", "node_operator", "desc")},
         "IBuilderConfig": {
-            "set_flag": set_flag,
-            "set_preview_feature": set_preview,
-            "clear_flag": clear_flag,
-            "set_memory_pool_limit": set_pool,
+            "set_flag": lambda self, flag: self._flags.add(named("BuilderFlag", flag)),
+            "set_preview_feature": lambda self, feature, on: self._previews.update(
+                {named("PreviewFeature", feature): on}
+            ),
+            "clear_flag": lambda self, flag: self._flags.discard(named("BuilderFlag", flag)),
+            "set_memory_pool_limit": lambda self, pool, size: self._pools.update({named("MemoryPoolType", pool): size}),
             "add_optimization_profile": add_profile,
             "set_calibration_profile": lambda self, profile: setattr(self, "_calibration", profile),
-            "create_timing_cache": create_cache,
+            "create_timing_cache": lambda self, content: new("ITimingCache", _content=bytes(content)),
             "set_timing_cache": set_cache,
             "get_timing_cache": lambda self: self._cache,
         },
@@ -601,11 +565,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "deserialize_cuda_engine": deserialize,
         },
         "ICudaEngine": {
-            "create_engine_inspector": inspector,
+            "create_engine_inspector": lambda self: new("EngineInspector", _report=self._report),
             "refittable": property(lambda self: _loaded(self._report).get("Refit", False)),
             "serialize": serialize,
             "serialize_with_config": serialize,
-            "create_serialization_config": serialization_config,
+            "create_serialization_config": lambda self: new("ISerializationConfig", _flags=set()),
             "create_execution_context": context,
             "create_execution_context_without_device_memory": without_memory,
             "device_memory_size": property(scratch),
@@ -627,8 +591,8 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         },
         "IRuntimeConfig": {
             "set_execution_context_allocation_strategy": lambda self, strategy: setattr(self, "_strategy", strategy),
-            "create_runtime_cache": runtime_cache,
-            "set_runtime_cache": set_runtime_cache,
+            "create_runtime_cache": lambda self: new("IRuntimeCache", _content=b"kernels"),
+            "set_runtime_cache": lambda self, cache: setattr(self, "_cache", cache) or True,
         },
         "IRuntimeCache": {"deserialize": read_runtime_cache, "serialize": lambda self: HostMemory(self._content)},
         **{name: {"kernel": held(0), "bias": held(1)} for name in ("IConvolutionLayer", "IDeconvolutionLayer")},
@@ -707,32 +671,23 @@ def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
         kind = "Int8" if set(node.input) & quantized or ("INT8" in config._flags and not quantized) else "Half"
         if kind == "Half" and "FP16" not in config._flags and not typed:
             kind = "Float"
+        said = {"Int8": "Thirty-two wide channel vectorized row major Int8 format", "Half": "Row major linear FP16"}
+        read = {"Name": "in", "Datatype": kind, "Format": "Row major linear"}
+        written = {"Name": "out", "Datatype": "Float", "Format": "Row major linear"}
+        made = {
+            "Name": f"{node.name}_myl0_3",
+            "LayerType": "gemm" if "MATRIX" in _HEAVY[node.op_type] else "correlation",
+        }
         if sim.major == 8:
-            said = {
-                "Int8": "Thirty-two wide channel vectorized row major Int8 format",
-                "Half": "Row major linear FP16",
-                "Float": "Row major linear FP32",
+            read = {"Name": "in", "Dimensions": [1], "Format/Datatype": said.get(kind, "Row major linear FP32")}
+            written = {"Name": "out", "Dimensions": [1], "Format/Datatype": "Row major linear FP32"}
+            made = {
+                "Name": f"{node.name}.weight + QuantizeLinear_1 + {node.name} + Relu_9",
+                "LayerType": "CaskConvolution",
             }
-            layers.append(
-                {
-                    "Name": f"{node.name}.weight + QuantizeLinear_1 + {node.name} + Relu_9",
-                    "LayerType": "CaskConvolution",
-                    "ParameterType": "Convolution",
-                    "Inputs": [{"Name": "in", "Dimensions": [1], "Format/Datatype": said[kind]}],
-                    "Outputs": [{"Name": "out", "Dimensions": [1], "Format/Datatype": "Row major linear FP32"}],
-                    "Metadata": f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]",
-                }
-            )
-        else:
-            layers.append(
-                {
-                    "Name": f"{node.name}_myl0_3",
-                    "LayerType": "gemm" if node.op_type in ("Gemm", "MatMul") else "correlation",
-                    "Inputs": [{"Name": "in", "Datatype": kind, "Format": "Row major linear"}],
-                    "Outputs": [{"Name": "out", "Datatype": "Float", "Format": "Row major linear"}],
-                    "Metadata": f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]",
-                }
-            )
+            made["ParameterType"] = "Convolution"
+        nodes = f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]"
+        layers.append({**made, "Inputs": [read], "Outputs": [written], "Metadata": nodes})
     flags, report = config._flags, {"Layers": layers, "Bindings": [], "Profiles": max(1, len(config._profiles))}
     stripped = bool(flags & {"STRIP_PLAN", "WEIGHTLESS"})  # its other name in 10
     if stripped or "REFIT" in flags:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeEngine
 from standins import Simulation
-from world import Heard, samples
+from world import samples
 
 import trtopt
 import trtopt.trt.generation
@@ -139,7 +139,7 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
     def opened(ordinal: int) -> Device:
         return Device(functions=cuda, info=GPUS[ordinal])
 
-    generation.calibration_upload = upload
+    monkeypatch.setattr("trtopt.trt.weak.device_upload", upload)
     runs = SimpleNamespace(
         family="tensorrt8", product="TensorRT", version=generation.version, load=load, unread=lambda _: ""
     )
@@ -155,14 +155,3 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
     assert result.comparison is not None and result.comparison["gpu"] == str(GPUS[1])
     assert cuda.used == {1}
     assert uploads == ([1] if calibrator == "native" else [])
-
-
-def test_tensorrt_rtx_builds_without_a_gpu_and_says_so(rtx: None, model: Path, tmp_path: Path) -> None:
-    heard = Heard()
-    options: dict[str, Any] = {**OPTIONS, "backend": "rtx", "reporter": heard}
-    trtopt.build(model, tmp_path / "m.engine", target="sm89", device=1, **options)
-    [said] = [text for text in heard.warnings if "device" in text]
-    assert said.startswith("`device=1` changes nothing in the engine") and "for `target='sm89'` without a GPU" in said
-    again = Heard()
-    trtopt.build(model, tmp_path / "m.engine", target="sm89", **{**options, "reporter": again})
-    assert not [text for text in again.warnings if "device" in text]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import nets
 import pytest
 from standins import SCRATCH, Simulation, plan_without_layers
 
 from trtopt.core.errors import EngineError
-from trtopt.core.values import BuildSpec, ShapeRange
+from trtopt.trt.families import TensorRTRTX
 from trtopt.trt.generation import Generation
 from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
-from trtopt.trt.rtx import TensorRTRTX
 
 RTX = "rtx-1.7.1"
 ALL = ("8.6.0", "10.16.1", "11.4.0", RTX)
@@ -95,15 +92,6 @@ def test_a_second_context_says_whether_it_shares_the_profile(shared: bool, opene
     # The inspector's context comes third: it may set no shape where it has no profile.
     assert "Layers" in loaded.inspect()
     assert hasattr(sim.contexts[-1], "_shape") is shared
-
-
-@pytest.mark.parametrize("version", ["8.6.0", "10.16.1", "11.4.0"])
-def test_only_86_has_to_ask_for_shared_profiles(version: str, opened: Open, tmp_path: Path) -> None:
-    sim, generation = opened(version)
-    model = nets.conv_net(tmp_path / "m.onnx")
-    rows = ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))
-    generation.build(model, BuildSpec(profiles=({"x": rows},)), quantized=False)
-    assert sim.configs[-1]._previews == ({"PROFILE_SHARING_0806": True} if version == "8.6.0" else {})
 
 
 @pytest.mark.parametrize("version", ALL)

@@ -47,23 +47,6 @@ def test_dump() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kernel", "op", "kind"),
-    [
-        ("SlicSlicSlicMulMulMulAddAddMove", "MatMul", "matmul"),
-        ("SlicSlicSlicMulMulMulAddAddAddRelu", "Conv", "convolution"),
-        ("SlicSlicSlicMulMulMulAddAddMove", "Mul", "other"),
-        ("MulMulAddRelu", "Conv", "other"),  # what follows a convolution
-        ("CastMoveSlicSlicSlic", "MatMul", "other"),
-    ],
-)
-def test_a_product_of_three_elements_is_written_out_as_sums(kernel: str, op: str, kind: str) -> None:
-    half = "[ { Name: t, Dimensions: [1], Datatype: Half, Format: x }]"
-    line = f"Name: __myl_{kernel}_myl0_6, LayerType: kgen, Inputs: {half}, Constants: [], Outputs: {half}, Metadata: "
-    (layer,) = from_dump(f"Layers:\n{line}[ONNX Layer: product]\n", {"product": op}).layers
-    assert layer.kind == kind
-
-
 def test_keys_that_only_some_lines_have() -> None:
     """Engines of several streams say which event a layer waits for, TensorRT-RTX 1.7.1."""
     signal = (

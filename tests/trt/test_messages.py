@@ -15,7 +15,6 @@ from trtopt.core.errors import (
     InvalidModel,
     TrtoptError,
     UnsupportedRequest,
-    UsageError,
 )
 from trtopt.trt.messages import Collector, Messages, in_words, tidy, translate
 
@@ -30,11 +29,6 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
     ("text", "kind", "said"),
     [
         (
-            "Cannot compile for target(s) sm75, sm80, because the model contains HW-specific datatypes: fp8_e4m3. In",
-            UnsupportedRequest,
-            "sm75, sm80 can't compute in fp8_e4m3",
-        ),
-        (
             "Error Code 4: Internal Error (kOPT values for profile 0 violate shape constraints: IShuffleLayer /Reshape_4: …)",
             BuildFailed,
             "sizes in `shapes=` contradict each other",
@@ -48,11 +42,6 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
             f"{BUILD}([pass.cpp:337] Cannot compile operation 'fc' for Turing (SM75): FP32 GEMM is not supported.)",
             UnsupportedRequest,
             "node fc",
-        ),
-        (
-            "[graphShapeAnalyzer.cpp] Error Code 4: Dynamic input tensor x is missing dimensions in profile 0.",
-            UsageError,
-            "profile 0 doesn't cover the dynamic input x",
         ),
         (
             "dq_b: input has type Int32 but must have type FP8, FP4, Int4, Int8, or UInt8.",
@@ -72,13 +61,6 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
         ("Unable to load library: libnvinfer_builder_resource_sm90.so.11.2.1", BackendError, "no kernels for this GPU"),
         ("CUDA initialization failure with error: 35", DeviceError, "needs a GPU"),
         ("Error Code 1: Cuda Runtime (In generateForCurrent … cudaError 35…)", DeviceError, "needs a GPU"),
-        ("Unable to load library: libnvinfer_lean.so.1", UnsupportedRequest, "`exclude_lean_runtime=True`"),
-        (
-            "MyelinCheckException: graph_jit.cpp:278: CHECK(status == CUDA_SUCCESS) failed.",
-            UnsupportedRequest,
-            "`strip=True` and `refit=True`",
-        ),
-        ("Failed to import initializer: w1", InvalidModel, "weights of w1"),
         (
             "Version tag does not match. Note: Current Version: 213, Serialized Engine Version: 205",
             EngineMismatch,
@@ -175,15 +157,10 @@ def test_verbose_shows_messages_but_not_the_verbose_ones(
     assert capsys.readouterr() == ("", "TensorRT info: building\\x1b[2J\n" if wanted else "")
 
 
-def test_kernels_left_out_for_want_of_memory_are_one_warning_with_the_size() -> None:
+def test_kernels_left_out_for_want_of_memory_are_one_warning() -> None:
     messages = Messages()
-    for text in LITTLE * 3:
+    for text in LITTLE:
         messages.add("WARNING", text)
-    messages.add("WARNING", "another")
-    [line, other] = messages.warnings
-    assert "one asked for 8,194 MiB" in line and "`workspace=`" in line and other == "another"
-    untold = Messages()
-    untold.add(
-        "INFO", "Some tactics do not have sufficient workspace memory to run. Increasing workspace size will enable"
-    )
-    assert "one asked for" not in untold.warnings[0] and "`workspace=`" in untold.warnings[0]
+    messages.add("INFO", "Some tactics do not have sufficient workspace memory to run. Increasing workspace size")
+    [line] = messages.warnings
+    assert "`workspace=`" in line and line.endswith("(3 times)")

@@ -25,13 +25,15 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.16.1"])
-def test_a_cache_stands_in_for_data(version: str, stand_in: Install, model: Path, tmp_path: Path) -> None:
-    _, generation = stand_in(version)
+def test_a_cache_stands_in_for_data(
+    version: str, stand_in: Install, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(version)
 
     def upload(device: int) -> Any:
         raise AssertionError("data was read")
 
-    generation.calibration_upload = upload
+    monkeypatch.setattr("trtopt.trt.weak.device_upload", upload)
     cache = write_cache({"x": 1.0, "y": 2.0}, tmp_path / "old.cache")
     result = trtopt.build(model, tmp_path / "e.engine", calib=cache, **OPTIONS)
     assert not result.cached

@@ -20,6 +20,9 @@ from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.work import lost_shapes
 from trtopt.trt.profiles import validate_profiles
 
+_SAME = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)} - {
+    *("workspace", "timing_cache")  # given as texts
+}
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 
 
@@ -37,21 +40,13 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
     overrides = tuple(map(Override.parse, request.precision_override))
+    others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
     for override in overrides:
-        node_precision = override.precision
-        if node_precision not in ((precision,) if node_precision.quantized else (Precision.FP32, base)):
-            others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
-            here = (
-                f"the build is {precision}"
-                if node_precision.quantized
-                else f"beside {precision} this build has {others}"
-            )
-            raise UsageError(
-                f"`precision_override=['{override.pattern}={node_precision}']` needs `{node_precision}=True`: {here}"
-            )
-    names = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
+        if (kind := override.precision) not in ((precision,) if kind.quantized else (Precision.FP32, base)):
+            here = f"the build is {precision}" if kind.quantized else f"beside {precision} this build has {others}"
+            raise UsageError(f"`precision_override=['{override.pattern}={kind}']` needs `{kind}=True`: {here}")
     return BuildSpec(
-        **{name: getattr(request, name) for name in names - {"workspace", "timing_cache"}},
+        **{name: getattr(request, name) for name in _SAME},
         precision=precision,
         remainder=base if precision.quantized else Precision.FP16,
         io_fp32=request.fp32_io,
@@ -63,6 +58,27 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     )
 
 
+def request_of(
+    spec: BuildSpec, model: str | os.PathLike[str], output: str | os.PathLike[str], **options: Any
+) -> BuildRequest:
+    """Return a request that `spec_of` makes that specification of; what isn't said in it, and how it is built, in `options`."""
+    half = spec.base is Precision.FP16 and not spec.precision.quantized
+    return BuildRequest(
+        model,
+        output,
+        **{name: getattr(spec, name) for name in _SAME if name not in options},
+        int8=spec.precision is Precision.INT8,
+        fp8=spec.precision is Precision.FP8,
+        bf16=spec.base is Precision.BF16,
+        fp16=half,
+        fp32_io=spec.io_fp32,
+        workspace=spec.workspace,
+        precision_override=[f"{item.pattern}={item.precision}" for item in spec.overrides],
+        shapes=spec.profiles,
+        **options,
+    )
+
+
 def with_profiles(
     spec: BuildSpec,
     model: Model,
@@ -71,14 +87,10 @@ def with_profiles(
     seen: Callable[[], SeenSizes] = dict,
 ) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
-    the size of the images, which their preparation says.
-
-    Args:
-        seen: gives the sizes of the samples, for what the error proposes.
+    the size of the images, which their preparation says. `seen` gives the sizes of the samples, for what the error proposes.
     """
     inputs, ends = model.inputs, max_input_lengths(model.proto)
-    dynamic = [item for item in inputs if item.open_axes]
-    if spec.profiles or not dynamic:
+    if spec.profiles or not any(item.open_axes for item in inputs):
         try:
             validate_profiles(inputs, spec.profiles, longest=ends)
         except UsageError as error:
@@ -89,16 +101,10 @@ def with_profiles(
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        validate_profiles(
-            inputs, (), longest=ends, seen=seen(), lost=lost_shapes(model.proto)
-        )  # raises, listing what is open
+        lost = lost_shapes(model.proto)
+        validate_profiles(inputs, (), longest=ends, seen=seen(), lost=lost)  # raises, listing what is open
     profile = {
-        item.name: ShapeRange(
-            *(
-                (size, *map(int, item.shape[1:])) if item.open_axes else tuple(map(int, item.shape))
-                for size in DEFAULT_BATCH
-            )
-        )
+        item.name: ShapeRange(*((batch, *item.sizes[1:]) if item.open_axes else item.sizes for batch in DEFAULT_BATCH))
         for item in dynamic or sized_inputs
     }
     what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)

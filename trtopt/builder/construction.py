@@ -30,7 +30,7 @@ from trtopt.core.values import Kept, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
-from trtopt.graph.io import external_files, load_model, save_model
+from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint
 
 MEASURED = "by what the samples show"
@@ -41,14 +41,12 @@ class BuildResult:
     """The result of `build`.
 
     Attributes:
-        precision: counts of the layers that do the arithmetic, as the engine reports them.
-        precision_summary: the same in a line.
+        precision: counts of the layers that do the arithmetic, as the engine reports them; precision_summary: in a line.
         coverage: precision → share of the multiply-accumulates of convolutions and matrix products that run in it.
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
         cached: the engine was up to date, or in the store, and wasn't built again.
         kept: nodes that stay in a higher precision than asked for, with the reason.
-        onnx: the graph that TensorRT was given, where it was asked for.
-        table: the calibration it was quantized with.
+        onnx: the graph that TensorRT was given, where it was asked for.  table: the calibration it was quantized with.
         comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.
@@ -76,7 +74,7 @@ class BuildResult:
         description = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))
         del description["table"]
         tuning = None if self.tuning is None else self.tuning.to_json()
-        return {**description, "calibration": _summary(self.table), "tuning": tuning}
+        return {**description, "calibration": self.table and self.table.summary, "tuning": tuning}
 
 
 def construct(request: BuildRequest) -> BuildResult:
@@ -101,16 +99,20 @@ build = taking(BuildRequest)(construct)  # by keywords
 
 def stored_engine(request: BuildRequest, store: Store) -> Entry:
     """Return the engine in the store, built if it isn't there; `output` stays unwritten. Raises as `trtopt.build`."""
-    with scratch() as folder:
-        graph = folder / GRAPH if request.save_onnx else None
-        plan = plan_build(replace(request, output=folder / PLAN, save_onnx=graph))
-        digest = digest_of(plan.store_parts)
+    return _stored(plan_build(request), store)[0]
+
+
+def _stored(plan: BuildPlan, store: Store) -> tuple[Entry, bool]:
+    """Return the entry of a build, and whether it was there: of those that ask at once one builds."""
+    request, digest = plan.request, digest_of(plan.store_parts)
+    if not request.force and (entry := store.find(digest)):
+        return entry, True
+    with store.building(digest, request.reporter), scratch() as folder:
         if not request.force and (entry := store.find(digest)):
-            return entry
-        with store.building(digest, request.reporter):
-            if not request.force and (entry := store.find(digest)):
-                return entry
-            return store.add(plan.store_parts, store_files(plan, _build(plan)), request.reporter)
+            return entry, True
+        inside = replace(request, output=folder / PLAN, save_onnx=folder / GRAPH if request.save_onnx else None)
+        _build(replace(plan, request=inside))
+        return store.add(plan.store_parts, {path.name: path for path in folder.iterdir()}, request.reporter), False
 
 
 def _build(plan: BuildPlan) -> Manifest:
@@ -118,40 +120,29 @@ def _build(plan: BuildPlan) -> Manifest:
 
 
 def _get_or_build(plan: BuildPlan, store: Store) -> tuple[Manifest, bool]:
-    """Write the engine to `output`; return its manifest and whether it came from the store.
-
-    Of those that ask at once one builds.
-    """
-    reporter, digest = plan.request.reporter, digest_of(plan.store_parts)
-    with contextlib.suppress(Damaged):  # is built again below
-        if manifest := copy_entry(plan, store, digest):
-            return manifest, True
-    with contextlib.ExitStack() as lock:
+    """Write the engine to `output`; return its manifest and whether it came from the store."""
+    reporter = plan.request.reporter
+    for _ in range(2):
         try:
-            lock.enter_context(store.building(digest, reporter))
+            entry, cached = _stored(plan, store)
         except OutputError as error:  # such as a folder that others write, and that we may read
             reporter.warn(f"the engine will not be in the store: {error.problem}")
-            return _build(plan), False
+            break
         try:
-            if manifest := copy_entry(plan, store, digest):
-                return manifest, True
+            return copy_entry(plan, store, entry), cached
         except Damaged as error:
-            reporter.warn(f"the store's engine {digest[:12]} is damaged and is built again: {error}")
-        manifest = _build(plan)
-        try:
-            store.add(plan.store_parts, store_files(plan, manifest), reporter)
-        except OutputError as error:
-            reporter.warn(f"the engine isn't in the store: {error}")
-    return manifest, False
+            reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and is built again: {error}")
+            with contextlib.suppress(OutputError):
+                store.remove(entry.digest)
+    return _build(plan), False
 
 
 def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:
+    same = {name: getattr(manifest, name) for name in ("precision", "precision_summary", "coverage", "safety")}
     return BuildResult(
         engine=plan.output,
         manifest=manifest_path(plan.output),
-        precision=manifest.precision,
-        precision_summary=manifest.precision_summary,
-        coverage=manifest.coverage,
+        **same,
         seconds=seconds,
         cached=cached,
         targets=tuple(manifest.targets),
@@ -159,7 +150,6 @@ def _result(plan: BuildPlan, manifest: Manifest, seconds: float, *, cached: bool
         warnings=tuple(manifest.warnings),
         onnx=Path(plan.request.save_onnx) if plan.request.save_onnx else None,
         table=plan.table,
-        safety=manifest.safety,
     )
 
 
@@ -195,7 +185,7 @@ def write_artifacts(plan: BuildPlan, built: Built) -> Manifest:
             trtopt=__version__,
             preprocess=plan.preprocessing if embedded is None else embedded.outside.describe(),
             embedded=None if embedded is None else embedded.describe(),
-            calibration=_summary(plan.table),
+            calibration=plan.table.summary if plan.table else None,
             warnings=list(engine.warnings),
             graph=fingerprint(lowered.proto) if graph else None,
             graph_file=beside(plan.output, graph) if graph else None,
@@ -220,47 +210,29 @@ def up_to_date(plan: BuildPlan) -> Manifest | None:
     cache, graph = plan.request.save_cache, plan.request.save_onnx
     if not plan.output.is_file() or (cache and not Path(cache).is_file()):
         return None
-    try:
+    with contextlib.suppress(TrtoptError):  # unreadable: build again
         manifest = load_manifest(plan.output)
         if manifest is None or manifest.key != plan.key or sha256_file(plan.output) != manifest.plan["sha256"]:
             return None
         graph_kept = not graph or (Path(graph).is_file() and load_model(graph).fingerprint == manifest.graph)
         return manifest if graph_kept else None
-    except TrtoptError:
-        return None  # unreadable: build again
+    return None
 
 
 def update_metadata(plan: BuildPlan, manifest: Manifest) -> Manifest:
     """Return the manifest with the class names given now, if any, and the kinds of outputs: no plan depends on them."""
     classes = manifest.classes if plan.classes is None else list(plan.classes)
-    reporter = plan.request.reporter
     new_manifest = replace(manifest, classes=classes, output_kinds=plan.kinds(classes))
-    if new_manifest == manifest:
-        return manifest
-    path = new_manifest.save(plan.output)
-    if new_manifest.classes != manifest.classes:
-        reporter.note(f"{path} has {len(classes or ())} class names now")
-    if new_manifest.output_kinds != manifest.output_kinds:
-        changes = ", ".join(f"{name}={kind}" for name, kind in (new_manifest.output_kinds or {}).items())
-        reporter.note(f"{path} has kinds of outputs now: {changes}")
+    if new_manifest != manifest:
+        kinds = ", ".join(f"{name}={kind}" for name, kind in (new_manifest.output_kinds or {}).items())
+        path = new_manifest.save(plan.output)
+        plan.request.reporter.note(f"{path} has {len(classes or ())} class names now, and kinds of outputs: {kinds}")
     return new_manifest
 
 
-def store_files(plan: BuildPlan, manifest: Manifest) -> dict[str, Path | bytes]:
-    """Name in an entry → what is to be in it, of the engine at `output`."""
-    graph = plan.request.save_onnx
-    inside = replace(manifest, graph_file=GRAPH if graph else None)
-    files: dict[str, Path | bytes] = {PLAN: plan.output, manifest_path(PLAN).name: json_bytes(asdict(inside))}
-    if graph:
-        files |= {GRAPH: Path(graph)} | {path.name: path for path in external_files(Path(graph)).values()}
-    return files
-
-
-def copy_entry(plan: BuildPlan, store: Store, digest: str) -> Manifest | None:
+def copy_entry(plan: BuildPlan, store: Store, entry: Entry) -> Manifest:
     """Copy an entry to `output`, with what this request says of it; Damaged if the entry is."""
     graph, source = plan.request.save_onnx, plan.model.path
-    if plan.request.force or (entry := store.find(digest)) is None:
-        return None
     try:
         entry.check(*(name for name in entry.files if name != PLAN))
         entry_manifest = load_manifest(entry.plan)
@@ -281,7 +253,7 @@ def copy_entry(plan: BuildPlan, store: Store, digest: str) -> Manifest | None:
         manifest_file.write_bytes(json_bytes(asdict(manifest)))
         if graph:
             save_model(load_model(entry.folder / GRAPH).proto, graph)
-    plan.request.reporter.note(f"{plan.output} is the engine {digest[:12]} of {store}")
+    plan.request.reporter.note(f"{plan.output} is the engine {entry.digest[:12]} of {store}")
     return manifest
 
 
@@ -299,13 +271,6 @@ def tell_cut_off(request: BuildRequest) -> None:
         )
 
 
-def _summary(table: Table | None) -> dict[str, Any] | None:
-    return None if table is None else table.summary
-
-
 def _tensor(info: TensorInfo) -> dict[str, Any]:
     """Describe a tensor for the manifest: where samples lie stands there if they don't lie first."""
-    description: dict[str, Any] = plain(info)
-    if info.batch_axis != 0:
-        return description
-    return {name: value for name, value in description.items() if name != "batch_axis"}
+    return {name: value for name, value in plain(info).items() if (name, value) != ("batch_axis", 0)}

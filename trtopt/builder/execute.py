@@ -23,7 +23,6 @@ from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputError, PrecisionLost, UnsupportedOperator
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
-from trtopt.core.shapes import shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
@@ -33,7 +32,6 @@ from trtopt.graph.fixed_inputs import with_file
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import save_model
 from trtopt.graph.lengths import max_input_lengths
-from trtopt.graph.op_types import WEIGHTED
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.quantize import is_quantized
@@ -41,7 +39,7 @@ from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
-from trtopt.graph.work import lost_shapes, macs, sizes_in
+from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import explained
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.folding import held_against, proven
@@ -95,21 +93,17 @@ def execute(plan: BuildPlan) -> Built:
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
     """Repeat what `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
-    if spec.base is not Precision.FP16:
-        return []
     in_fp32 = {item.node for item in lowered.kept if item.precision is Precision.FP32}
     findings = [item for item in fp16_hazards(folded) if item.node not in in_fp32]
-    if not findings:
+    if spec.base is not Precision.FP16 or not findings:
         return []
     first, others = findings[0], f" ({len(findings)} such nodes)" if len(findings) > 1 else ""
     return [f"{first.node} ({first.op}){others}: {first.message}; {first.hint}"]
 
 
 def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
-    """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized.
-
-    Of a model that is FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it.
-    """
+    """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized. Of a model that is
+    FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it."""
     spec, request, reporter = plan.spec, plan.request, plan.request.reporter
     own = None if spec.precision.quantized or spec.base is Precision.FP32 else typed_already(to_ir(folded))
     if own is not None:
@@ -145,14 +139,10 @@ def _measure(plan: BuildPlan, folded: onnx.ModelProto) -> Safety | None:
 def _construct(
     plan: BuildPlan, folded: onnx.ModelProto, unsafe: Mapping[str, str]
 ) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
-    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
-
-    Raises:
-        PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
-    """
+    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build. PrecisionLost where less
+    than half of the arithmetic runs as asked for, or what runs isn't known."""
     spec, generation, reporter = plan.spec, plan.generation, plan.request.reporter
-    shapes = opt_shapes(plan.model.inputs, spec.profiles)[0]
-    sizes = sizes_in(folded, shapes)
+    sizes = sizes_in(folded, opt_shapes(plan.model.inputs, spec.profiles)[0])
     with scratch() as folder:
         lowered, engine = _planned(plan, folded, unsafe, {}, folder)
         asked_nodes, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
@@ -162,10 +152,8 @@ def _construct(
         named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
         repairable = bool(lost) and report.share >= LEAST_SHARE and not named
         if repairable and plan.table is not None and not spec.allow_precision_fallback:
-            reporter.note(
-                f"{generation} runs {len(lost)} of {len(asked_nodes)} quantized layers in floating point "
-                f"({first_of(lost)}): building again with these in {spec.base.upper()}"
-            )
+            what = f"{len(lost)} of {len(asked_nodes)} quantized layers in floating point ({first_of(lost)})"
+            reporter.note(f"{generation} runs {what}: building again with these in {spec.base.upper()}")
             reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
             lowered, engine = _planned(plan, folded, unsafe, reasons, folder)
             report = judge(engine, lowered, spec, arithmetic, asked_nodes)
@@ -173,32 +161,26 @@ def _construct(
         if advice and not spec.allow_precision_fallback:
             raise PrecisionLost(Origins(plan.model.proto, folded).explained(f"{what}. Nothing was written; {advice}"))
         reporter.warn(what)
-    wanted = [
-        item for item in report.coverage if item is spec.precision or (spec.precision.quantized and item.quantized)
-    ]
+    quantized = spec.precision.quantized
+    wanted = [item for item in report.coverage if item is spec.precision or (quantized and item.quantized)]
     share = sum(report.coverage[item] for item in wanted)
-    little = share < LEAST_QUANTIZED if spec.precision.quantized else not share
+    little = share < LEAST_QUANTIZED if quantized else not share
     if report.coverage and little and spec.precision is not Precision.FP32:
         reporter.warn(_other(plan, share, report, lowered, is_quantized(folded)))
     return lowered, engine, report
 
 
 def _deviations(plan: BuildPlan, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
-    """Yield where the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
-
-    Args:
-        named: the user named a node that is lost.
-    """
+    """Yield where the engine isn't as asked for, and what to do where that fails the build, as where the user `named` a node
+    that is lost; "" where it is only told."""
     anyway = "take it as it is with `allow_precision_fallback=True`"
     if report.unknown:
         yield f"what the engine of {plan.generation} runs isn't known: {report.unknown}", anyway
     little = report.share < LEAST_SHARE
     if report.problem or little:
-        what = "; ".join(
-            filter(None, [report.problem, f"{report.share:.0%} of the arithmetic asked for runs as asked"])
-        )
-        serious = (little or named) and not plan.spec.allow_precision_fallback
-        if serious:
+        done = f"{report.share:.0%} of the arithmetic asked for runs as asked"
+        what = "; ".join(filter(None, [report.problem, done]))
+        if serious := (little or named) and not plan.spec.allow_precision_fallback:
             what = f"{plan.generation} built an engine without the precision asked for: {what}"
         yield what, f"{anyway}, or keep layers out with `precision_override=`" * serious
 
@@ -232,13 +214,7 @@ def _planned(
         if issues := generation.limits(graph):
             raise refusal(plan.name, issues)
         lowered = lower(
-            graph,
-            spec,
-            generation,
-            plan.table,
-            unquantized=unquantized,
-            measured=unsafe,
-            embedded=plan.embedded,
+            graph, spec, generation, plan.table, unquantized=unquantized, measured=unsafe, embedded=plan.embedded
         )
         save_model(lowered.proto, path)
         engine = generation.build(
@@ -256,51 +232,16 @@ def _planned(
         return lowered, engine
     except UnsupportedOperator as error:
         parts = written_out(graph, error.issues, plan.request.reporter)
-        readers = {} if plan.table is None or error.issues else _reading(plan, str(error), graph)
-        if parts is None and not readers.keys() <= unquantized.keys():
-            plan.request.reporter.warn(f"building again with {first_of(readers)} in {spec.base.upper()}, for {error}")
-            return _planned(plan, graph, unsafe, {**unquantized, **readers}, folder)
-        if parts is None:
-            if not error.issues:
-                raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
+        if parts is None and error.issues:
             raise explained(error, plan.model, graph) from error
+        if parts is None:
+            advice = "; a layer behind it may be why: `precision_override=['LAYER=fp16']`" if plan.table else ""
+            raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + advice) from error
     except BackendError as error:
-        raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + _agreeing(plan, graph)) from error
+        raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
     old = {node.name for node in graph.graph.node}
     new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
     return _planned(plan, parts, unsafe, {**unquantized, **new}, folder)
-
-
-def _agreeing(plan: BuildPlan, graph: onnx.ModelProto) -> str:
-    """Propose sizes where those that were given contradict each other in the model."""
-    given = plan.spec.profiles[0] if plan.spec.profiles else {}
-    asked = {info.name: given[info.name] for info in plan.model.inputs if info.open_axes and info.name in given}
-    line = suggested_shapes(plan.model.inputs, given, lost=lost_shapes(graph)).option
-    return f"; these go together: {line}" if line not in ("", shapes_option([asked])) else ""
-
-
-def _reading(plan: BuildPlan, error: str, graph: onnx.ModelProto) -> dict[str, str]:
-    """Return the layers in INT8 or FP8 that read a node without an implementation, each with the reason: TensorRT moves
-    the QuantizeLinear in front of them to the node's own input, and then the node has to compute on codes (8.6, a Resize
-    whose result is joined with others: docs/results/zoo.md)."""
-    reasons: dict[str, str] = {}
-    tensors: set[str] = set()
-    refused_node = ""
-    for node in graph.graph.node:
-        if node.op_type not in WEIGHTED and node.name and re.search(rf"(?<!\S){re.escape(node.name)}(?!\S)", error):
-            refused_node = refused_node or node.name
-            tensors.update(node.output)
-        elif tensors.isdisjoint(node.input):
-            continue
-        elif node.op_type not in WEIGHTED:
-            tensors.update(node.output)
-        elif (
-            not tensors.isdisjoint(node.input[:1]) and overriding(plan.spec.overrides, node.name, node.op_type) is None
-        ):
-            reasons[node.name] = (
-                f"{plan.generation} has no implementation of {refused_node} in front of it when quantized"
-            )
-    return reasons
 
 
 def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:

@@ -7,18 +7,17 @@ in the graph. Names of DequantizeLinear's results aren't for this: as an output 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from onnx import ModelProto
 
 from trtopt.builder.execute import kept_timing
-from trtopt.core.documents import converted
 from trtopt.core.errors import BackendError, UsageError
 from trtopt.core.files import write_bytes
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Precision, parse_targets
-from trtopt.engine.manifest import Manifest
+from trtopt.engine.manifest import Manifest, described_spec
 from trtopt.graph.io import save_model
 from trtopt.graph.passes import embed
 from trtopt.graph.passes.quantize import is_quantized
@@ -26,11 +25,9 @@ from trtopt.graph.proto import infer_shapes, whole_copy
 from trtopt.trt import select
 from trtopt.trt.layers import HEAVY_OPS
 
-# What of a spec doesn't come from the engine's manifest: the graph has it, it says how a plan is kept, or is given here.
-_OWN = {
-    "embed_preprocess", "overrides", "profiles", "targets", "backend", "calibrator", "timing_cache", "version_compatible",
-    "exclude_lean_runtime", "strip", "refit", "allow_precision_fallback", "device",
-}  # fmt: skip
+LAYERS = (  # options that make other layers
+    "precision", "remainder", "io_fp32", "workspace", "optimization_level", "hardware_compatibility", "sparsity", "tf32",
+)  # fmt: skip
 
 
 def build_with_outputs(
@@ -42,12 +39,13 @@ def build_with_outputs(
         graph: what TensorRT was given, as `save_onnx` kept it.
         tensors: of it, that become outputs besides its own.
         folder: where to write.
-
-    Raises:
-        UsageError: its scales are TensorRT's own, which the graph doesn't hold.
-        UnsupportedRequest, BuildFailed, NoBackend: from TensorRT.
     """
-    spec, generation = _spec(manifest), select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
+    generation = select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
+    # The rest of what was asked for is in the graph, or says how a plan is kept.
+    asked = described_spec(manifest.spec)
+    layers = {name: getattr(asked, name) for name in LAYERS}
+    targets = parse_targets(manifest.targets)
+    spec = BuildSpec(**layers, profiles=manifest.ranges, targets=targets, allow_precision_fallback=True)
     if spec.precision.quantized and not is_quantized(graph):
         raise UsageError(
             "the engine's scales are those of TensorRT's own calibrator, which its graph doesn't hold: build it with trtopt's "
@@ -59,7 +57,9 @@ def build_with_outputs(
     wider.graph.output.extend(values[name] for name in tensors if name in values and name not in own)
     path, plan = folder / "outputs.onnx", folder / "outputs.engine"
     save_model(wider, path)
-    layer_precision, preferred = ({}, {}) if generation.typed(spec) else _precisions(manifest, spec, graph)
+    layer_precision, preferred = _precisions(manifest, graph)
+    if generation.typed(spec) or spec.base is Precision.FP32:
+        layer_precision, preferred = {}, {}
     if generation.capabilities.timing_cache:  # in which it finds what the engine's own build has timed
         spec = replace(spec, timing_cache=kept_timing(generation, generation.device(spec)))
     try:
@@ -73,27 +73,14 @@ def build_with_outputs(
             reporter=reporter,
         )
     except BackendError as error:
-        raise type(error)(
-            f"{error}; compare the tensors of its graph instead, which build keeps by `save_onnx=`"
-        ) from error
+        instead = "compare the tensors of its graph instead, which build keeps by `save_onnx=`"
+        raise type(error)(f"{error}; {instead}") from error
     write_bytes(plan, engine.plan)
     return plan
 
 
-def _spec(manifest: Manifest) -> BuildSpec:
-    same = {item.name for item in fields(BuildSpec)} - _OWN
-    spec = converted({name: value for name, value in manifest.spec.items() if name in same}, BuildSpec)
-    return replace(
-        spec, profiles=manifest.ranges, targets=parse_targets(manifest.targets), allow_precision_fallback=True
-    )
-
-
-def _precisions(
-    manifest: Manifest, spec: BuildSpec, graph: ModelProto
-) -> tuple[dict[str, Precision], dict[str, Precision]]:
+def _precisions(manifest: Manifest, graph: ModelProto) -> tuple[dict[str, Precision], dict[str, Precision]]:
     """Return what nodes run in where the graph doesn't say it: what they must, and what the engine was seen to run them in."""
-    if spec.base is Precision.FP32:
-        return {}, {}
     heavy = {node.name: node.op_type in HEAVY_OPS for node in graph.graph.node}
     in_fp32 = [item["node"] for item in manifest.kept if item["precision"] == Precision.FP32 and item["node"] in heavy]
     pinned = dict.fromkeys([*in_fp32, *embed.arithmetic(graph)], Precision.FP32)

@@ -81,10 +81,7 @@ def lower(
         embedded: preprocessing to put in front of an input.
         measured: nodes that samples say must stay in FP32, with the reason; those of `table` come to them.
 
-    Raises:
-        UsageError: an override matches no node.
-        CalibrationError: `table` lacks a tensor that the placement needs.
-        ModelError: the model can't be written in an opset that this generation reads, or not in the types asked for.
+    Raises: UsageError, CalibrationError, ModelError, where an override, the table or the model doesn't fit.
     """
     check_overrides(spec.overrides, folded.graph.node)
     typed, capabilities = generation.typed(spec), generation.capabilities
@@ -131,16 +128,14 @@ def lower(
         passes.append(embed.embed(model, embedded))
         if not typed and spec.base is not Precision.FP32:
             new_nodes = [node for node in model.graph if node.name in passes[-1].changes]
-            layer_precision |= {
-                str(node.name): Precision.FP32 for node in new_nodes if node.op_type in embed.ARITHMETIC
-            }
+            exact = [str(node.name) for node in new_nodes if node.op_type in embed.ARITHMETIC]
+            layer_precision |= dict.fromkeys(exact, Precision.FP32)
     changed = any(item.changed for item in passes)
     proto = to_proto(model) if changed else folded
     forget_placeholders(proto)
     if changed and (problem := invalid(proto)):
-        raise ModelError(
-            f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
-        )
+        why = f"the model can't be written in {spec.precision}: {problem}"
+        raise ModelError(f"{why}; build it in fp32, and please report the model")
     kept_layers = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
     return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source)
 
@@ -162,10 +157,7 @@ def _quantize(
     passes: list[PassResult],
 ) -> Points:
     """Smooth and repair the weights and insert Q/DQ, as the table says; return where. Each step's result comes to `passes`.
-
-    Args:
-        left_out: nodes that stay out, with the reason; those that the table leaves out come to them.
-    """
+    Nodes in `left_out` stay out, for the reason given; those that the table leaves out come to them."""
     int8, capabilities = spec.precision is Precision.INT8, generation.capabilities
     if table.smoothed and int8:
         passes.append(smooth(model, table.smoothed))
@@ -175,10 +167,7 @@ def _quantize(
         spec.precision,
         base=spec.base,
         overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
-        excluded={
-            **capabilities.float_only,
-            **(capabilities.float_only_fp8 if spec.precision is Precision.FP8 else {}),
-        },
+        excluded={**capabilities.float_only, **({} if int8 else capabilities.float_only_fp8)},
         conv_borders=capabilities.conv_borders if int8 else "",
         gates=table.gates if int8 else (),
     )
@@ -243,21 +232,16 @@ def judge(
     total = sum(weight[node] for node in asked_nodes)
     unknown = engine.layers_unknown if not engine.layers or unnamed_nodes else ""
     hidden = _hidden(engine, lowered, spec, named_nodes)
+    count = len(lowered.asked)
     if not unknown and not hidden and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:
-        unknown = (
-            f"its layers name {len(lowered.asked) - len(unnamed_nodes)} of the {len(lowered.asked)} nodes asked for"
-        )
+        unknown = f"its layers name {count - len(unnamed_nodes)} of the {count} nodes asked for"
     kept_work = sum(weight[node] for node in lowered.asked if node not in lost)
     share = min(1.0, kept_work / total) if total else 1.0
     problem = ""
     if lost:
         some = first_of((f"{node} ({lowered.asked[node]} → {precision})" for node, precision in lost.items()), 5)
-        problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}"
-    elif (
-        not (lowered.typed or lowered.asked or hidden)
-        and heavy
-        and spec.precision not in {item.precision for item in heavy}
-    ):
+        problem = f"{len(lost)} of {count} layers don't run in the precision asked for: {some}"
+    elif heavy and not (lowered.typed or count or hidden or any(item.precision is spec.precision for item in heavy)):
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
         problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
         share = 0.0
@@ -289,9 +273,8 @@ def _coverage(engine: BuiltPlan, lowered: Lowered, work: Mapping[str, int]) -> d
     nodes = {node.name: node for node in all_nodes(graph) if node.op_type in MULTIPLYING}
     found: dict[str, Precision] = {}
     if lowered.typed:
-        types = {
-            value.name: dtype_name(value.type.tensor_type.elem_type) for value in (*graph.value_info, *graph.output)
-        }
+        typed_values = (*graph.value_info, *graph.output)
+        types = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in typed_values}
         given = {name: _TYPES.get(types.get(node.output[0], "")) for name, node in nodes.items()}
         found = {name: kind for name, kind in given.items() if kind and not lowered.asked.get(name, kind).quantized}
     naming = [layer for layer in engine.layers if layer.kind in HEAVY or not nodes.keys().isdisjoint(layer.nodes)]

@@ -120,10 +120,7 @@ class BuildPlan:
 
 
 def plan_build(request: BuildRequest) -> BuildPlan:
-    """Refuse what can't be built, and calibrate.
-
-    Raises: as `trtopt.build`, before any long work but calibration.
-    """
+    """Refuse what can't be built, before any long work but calibration, as `trtopt.build` does."""
     reporter = request.reporter
     spec = spec_of(request)
     check_outputs(request)
@@ -137,8 +134,8 @@ def plan_build(request: BuildRequest) -> BuildPlan:
     quantized, generation = is_quantized(model.proto), select(request.backend)
     folded = functools.cache(lambda: fold(model.proto, reporter=reporter))
     generation.refuse(spec)
-    early = spec.precision.quantized or request.images is not None or request.data is not None
-    refuse(generation, model, folded()[0] if early and request.calib is None else None)
+    sampled, reduced = request.images is not None or request.data is not None, spec.precision.quantized
+    refuse(generation, model, folded()[0] if (sampled or reduced) and request.calib is None else None)
     scales.check(spec, quantized)
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
@@ -147,9 +144,8 @@ def plan_build(request: BuildRequest) -> BuildPlan:
     if preprocess is not None:
         sized_preprocess = preprocess.at_opt(model.inputs, spec.profiles)
         if sized_preprocess.size is not None and preprocess.size is None:
-            reporter.note(
-                f"images are prepared in {x(sized_preprocess.size)}, the opt size of `shapes=` (`size=` gives another)"
-            )
+            size = x(sized_preprocess.size)
+            reporter.note(f"images are prepared in {size}, the opt size of `shapes=` (`size=` gives another)")
         scales = replace(scales, preprocess=sized_preprocess)
     if spec.embed_preprocess:
         if preprocess is not None or scales.calib is None:  # else the table knows
@@ -165,10 +161,7 @@ def plan_build(request: BuildRequest) -> BuildPlan:
             f"the engine takes {embedded.input!r} as uint8 pixels, samples x height x width x {embedded.preprocess.count}, and "
             f"makes the model's input of them: {embedded}"
         )
-    samples: Batches | None = None
-    if not spec.precision.quantized and (request.images is not None or request.data is not None):
-        samples = real_samples(model, request)
-    elif not spec.precision.quantized and request.min_snr is not None and not request.best:
+    if not (reduced or sampled or request.min_snr is None or request.best):
         raise UsageError("`min_snr=` is judged on real samples: add `images=DIR` or `data='F.npz'`")
     return BuildPlan(
         request=request,
@@ -184,5 +177,5 @@ def plan_build(request: BuildRequest) -> BuildPlan:
         native_batch=scales.native_batch(model, spec),
         preprocessing=preprocessing,
         embedded=embedded,
-        samples=samples,
+        samples=real_samples(model, request) if sampled and not reduced else None,
     )

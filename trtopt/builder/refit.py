@@ -13,22 +13,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
+from trtopt.builder.asked import request_of
 from trtopt.builder.lowering import lower
 from trtopt.builder.plan import BuildPlan, plan_build
-from trtopt.builder.request import BuildRequest, RefitRequest
+from trtopt.builder.request import RefitRequest
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, EngineMismatch, UnsupportedRequest, UsageError
 from trtopt.core.files import check_ending, existing_file, json_bytes, whole, writing_together
 from trtopt.core.options import taking
-from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import scratch
-from trtopt.core.values import Precision
 from trtopt.core.version import __version__
-from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
+from trtopt.engine.manifest import Manifest, described_spec, load_manifest, manifest_path
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.proto import all_nodes, dtype_name, tensor_chunks
@@ -36,14 +35,6 @@ from trtopt.ort.folding import held_against, proven
 from trtopt.trt import select
 from trtopt.trt.plans import host_code_refused
 
-if TYPE_CHECKING:
-    from trtopt.calibration.table import Table
-
-_SAME = (
-    "io_fp32", "embed_preprocess", "calibrator", "workspace", "optimization_level", "hardware_compatibility",
-    "version_compatible", "exclude_lean_runtime", "strip", "refit", "sparsity", "tf32",
-)  # fmt: skip
-_RENAMED = {"io_fp32": "fp32_io"}  # in a request
 _WHOLE = {"INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL", "STRING"}  # types of shapes, axes and masks
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 _SIZING = ("Resize", "Upsample")  # whose numbers are no weights
@@ -75,15 +66,8 @@ def refit(request: RefitRequest) -> RefitResult:
         trtopt.refit("net.engine", "tuned.onnx", "tuned.engine")
 
     What is written is a full plan and its manifest; it can be refitted again where the engine was built with `refit=True`. One
-    that was built with `strip=True` alone takes the weights that it was built from, and no others.
-
-    Args:
-        engine: a plan that trtopt built with `refit=True` or `strip=True`, with its manifest.
-        model: an ONNX file, of the same graph as the model that the engine was built from.
-        output: the plan to write.
-        calib: the table with the scales of an INT8 or FP8 engine; with another than at the build the scales are replaced, too.
-        device: the GPU to do it on.
-        trust_host_code: as of `Session`.
+    that was built with `strip=True` alone takes the weights that it was built from, and no others. `calib` is the table with
+    the scales of an INT8 or FP8 engine; with another than at the build the scales are replaced, too.
 
     Raises:
         UsageError: no such file, no manifest, or `calib` is missing.
@@ -100,25 +84,15 @@ def refit(request: RefitRequest) -> RefitResult:
             f"{engine} has no manifest ({manifest_path(engine)}), which says how its weights were made: refit an engine of "
             "trtopt build with `refit=True`"
         )
-    refitted = refitted_plan(
-        whole(engine, None),
-        manifest,
-        request.model,
-        engine=engine,
-        calib=request.calib,
-        device=request.device,
-        trust_host_code=request.trust_host_code,
-        reporter=request.reporter,
-    )
+    plan, new, weights = refitted_plan(whole(engine, None), manifest, request)
     seconds = time.monotonic() - start
     with writing_together(output, manifest_path(output)) as (partial, partial_manifest):
-        partial.write_bytes(refitted.plan)
-        partial_manifest.write_bytes(json_bytes(asdict(replace(refitted.manifest, seconds=round(seconds, 3)))))
-    return RefitResult(output, manifest_path(output), refitted.weights, seconds, manifest.seconds)
+        partial.write_bytes(plan)
+        partial_manifest.write_bytes(json_bytes(asdict(replace(new, seconds=round(seconds, 3)))))
+    return RefitResult(output, manifest_path(output), weights, seconds, manifest.seconds)
 
 
-@dataclass(frozen=True)
-class Refitted:
+class Refitted(NamedTuple):
     """A full plan, the manifest for it, and how many weights were given."""
 
     plan: bytes | memoryview
@@ -126,18 +100,9 @@ class Refitted:
     weights: int
 
 
-def refitted_plan(
-    plan: bytes,
-    manifest: Manifest,
-    model: str | os.PathLike[str],
-    *,
-    engine: Path,
-    calib: str | os.PathLike[str] | Table | None = None,
-    device: int = 0,
-    trust_host_code: bool = False,
-    reporter: Reporter = SILENT,
-) -> Refitted:
-    """Return the plan `engine`, which the manifest describes, with the weights of a model. Raises as `refit`."""
+def refitted_plan(plan: bytes, manifest: Manifest, request: RefitRequest) -> Refitted:
+    """Return the plan `request.engine`, which the manifest describes, with the weights of its model. Raises as `refit`."""
+    engine, reporter = Path(request.engine), request.reporter
     spec, family = manifest.spec, manifest.generation["family"]
     if not (spec.get("strip") or spec.get("refit")) or manifest.structure is None:
         raise UnsupportedRequest(
@@ -148,13 +113,13 @@ def refitted_plan(
         raise DeviceError(f"refitting {engine} needs an NVIDIA GPU: {gpu.reason}; run it where the engine runs")
     if generation.family != family or generation.unread(manifest.origin):
         raise EngineMismatch(f"{engine} was built by {manifest.origin}, here is {generation}: refit it where that is")
-    if manifest.origin.carries and not trust_host_code:
+    if manifest.origin.carries and not request.trust_host_code:
         raise host_code_refused(engine.name)
     manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
-    build = _planned(manifest, model, engine, calib, device, reporter)
+    build = _planned(manifest, request)
     with reporter.phase("preparing the weights"):
         graph = _lowered(build, manifest)
-    name = str(os.fspath(model))
+    name = str(os.fspath(request.model))
     if difference := _difference(manifest.structure, structure(graph)):
         raise EngineMismatch(
             f"the graph of {name} isn't the one that {engine} was built from: {difference}; build an engine of it"
@@ -172,7 +137,13 @@ def refitted_plan(
     with scratch() as folder, reporter.phase(f"refitting with {generation}"):
         save_model(graph, path := folder / "model.onnx")
         new_plan, count = generation.refit_plan(
-            plan, path, build.spec, name=engine.name, unchanged=same, same_scales=same_scales, host_code=trust_host_code
+            plan,
+            path,
+            build.spec,
+            name=engine.name,
+            unchanged=same,
+            same_scales=same_scales,
+            host_code=request.trust_host_code,
         )
     new = replace(
         manifest,
@@ -215,72 +186,39 @@ def structure(graph: ModelProto) -> list[str]:
     return lines
 
 
-def _digest(*parts: Any) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:12]
+def _digest(*parts: bytes | memoryview) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
 
 def _difference(engine: Sequence[str], model: Sequence[str]) -> str:
     """Say the first thing in which two structures differ; empty: in nothing."""
-    known, new = set(engine), set(model)
-    gone = next((line for line in engine if line not in new), None)
-    come = next((line for line in model if line not in known), None)
-    if gone is None and come is None:
-        return "" if list(engine) == list(model) else "the same nodes stand in another order"
-    return "; ".join(_only(gone, "the engine's") + _only(come, "the model's"))
+    texts = [
+        f"only {whose} has {next(line for line in mine if line not in {*theirs})}"
+        for whose, mine, theirs in (("the engine's", engine, model), ("the model's", model, engine))
+        if not {*mine} <= {*theirs}
+    ]
+    return "; ".join(texts) or ("" if list(engine) == list(model) else "the same nodes stand in another order")
 
 
-def _only(line: str | None, whose: str) -> list[str]:
-    return [] if line is None else [f"only {whose} has {line}"]
-
-
-def _planned(
-    manifest: Manifest,
-    model: str | os.PathLike[str],
-    engine: Path,
-    calib: str | os.PathLike[str] | Table | None,
-    device: int,
-    reporter: Reporter,
-) -> BuildPlan:
+def _planned(manifest: Manifest, request: RefitRequest) -> BuildPlan:
     """Plan the build that the engine's manifest tells of, for another model."""
-    spec = manifest.spec
-    precision, base = Precision(spec["precision"]), Precision(spec["precision"])
-    if precision.quantized:
-        base = Precision(spec["remainder"])
-        if spec.get("calibrator") == "native":
-            raise UnsupportedRequest(
-                f"{engine} can't take other weights",
-                [
-                    "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"
-                ],
-            )
-        if calib is None and not is_quantized(load_model(model).proto):
+    spec, engine = described_spec(manifest.spec), request.engine
+    if spec.precision.quantized:
+        if spec.calibrator == "native":
+            why = "its scales are those of TensorRT's own calibrator: build it with trtopt's, without `calibrator='native'`"
+            raise UnsupportedRequest(f"{engine} can't take other weights", [why])
+        if request.calib is None and not is_quantized(load_model(request.model).proto):
             raise UsageError(
-                f"{engine} is {precision.upper()}, and its scales aren't in its manifest: give the table that it was built "
-                "with as `calib='T.calib.json'`, or one calibrated on the new model"
+                f"{engine} is {spec.precision.upper()}, and its scales aren't in its manifest: give the table that it was "
+                "built with as `calib='T.calib.json'`, or one calibrated on the new model"
             )
-    options: dict[str, Any] = {_RENAMED.get(name, name): spec[name] for name in _SAME if name in spec}
-    options |= {str(item): True for item in {precision, base} if item is not Precision.FP32}
-    if precision.quantized and base is Precision.FP16:
-        del options["fp16"]  # which is what the rest is in
-    embedded = manifest.embedded
-    return plan_build(
-        BuildRequest(
-            model,
-            engine,
-            **options,
-            calib=calib,
-            preprocess=None if embedded is None else embedded["preprocess"],
-            precision_override=tuple(spec.get("overrides", ())),
-            shapes=spec.get("profiles", ()),  # of the model's own inputs, where the engine takes pixels
-            target=tuple(manifest.targets),
-            backend="rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
-            device=device,
-            reporter=reporter,
-        )
-    )
+    options = {name: getattr(request, name) for name in ("calib", "device", "reporter")}
+    options |= {
+        "target": tuple(manifest.targets),
+        "backend": "rtx" if manifest.generation["family"] == "rtx" else "tensorrt",
+    }
+    preprocess = None if manifest.embedded is None else manifest.embedded["preprocess"]
+    return plan_build(request_of(spec, request.model, engine, preprocess=preprocess, **options))
 
 
 def _lowered(build: BuildPlan, manifest: Manifest) -> ModelProto:

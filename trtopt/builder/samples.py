@@ -14,12 +14,11 @@ from trtopt.graph.io import Model
 
 def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
     """Return how its images become inputs: as it says, else as its table does; in the opt size where that is open."""
-    preprocess, calib = request.preprocess, request.calib
-    asked = preprocess is not None or request.images is not None
+    preprocess, calib, table = request.preprocess, request.calib, None
     if isinstance(calib, Table):
-        table: Table | None = calib
-    else:
-        table = Table.load(calib) if asked and calib is not None and not is_cache(calib) else None
+        table = calib
+    elif (preprocess is not None or request.images is not None) and calib is not None and not is_cache(calib):
+        table = Table.load(calib)
     if table is not None:
         check_preparation(preprocess, table)
     if request.images is None:  # given without images it is passed on all the same, for `open_data` to refuse
@@ -27,9 +26,8 @@ def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
         return Preprocess.load(preprocess) if passed_on else None
     if preprocess is None and table is not None:
         preprocess = table.preprocess
-    return (
-        None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(request.shapes))
-    )
+    profiles = parse_profiles(request.shapes)
+    return None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, profiles)
 
 
 def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:

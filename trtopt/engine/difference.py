@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core.documents import plain
 from trtopt.core.values import x
 from trtopt.engine.manifest import HEAVY, Manifest
 from trtopt.trt.layers import profile_suffix
 
+if TYPE_CHECKING:
+    from trtopt.engine.inspection import EngineReport
+
 CONVERTING = ("QuantizeLinear", "DequantizeLinear", "Cast", "CastLike")
-_Layers = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,9 @@ class EngineDifference:
     node in common, layers aren't compared.
 
     Attributes:
-        this, other: the engines' files.
         facts: request, model, calibration, tensors, profiles, layers, memory, versions, size.
         precision: nodes that run in another precision, or in a layer with products in one engine only (None in the other).
-        formats: nodes of the same precision whose layers read or write other types and formats.
-        tactics: nodes of the same precision that other kernels run.
+        formats, tactics: nodes of the same precision whose layers read or write other formats, or that other kernels run.
         notes: what couldn't be compared, and why.
     """
 
@@ -60,20 +60,20 @@ class EngineDifference:
         return not (self.facts or self.precision or self.formats or self.tactics)
 
 
-def facts(nbytes: int, precision_summary: str, manifest: Manifest | None) -> dict[str, Any]:
+def facts(report: EngineReport) -> dict[str, Any]:
     """Return what engines can be compared by, under the names that people read."""
+    manifest, entries = report.manifest, {"runs in": report.precision_summary, "bytes of the plan": report.nbytes}
     if manifest is None:
-        return {"runs in": precision_summary, "bytes of the plan": nbytes}
-    generation = manifest.generation
+        return entries
+    spec = {name: value for name, value in manifest.spec.items() if name not in ("profiles", "targets")}  # see below
+    entries |= {f"asked: {name}": plain(value) for name, value in spec.items()}
+    entries |= {f"multiply-accumulates in {name.upper()}": share for name, share in manifest.coverage.items()}
+    for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
+        entries |= {f"{kind} {item['name']}": f"{item['dtype']} {x(item['shape'])}" for item in tensors}
+    for number, profile in enumerate(manifest.profiles):
+        entries |= {f"profile {number}: {name}": shape for name, shape in profile.items()}
     calibration = manifest.calibration or {}
-    entries: dict[str, Any] = {
-        f"asked: {name}": plain(value)
-        for name, value in manifest.spec.items()
-        if name not in ("profiles", "targets")  # what came of them is told
-    }
-    entries |= {
-        "runs in": precision_summary,
-        **{f"multiply-accumulates in {name.upper()}": share for name, share in manifest.coverage.items()},
+    return entries | {
         "nodes kept in higher precision": sum(item["precision"] not in ("int8", "fp8") for item in manifest.kept),
         "layers": len(manifest.layers),
         "layers with products": sum(layer["kind"] in HEAVY for layer in manifest.layers),
@@ -81,19 +81,10 @@ def facts(nbytes: int, precision_summary: str, manifest: Manifest | None) -> dic
         "calibration": calibration.get("digest"),
         "calibration: method": calibration.get("method"),
         "calibration: samples": calibration.get("samples"),
-    }
-    for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
-        for item in tensors:
-            shape = x(item["shape"])
-            entries[f"{kind} {item['name']}"] = f"{item['dtype']} {shape}"
-    for number, profile in enumerate(manifest.profiles):
-        entries |= {f"profile {number}: {name}": shape for name, shape in profile.items()}
-    return entries | {
         "preprocessing": plain(manifest.preprocess),
         "preprocessing embedded": plain(manifest.embedded),
         "scratch bytes of a context": manifest.scratch,
-        "bytes of the plan": nbytes,
-        "product": f"{generation['product']} {generation['version']}",
+        "product": str(manifest.origin),
         "built for": built_for(manifest),
         "trtopt": manifest.trtopt,
     }
@@ -112,7 +103,7 @@ def differing(this: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[Differ
     )
 
 
-def by_node(layers: _Layers) -> dict[str, Mapping[str, Any]]:
+def by_node(layers: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Node → the layer with products that it is in; conversions left out. A node of the second profile on has it at its end."""
     layer_of: dict[str, Mapping[str, Any]] = {}
     for layer in layers:
@@ -123,31 +114,23 @@ def by_node(layers: _Layers) -> dict[str, Mapping[str, Any]]:
     return layer_of
 
 
-def compare(
-    this: Path,
-    other: Path,
-    entries: tuple[Mapping[str, Any], Mapping[str, Any]],
-    layers: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
-) -> EngineDifference:
-    """Hold two engines against each other.
-
-    Args:
-        entries: the `facts` of both.   layers: those of both, as manifests have them.
-    """
+def compare(this: EngineReport, other: EngineReport) -> EngineDifference:
+    """Hold two engines against each other."""
+    both = this, other
     notes = [
-        f"the layers of {path.name} aren't known: which node runs in what isn't compared"
-        for path, each in ((this, layers[0]), (other, layers[1]))
-        if not each
+        f"the layers of {each.engine.name} aren't known: which node runs in what isn't compared"
+        for each in both
+        if not each.layers
     ]
-    mine, theirs = ({}, {}) if notes else map(by_node, layers)
+    mine, theirs = ({}, {}) if notes else (by_node(each.layers) for each in both)
     if mine and theirs and not mine.keys() & theirs.keys():
         notes.append("no node with products is in both, as of models by different exporters: layers aren't compared")
         mine, theirs = {}, {}
     alike = [node for node in mine if node in theirs and mine[node]["precision"] == theirs[node]["precision"]]
     return EngineDifference(
-        this,
-        other,
-        differing(*entries),
+        this.engine,
+        other.engine,
+        differing(*map(facts, both)),
         differing(*({node: str(layer["precision"]) for node, layer in each.items()} for each in (mine, theirs))),
         differing(*({node: formats(each[node]) for node in alike} for each in (mine, theirs))),
         differing(*({node: each[node].get("tactic") or None for node in alike} for each in (mine, theirs))),

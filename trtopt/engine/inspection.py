@@ -21,7 +21,7 @@ from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
-from trtopt.engine.difference import EngineDifference, compare, facts
+from trtopt.engine.difference import EngineDifference, compare
 from trtopt.engine.manifest import Manifest, load_manifest, precision_summary, read_manifest
 from trtopt.engine.request import InspectRequest
 from trtopt.trt import loaders, plan_loader
@@ -45,7 +45,7 @@ class EngineReport(_Report):
     """The result of `inspect` for an engine.
 
     Attributes:
-        maker: product and version from the plan's own header; None where it doesn't say.
+        maker: product and version from the plan's own header, or its manifest.
         runs_on: which versions of TensorRT run it, full or lean.
         manifest: the manifest beside the plan; None where there is none.
         precision, precision_summary: counts of the layers that do the arithmetic, and the line that says it.
@@ -58,7 +58,7 @@ class EngineReport(_Report):
 
     engine: Path
     nbytes: int
-    maker: str | None
+    maker: str
     runs_on: str
     manifest: Manifest | None
     precision: Mapping[str, int]
@@ -74,12 +74,9 @@ class ModelReport(_Report):
     """The result of `inspect` for an ONNX file.
 
     Attributes:
-        nbytes: of the file itself.
-        weights: bytes of the weights, in the file or outside it.
-        parameters: how many numbers its weights hold.
+        nbytes: of the file itself; weights: of the weights, in the file or outside it; parameters: how many numbers these are.
         operators: operator → how many nodes, the commonest first, subgraphs counted.
-        output_kinds: output → what it seems to hold.
-        quantized: it holds Q/DQ.
+        output_kinds: output → what it seems to hold.  quantized: it holds Q/DQ.
     """
 
     model: Path
@@ -98,12 +95,8 @@ class ModelReport(_Report):
 def inspect(request: InspectRequest) -> EngineReport | ModelReport:
     """Say what an engine file is, or an ONNX file.
 
-    Args:
-        engine: a plan; its manifest alone (M.engine.json), where the plan isn't at hand; or an ONNX file.
-        diff: another engine or manifest: what differs is in the report's `difference`. No GPU is needed.
-        layers: the command lists the layers; the report has them anyway.
-        trust: read the layers of a plan that no manifest describes, too: TensorRT loads it for that. Without, the report holds
-            what the plan's first bytes say.
+    `diff` says what differs from another engine or manifest; no GPU is needed. `trust` reads the layers of a plan that no
+    manifest describes, too, which TensorRT loads for that; without, the report holds what the plan's first bytes say.
 
     Raises:
         UsageError: there is no such file; an ONNX file was given with `diff` or `layers`; or these two together.
@@ -121,35 +114,32 @@ def inspect(request: InspectRequest) -> EngineReport | ModelReport:
     paths = path, existing_file(request.diff, "the other engine")
     for one in paths:
         if one.suffix == ".onnx":
-            raise UsageError(
-                f"`diff=` compares engines; {one} is an ONNX model: trtopt verify compares what models give"
-            )
+            what = f"`diff=` compares engines; {one} is an ONNX model"
+            raise UsageError(f"{what}: trtopt verify compares what models give")
     this, other = (_engine(each, request.trust) for each in paths)
-    compared = [facts(each.nbytes, each.precision_summary, each.manifest) for each in (this, other)]
     notes = [f"{each.engine}: {note}" for each in (this, other) for note in each.notes]
-    difference = compare(*paths, (compared[0], compared[1]), (this.layers, other.layers))
+    difference = compare(this, other)
     return replace(this, difference=replace(difference, notes=(*notes, *difference.notes)))
 
 
 def _engine(path: Path, trust: bool) -> EngineReport:
     if path.suffix == ".json":
         alone = read_manifest(path)
-        return _described(path, int(alone.plan["bytes"]), None, alone, "the manifest alone: no plan was looked at")
+        return _described(path, int(alone.plan["bytes"]), "", alone, "the manifest alone: no plan was looked at")
     manifest, plan = load_manifest(path), whole(path, None)
     origin = plan_origin(plan)
-    maker = str(origin) if origin else None
+    maker = str(origin) if origin else ""
     if manifest is not None:
         manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
         return _described(path, len(plan), maker, manifest)
     if origin is None:
         raise EngineError(f"{path} isn't a TensorRT plan: {_instead(path, plan)}")
     notes = ["no manifest beside the plan: how it was made isn't known"]
-    counts, summary, report, scratch = dict[str, int](), "layers not read", LayerReport(), None
+    report, summary = LayerReport(), "layers not read"
     try:
         if trust:
             loaded = plan_loader("auto", origin).load(plan, str(path))
-            scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
-            counts, summary = precision_summary(report.layers, (), report.unread)
+            report, summary = replace(from_inspector(loaded.inspect()), scratch=loaded.scratch_bytes), ""
         else:
             check_maker(plan, origin.product, origin.version, str(path))  # cut off?
             notes.append("its layers aren't read: TensorRT would load it for that; if you trust it: `trust=True`")
@@ -164,8 +154,11 @@ def _engine(path: Path, trust: bool) -> EngineReport:
         notes.append(f"its layers can't be read here: {error}")
     if not origin.compatible and origin.product == "TensorRT":
         notes.append("whether it is version-compatible isn't known: it doesn't carry the lean runtime")
-    layers, memory = plain(report.layers), {"plan": len(plan), "scratch": scratch}
-    return EngineReport(path, len(plan), maker, runs_on(origin), None, counts, summary, layers, memory, tuple(notes))
+    counts, said = precision_summary(report.layers, (), report.unread) if not summary else ({}, summary)
+    memory = {"plan": len(plan), "scratch": report.scratch}
+    return EngineReport(
+        path, len(plan), maker, runs_on(origin), None, counts, said, plain(report.layers), memory, tuple(notes)
+    )
 
 
 def _instead(path: Path, start: bytes) -> str:
@@ -179,13 +172,19 @@ def _instead(path: Path, start: bytes) -> str:
     return "its header isn't one, and there is no manifest beside it (an ONNX model's name ends in .onnx)"
 
 
-def _described(path: Path, nbytes: int, maker: str | None, manifest: Manifest, *notes: str) -> EngineReport:
+def _described(path: Path, nbytes: int, maker: str, manifest: Manifest, *notes: str) -> EngineReport:
     """Return what a manifest says."""
-    maker, where = maker or str(manifest.origin), runs_on(manifest.origin)
-    memory = {"plan": nbytes, "workspace_limit": manifest.spec.get("workspace"), "scratch": manifest.scratch}
-    summary = manifest.precision_summary
     return EngineReport(
-        path, nbytes, maker, where, manifest, manifest.precision, summary, manifest.layers, memory, notes
+        path,
+        nbytes,
+        maker or str(manifest.origin),
+        runs_on(manifest.origin),
+        manifest,
+        manifest.precision,
+        manifest.precision_summary,
+        manifest.layers,
+        {"plan": nbytes, "workspace_limit": manifest.spec.get("workspace"), "scratch": manifest.scratch},
+        notes,
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -38,9 +38,7 @@ from trtopt.core.documents import (
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import (
-    BACKENDS,
-    CALIBRATORS,
-    HARDWARE_LEVELS,
+    BuildSpec,
     Kept,
     Kind,
     LayerInfo,
@@ -88,22 +86,19 @@ def precision_summary(
     for kind, plural in HEAVY.items():
         each = Counter(layer.precision.upper() for layer in heavy if layer.kind == kind).most_common()
         total = sum(count for _, count in each)
-        named = [
-            f"{count} of {total} {'' if index else f'{plural} '}{name}" for index, (name, count) in enumerate(each)
-        ]
-        if named:
-            parts.append(", ".join(named))
+        named = [f"{count} of {total} {plural} {name}" for name, count in each[:1]]
+        named += [f"{count} of {total} {name}" for name, count in each[1:]]
+        parts += [", ".join(named)] if named else []
     if not heavy:
         parts.append("no convolution or matrix product in this engine")
         kept = ()
     reasons: dict[str, list[str]] = {}
-    for item in (item for item in kept if not item.precision.quantized):
-        reasons.setdefault(item.reason, []).append(item.node)
+    for item in kept:
+        if not item.precision.quantized:
+            reasons.setdefault(item.reason, []).append(item.node)
     for reason, nodes in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:3]:
-        several = len(nodes) > 1
-        parts.append(
-            f"{len(nodes)} node{'s' * several} kept in higher precision ({nodes[0]}{', …' * several}): {reason}"
-        )
+        some = f"{len(nodes)} nodes kept in higher precision ({nodes[0]}, …)"
+        parts.append(f"{some if len(nodes) > 1 else f'1 node kept in higher precision ({nodes[0]})'}: {reason}")
     if (more := len(reasons) - 3) > 0:
         parts.append(f"{more} more reason{'s' * (more > 1)} in the manifest")
     return counts, "; ".join([*parts, *filter(None, [unknown])])
@@ -148,56 +143,6 @@ class _Maker(TypedDict):
     product: Name
     version: _Version
     gpu: Name | None
-
-
-class _Computing(TypedDict):
-    precision: _Precision
-
-
-class _Asked(_Computing, total=False):
-    """`BuildSpec.describe()`."""
-
-    remainder: _Precision
-    io_fp32: bool
-    embed_preprocess: bool
-    overrides: Sequence[str]
-    profiles: Sequence[_Shapes]
-    targets: Sequence[str]
-    backend: Annotated[str, one_of(BACKENDS)]
-    calibrator: Annotated[str, one_of(CALIBRATORS)]
-    workspace: Positive | None
-    optimization_level: Annotated[int, Meta(ge=0, le=5)] | None
-    timing_cache: Name | None
-    hardware_compatibility: Annotated[str, one_of(HARDWARE_LEVELS)]
-    version_compatible: bool
-    exclude_lean_runtime: bool
-    strip: bool
-    refit: bool
-    sparsity: bool
-    tf32: bool
-    allow_precision_fallback: bool
-
-
-class _Kept(_Computing):
-    """`Kept`."""
-
-    node: Name
-    op: AnyText
-    reason: Name
-
-
-class _Kernel(TypedDict, total=False):
-    reads: Sequence[AnyText]
-    writes: Sequence[AnyText]
-    tactic: AnyText
-
-
-class _Layer(_Computing, _Kernel):
-    """`LayerInfo`."""
-
-    name: Name
-    kind: Annotated[str, one_of([*HEAVY, "other"])]
-    nodes: Sequence[Name]
 
 
 class _Batched(TypedDict, total=False):
@@ -247,9 +192,8 @@ class _Compared(TypedDict):
 
 _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
     "generation": _Maker,
-    "spec": _Asked,
-    "layers": list[_Layer],
-    "kept": list[_Kept],
+    "layers": list[LayerInfo],
+    "kept": list[Kept],
     "inputs": list[_Tensor],
     "outputs": list[_Tensor],
     "source": _Source,
@@ -266,34 +210,23 @@ _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
 class Manifest:
     """All that is known about a plan; every field is plain JSON.
 
-    A manifest with a value of another kind than is written here, or one that isn't allowed, is refused by that
-    value's place. Two things are passed over: names that aren't known here, as a newer trtopt may write them; and what is
-    within `comparison`, `why` and `gpu` aside: one that can't be read counts as none, so that the engines are measured again.
+    A manifest with a value of another kind than is written here is refused by that value's place. Passed over are names that
+    aren't known here, as a newer trtopt may write them, and a comparison that can't be read: engines are measured again.
 
     Attributes:
         generation: family, product and version that built it, the GPU it was built on or None.
-        targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
-        compute_capabilities: the same as numbers (89), the GPU's it was built on where there are no targets; empty: not known.
+        targets: compute capabilities it is for ("sm89"); compute_capabilities: as numbers, the GPU's where there are none.
         spec: the request (`BuildSpec.describe()`).
         precision, precision_summary: counts of layers, and the line that says them; layers: they themselves.
-        kept: nodes that stay in a higher precision, or are in FP8 beside INT8, and why.
-        inputs, outputs: of the engine: name, dtype and shape (-1 or the dimension's name where dynamic).
-        profiles: input name → "min,opt,max", one entry a profile.
-        preprocess: how an image becomes the engine's input; None where unknown.
-        embedded: what the engine does of the preprocessing itself (`Embedded.describe()`): the input that takes pixels, to
-            which `preprocess` then brings an image, and how an image becomes the model's own input; None: nothing.
-        source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
-        graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
-        graph_file: that graph's file, in the plan's folder or below it; None where it was kept elsewhere.
-        classes: names of the classes that the outputs score, in order; None where not given.
-        output_kinds: output name → what it holds ("classes", "embedding", …); None: written before there were kinds.
-        comparison: how fast and how accurate the precisions are, and which was kept (`Comparison.describe()`); None where
-            they weren't measured.
-        coverage: precision → share of the multiply-accumulates that run in it.
-        safety: what samples say of the model in FP16 or BF16 (`Safety.describe()`); None: it was built without.
-        scratch: bytes of GPU memory that a context needs for activations; None: not known, as where no GPU was at the build.
-        structure: of a plan that takes other weights, what of the graph that TensorRT was given they must leave as it is; else
-            None.
+        kept: nodes that stay in a higher precision, and why; coverage: precision → share of the multiply-accumulates in it.
+        inputs, outputs: of the engine; profiles: input name → "min,opt,max", one entry a profile.
+        preprocess: how an image becomes the engine's input; embedded: what the engine does of it itself, if anything.
+        source: the ONNX model (path, sha256 of its content); calibration: the table's own summary.
+        graph, graph_file: content hash of the graph that TensorRT was given, and its file below the plan's folder, if kept.
+        classes: names that the outputs score, in order; output_kinds: output name → what it holds ("classes", …).
+        comparison: how fast and accurate the precisions are (`Comparison.describe()`); safety: what samples say of FP16.
+        scratch: bytes of GPU memory that a context needs for activations; None: not known.
+        structure: of a plan that takes other weights, what of the graph they must leave as it is.
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -341,7 +274,7 @@ class Manifest:
     @property
     def ranges(self) -> tuple[Profile, ...]:
         """The shapes that each profile allows, of the inputs that aren't fixed."""
-        return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in self.profiles)
+        return _ranges(self.profiles)
 
     @property
     def origin(self) -> PlanOrigin:
@@ -364,12 +297,8 @@ class Manifest:
             )
 
     def check_plan(self, engine: str | os.PathLike[str], digest: str | None = None) -> None:
-        """Raise EngineMismatch if the plan isn't the one this manifest was written for.
-
-        Args:
-            digest: hexadecimal SHA-256 of the bytes that are used, which the file may no longer hold; None: of the file, where
-                nothing else is read of it.
-        """
+        """Raise EngineMismatch if the plan isn't the one this manifest was written for, by the `digest` of the bytes that are
+        used, which the file may no longer hold; None: of the file, where nothing else is read of it."""
         digest = sha256_file(engine) if digest is None else digest
         if digest != self.plan["sha256"]:
             raise EngineMismatch(
@@ -379,22 +308,14 @@ class Manifest:
 
 
 def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
-    """The manifest beside a plan, or None where there is none.
-
-    Raises:
-        UsageError: the plan itself doesn't exist.
-        EngineError: the manifest can't be read, or is of a format this version doesn't know.
-    """
+    """The manifest beside a plan, or None where there is none. Raises UsageError where there is no such plan, and as
+    `read_manifest`."""
     path = manifest_path(existing_file(engine, "the engine"))
     return read_manifest(path) if path.is_file() else None
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest's file by itself, as `load_manifest` reads it.
-
-    Raises:
-        EngineError: it can't be read, or is of a format this version doesn't know.
-    """
+    """A manifest's file by itself; EngineError where it can't be read, or is of a format this version doesn't know."""
     again = "build the engine again"
     try:
         content = read_json(path)
@@ -402,10 +323,8 @@ def read_manifest(path: Path) -> Manifest:
         raise EngineError(f"{path} can't be read ({error}); {again}, or delete it to use the plan alone") from error
     said = content.get("format") if isinstance(content, dict) else None
     if isinstance(said, str) and said.startswith("trtopt.calib/"):
-        raise EngineError(
-            f"{path} is a calibration table, which an engine is built with: trtopt build MODEL.onnx `int8=True` "
-            f"`calib={str(path)!r}`"
-        )
+        line = f"trtopt build MODEL.onnx `int8=True` `calib={str(path)!r}`"
+        raise EngineError(f"{path} is a calibration table, which an engine is built with: {line}")
     if said != FORMAT:
         raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; {again}")
     try:
@@ -415,29 +334,23 @@ def read_manifest(path: Path) -> Manifest:
         manifest = converted(content, Manifest)
         _check_values(manifest)
     except Damaged as error:
-        raise EngineError(
-            f"{path} is damaged or incomplete: {error}; {again}, or delete it to use the plan alone"
-        ) from error
+        why = f"{path} is damaged or incomplete: {error}"
+        raise EngineError(f"{why}; {again}, or delete it to use the plan alone") from error
     return manifest
 
 
 def _check_values(manifest: Manifest) -> None:
     """Raise Damaged for a value of the right type that can't be read."""
-    for where, targets in (("targets", manifest.targets), ("spec.targets", manifest.spec.get("targets", ()))):
-        parsed(targets, parse_targets, where)
-    for text in manifest.spec.get("overrides", ()):
-        parsed(text, Override.parse, "spec.overrides")
-    for where, profiles in (("profiles", manifest.profiles), ("spec.profiles", manifest.spec.get("profiles", ()))):
-        for number, profile in enumerate(profiles):
-            for name, text in profile.items():
-                parsed(text, ShapeRange.parse, f"{where}[{number}].{name}")
-    if manifest.preprocess is not None:
-        parsed(manifest.preprocess, Preprocess.load, "preprocess")
-    if manifest.embedded is not None:
-        parsed(manifest.embedded["preprocess"], Preprocess.load, "embedded.preprocess")
-        names = [item["name"] for item in manifest.inputs]
-        if (takes := manifest.embedded["input"]) not in names:
-            raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
+    embedded = manifest.embedded or {"preprocess": None}
+    described_spec(manifest.spec)
+    parsed(manifest.targets, parse_targets, "targets")
+    parsed(manifest.profiles, _ranges, "profiles")
+    for where, preprocess in (("preprocess", manifest.preprocess), ("embedded.preprocess", embedded["preprocess"])):
+        if preprocess is not None:
+            parsed(preprocess, Preprocess.load, where)
+    names = [item["name"] for item in manifest.inputs]
+    if manifest.embedded is not None and (takes := manifest.embedded["input"]) not in names:
+        raise Damaged(f"embedded.input is {takes!r}; inputs has {', '.join(names) or 'none'}")
     for where, tensors in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         for number, tensor in enumerate(tensors):
             if (axis := tensor.get("batch_axis") or 0) >= max(1, len(tensor["shape"])):
@@ -446,6 +359,28 @@ def _check_values(manifest: Manifest) -> None:
         str(parsed(graph, partial(path_in, Path()), "graph_file"))
     ):
         raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
+
+
+def _ranges(profiles: Sequence[Mapping[str, str]]) -> tuple[Profile, ...]:
+    return tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in profiles)
+
+
+def described_spec(described: Mapping[str, Any]) -> BuildSpec:
+    """Return the specification that `BuildSpec.describe` has written down; Damaged where it can't be read."""
+    if "precision" not in described:
+        raise Damaged("spec lacks 'precision'")
+    texts: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "overrides": (list[str], lambda texts: tuple(map(Override.parse, texts))),
+        "profiles": (list[dict[Name, str]], _ranges),
+        "targets": (list[str], parse_targets),
+    }
+    read = {
+        name: parsed(converted(described[name], kind, f"spec.{name}"), parse, f"spec.{name}")
+        for name, (kind, parse) in texts.items()
+        if name in described
+    }
+    others = {name: value for name, value in described.items() if name not in texts}
+    return replace(parsed(others, partial(converted, kind=BuildSpec), "spec"), **read)
 
 
 def embedded_by(manifest: Manifest | None) -> Embedded | None:

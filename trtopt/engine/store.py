@@ -104,44 +104,30 @@ class Entry:
     def check(self, *names: str) -> None:
         """Raise Damaged unless these files, or else all, are what was recorded."""
         for name in names or self.files:
+            self.copy(name, None)
+
+    def copy(self, name: str, target: Path | None) -> None:
+        """Write one of its files to `target`, if any; Damaged if what was read isn't what was stored."""
+        digest = hashlib.sha256()
+        with contextlib.ExitStack() as files:
             try:
-                digest = sha256_file(self.folder / name)
+                source = files.enter_context(opened_regular(self.folder / name))
             except OSError as error:
                 raise Damaged(f"{name}: {error.strerror or error}") from None
-            self._compare(name, digest)
-
-    def copy(self, name: str, target: Path) -> None:
-        """Write one of its files to `target`; Damaged if what was read isn't what was stored."""
-        digest = hashlib.sha256()
-        try:
-            source = opened_regular(self.folder / name)
-        except OSError as error:
-            raise Damaged(f"{name}: {error.strerror or error}") from None
-        with source, open(target, "wb") as file:
+            file = None if target is None else files.enter_context(open(target, "wb"))
             while block := source.read(1 << 20):
                 digest.update(block)
-                file.write(block)
-        self._compare(name, digest.hexdigest())
-
-    def _compare(self, name: str, digest: str) -> None:
-        if digest != self.files[name]["sha256"]:
-            raise Damaged(
-                f"{name} isn't what was stored: sha256 {digest[:16]}…, not {self.files[name]['sha256'][:16]}…"
-            )
+                if file is not None:
+                    file.write(block)
+        if (read := digest.hexdigest()) != (stored := self.files[name]["sha256"]):
+            raise Damaged(f"{name} isn't what was stored: sha256 {read[:16]}…, not {stored[:16]}…")
 
 
 class Store:
-    """Engines in a folder.
-
-    Args:
-        where: a folder, or "local" (in the cache folder).
+    """Engines in a folder, or "local" (in the cache folder); OutputError where it can't be made.
 
     Attributes:
-        max_size: bytes that the folder may hold, beyond which what was used longest ago goes:
-            $TRTOPT_STORE_MAX_SIZE, or 20 GiB.
-
-    Raises:
-        OutputError: the folder can't be made.
+        max_size: bytes that it may hold, beyond which what was used longest ago goes: $TRTOPT_STORE_MAX_SIZE, or 20 GiB.
     """
 
     def __init__(self, where: str) -> None:
@@ -173,25 +159,16 @@ class Store:
 
     @contextlib.contextmanager
     def building(self, digest: str, reporter: Reporter = SILENT) -> Iterator[None]:
-        """Be the only one who makes this entry: waits, in a phase, for another who does.
-
-        Raises:
-            OutputError: nothing can be locked in the folder, such as where it may only be read.
-        """
+        """Be the only one who makes this entry: waits, in a phase, for another who does. OutputError where nothing can be
+        locked, such as in a folder that may only be read."""
         locks = made_folder(self.folder / "locks", "the store's locks", _ANOTHER)
         waiting = "waiting for the same engine, which is being built"
         with alone(locks / f"{digest}.lock", reporter, waiting, _ANOTHER):
             yield
 
     def add(self, parts: Mapping[str, Any], files: Mapping[str, Path | bytes], reporter: Reporter = SILENT) -> Entry:
-        """Store an engine, in place of one with this key; within `building`. Then prune.
-
-        Args:
-            files: name in the entry → file to copy, or content.
-
-        Raises:
-            OutputError: it can't be written.
-        """
+        """Store an engine (name in the entry → file to copy, or content), in place of one with this key; within `building`.
+        Then prune. OutputError where it can't be written."""
         digest, recorded = digest_of(parts), dict[str, _File]()
         made_folder(self._entries, "the store", _ANOTHER)
         try:
@@ -217,11 +194,7 @@ class Store:
         return Entry(self._entries / digest, parts, recorded)
 
     def remove(self, digest: str) -> bool:
-        """Remove an entry at once, for readers too; False where there is none.
-
-        Raises:
-            OutputError: the folder may only be read.
-        """
+        """Remove an entry at once, for readers too; False where there is none. OutputError where it may only be read."""
         try:
             with folder_in(self.folder, ".removed.") as trash:
                 (self._entries / digest).rename(trash / digest)
@@ -248,18 +221,9 @@ class Store:
             return []
         return sorted(paths, key=last_used, reverse=True)
 
-    def prune(self, max_size: int, keep: str = "") -> tuple[list[str], int, int]:
-        """Remove what was used longest ago, until the rest is within `max_size` bytes.
-
-        Args:
-            keep: the digest of an entry that stays.
-
-        Returns:
-            names of what was removed, its bytes, the bytes that are left.
-
-        Raises:
-            OutputError: the folder may only be read.
-        """
+    def prune(self, max_size: int, keep: str = "") -> tuple[tuple[str, ...], int, int]:
+        """Remove what was used longest ago but the entry `keep`, until the rest is within `max_size` bytes; OutputError where
+        it may only be read. Return names of what was removed, its bytes, the bytes that are left."""
         folders = self.folders()
         sizes = {folder: folder_size(folder) for folder in folders}
         remaining, nbytes, removed = sum(sizes.values()), 0, list[str]()
@@ -272,7 +236,7 @@ class Store:
                 removed.append(folder.name)
                 nbytes += sizes[folder]
             remaining -= sizes[folder]
-        return removed, nbytes, remaining
+        return tuple(removed), nbytes, remaining
 
     # Which entry a request led to
 

@@ -68,10 +68,7 @@ class StorePruning(Plain):
 
 @taking(StoreRequest)
 def list_store(request: StoreRequest) -> StoreListing:
-    """List the engines in a store.
-
-    Args:
-        store: as `trtopt.build` takes it; None: $TRTOPT_STORE, or the one in the cache folder.
+    """List the engines in a store: as `trtopt.build` takes it, $TRTOPT_STORE, or the one in the cache folder.
 
     Raises:
         UsageError: `store` names none, or a folder that isn't there.
@@ -86,18 +83,10 @@ def list_store(request: StoreRequest) -> StoreListing:
 
 @taking(PruneStoreRequest)
 def prune_store(request: PruneStoreRequest) -> StorePruning:
-    """Remove engines from a store: what was used longest ago.
-
-    Args:
-        store: as of `list_store`.
-        max_size: bytes that may stay, or such as "20GB"; None: what the store may hold after a build.
-
-    Raises: as `list_store`.
-    """
+    """Remove engines from a store, what was used longest ago, until `max_size` is left. Raises as `list_store`."""
     store = _opened(request)
     most = store.max_size if request.max_size is None else parse_size(request.max_size, "`max_size=`")
-    removed, nbytes, remaining = store.prune(most)
-    return StorePruning(str(store.folder), tuple(removed), nbytes, remaining)
+    return StorePruning(str(store.folder), *store.prune(most))
 
 
 def _opened(request: StoreRequest) -> Store:

@@ -79,16 +79,12 @@ def open_gpus(
         manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
         if weights is not None:
             from trtopt.builder.refit import refitted_plan  # loads onnx, which a service doesn't need otherwise
+            from trtopt.builder.request import RefitRequest
 
-            refitted = refitted_plan(
-                plan,
-                manifest,
-                weights,
-                engine=engine,
-                calib=calib,
-                device=ordinals[0],
-                trust_host_code=trust_host_code,
+            request = RefitRequest(
+                engine, weights, "", calib=calib, device=ordinals[0], trust_host_code=trust_host_code
             )
+            refitted = refitted_plan(plan, manifest, request)
             plan, manifest = bytes(refitted.plan), refitted.manifest
         elif manifest.spec.get("strip"):
             raise UsageError(

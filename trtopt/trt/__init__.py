@@ -19,10 +19,9 @@ from trtopt.core.values import choice, chosen_builder
 from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
 from trtopt.trt.compatibility import MAJORS, PlanOrigin, numbers
+from trtopt.trt.families import TensorRT8, TensorRTRTX
 from trtopt.trt.generation import Generation
 from trtopt.trt.loader import Lean, Loader
-from trtopt.trt.rtx import TensorRTRTX
-from trtopt.trt.tensorrt8 import TensorRT8
 
 _FAMILIES: dict[int, type[Generation]] = {**dict.fromkeys(MAJORS, Generation), 8: TensorRT8}
 LEAN = ("tensorrt_lean", "tensorrt_lean_bindings")  # 8.6's wheel and the metapackage; the bindings alone
@@ -47,16 +46,8 @@ def loaders() -> tuple[Loader, ...]:
 
 
 def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
-    """Return what loads a plan: of those that are here the first that runs it, the full TensorRT before the lean runtime.
-
-    Args:
-        backend: "auto", "tensorrt", "lean" or "rtx".
-        origin: what is known of the plan; None: nothing.
-
-    Raises:
-        NoBackend: nothing that was asked for is installed; says how to install it.
-        UsageError: another word.
-    """
+    """Return what loads a plan of this origin (None: not known): of those that are here the first that runs it, the full
+    TensorRT before the lean runtime. `backend` is "auto", "tensorrt", "lean" or "rtx". Raises as `select`."""
     choice(backend, _KINDS, "`backend=`")
     if backend == "rtx" or (origin is not None and origin.product == "TensorRT-RTX" and backend == "auto"):
         return select("rtx")
@@ -69,12 +60,7 @@ def plan_loader(backend: str, origin: PlanOrigin | None) -> Loader:
 
 
 def select(backend: str = "auto") -> Generation:
-    """The generation to use.
-
-    "auto" takes TensorRT where there is a GPU for it, else TensorRT-RTX.
-
-    Args:
-        backend: "auto", "tensorrt" or "rtx".
+    """The generation to use: "tensorrt", "rtx", or "auto": TensorRT where there is a GPU for it, else TensorRT-RTX.
 
     Raises:
         NoBackend: what was asked for isn't installed; says how to install it.
@@ -88,15 +74,12 @@ def select(backend: str = "auto") -> Generation:
             return generation
         raise NoBackend(f"`backend='{backend}'`: {generation}: {_to_install(backend)}")
     gpu = probe()
-    if isinstance(tensorrt, Generation) and gpu:
-        return tensorrt
-    if isinstance(rtx, Generation):
-        return rtx
+    for generation in (tensorrt, rtx) if gpu else (rtx,):
+        if isinstance(generation, Generation):
+            return generation
     if isinstance(tensorrt, Generation):
-        raise NoBackend(
-            f"{tensorrt} is installed but there is no GPU for it ({gpu.reason}); "
-            f"to build without one: {_to_install('rtx')}"
-        )
+        without = f"to build without one: {_to_install('rtx')}"
+        raise NoBackend(f"{tensorrt} is installed but there is no GPU for it ({gpu.reason}); {without}")
     lean = "".join(f"; {item} is, which runs engines and builds none" for item in loaders())
     raise NoBackend(
         f"no TensorRT can be used: {tensorrt}; {rtx}{lean}. Install TensorRT-RTX, which builds without a GPU: "

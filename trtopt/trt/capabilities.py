@@ -19,12 +19,12 @@ _FP8_FLOATS = {  # seen on 10.6, H100 (docs/results/tensorrt-10.md)
     "grouped Conv": "TensorRT makes a grouped convolution in FP8 one convolution for each group",
 }
 _MEMBERS = {  # capability → what of the module shows it
-    "typed_graph": "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
-    "layer_precision": "ILayer.precision",
-    "timing_cache": "IBuilderConfig.set_timing_cache",
-    "strip": "BuilderFlag.STRIP_PLAN",
-    "refit": "BuilderFlag.REFIT",
-    "version_compatible": "BuilderFlag.VERSION_COMPATIBLE",
+    "typed_graph": ("NetworkDefinitionCreationFlag", "STRONGLY_TYPED"),
+    "layer_precision": ("ILayer", "precision"),
+    "timing_cache": ("IBuilderConfig", "set_timing_cache"),
+    "strip": ("BuilderFlag", "STRIP_PLAN"),
+    "refit": ("BuilderFlag", "REFIT"),
+    "version_compatible": ("BuilderFlag", "VERSION_COMPATIBLE"),
 }
 _SWITCHES = {  # options that are also capabilities: why not, what to do instead
     "timing_cache": ("has no timing cache", "drop it"),
@@ -39,15 +39,13 @@ class Capabilities:
     """The options that a generation honours.
 
     Attributes:
-        typed_graph: precision comes from the ONNX graph's own types (strongly typed builds).
-        precision_flags: precision comes from builder flags over an FP32-typed graph.
+        typed_graph: precision comes from the ONNX graph's own types; precision_flags: from builder flags over FP32 types.
         native_calibrator: TensorRT's own IInt8EntropyCalibrator2 exists.
         layer_precision: one layer's precision can be set after parsing.
-        precisions: what `BuildSpec.precision` and `remainder` may be.
+        precisions: what `BuildSpec.precision` and `remainder` may be; hardware_levels: what `hardware_compatibility` may.
         compute_targets: compute capabilities that a build can name; None: it builds for the GPU that is present.
         builds_without_gpu: parsing and building need no GPU.
         timing_cache, strip, refit, version_compatible: the option has an effect.
-        hardware_levels: what `hardware_compatibility` may be.
         progress_monitor: builds report their phases and stop when asked.
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: operator → why it runs in floating point even between Q/DQ; "grouped Conv" is an operator of its own.
@@ -95,15 +93,11 @@ class Capabilities:
 def read(trt: Any) -> Capabilities:
     """Ask the module's own members, so that stand-ins and future minor versions answer for themselves."""
     config, types = trt.IBuilderConfig, trt.DataType
-    shown: dict[str, Any] = {}
-    for name, path in _MEMBERS.items():
-        owner, _, member = path.partition(".")
-        shown[name] = hasattr(getattr(trt, owner), member)
+    shown: dict[str, Any] = {name: hasattr(getattr(trt, owner), member) for name, (owner, member) in _MEMBERS.items()}
+    # 8.6 has the type FP8 and a flag, but its ONNX parser has none.
+    more = [name for name in _TYPES if hasattr(types, name) and (shown["typed_graph"] or name != "FP8")]
     precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
-    if hasattr(types, "BF16"):
-        precisions.add(Precision.BF16)
-    if shown["typed_graph"] and hasattr(types, "FP8"):  # 8.6 has the type and a flag, but its ONNX parser has no FP8
-        precisions.add(Precision.FP8)
+    precisions |= {precision for precision in (Precision.BF16, Precision.FP8) if precision.name in more}
     targets = None
     if hasattr(config, "set_compute_capability"):
         matches = (re.fullmatch(r"SM(\d+)", name) for name in dir(trt.ComputeCapability))
@@ -120,12 +114,7 @@ def read(trt: Any) -> Capabilities:
         float_only_fp8=_FP8_FLOATS,
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         types=frozenset(
-            {"float32", "float64", "float16", "int8", "int32", "int64", "bool"}
-            | {
-                name
-                for member, name in _TYPES.items()
-                if hasattr(types, member) and (shown["typed_graph"] or member != "FP8")
-            }
+            {"float32", "float64", "float16", "int8", "int32", "int64", "bool", *(_TYPES[name] for name in more)}
         ),
     )
 
@@ -137,42 +126,41 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         name: how to call the generation in the text, such as "TensorRT 8.6.0".
         compute_capability: of the GPU that will build, where there is one.
     """
-    problems: list[str] = []
-
-    def refuse(option: str, why: str, instead: str) -> None:
-        problems.append(f"{option}: {name} {why}; {instead}")
-
-    all_precisions = precisions(spec)
+    problems: list[tuple[str, str, str]] = []
+    asked = precisions(spec)
     there = ", ".join(str(item) for item in Precision if item in can.precisions)
-    for precision in sorted(all_precisions - can.precisions, key=str):
+    for precision in sorted(asked - can.precisions, key=str):
         option = f"`precision_override=['…={precision}']`"
         if precision in (spec.precision, spec.base):
             option = f"`{precision}=True`" if precision is spec.precision else f"`remainder='{precision}'`"
-        refuse(option, f"has {there}", "choose one of these, or install a newer TensorRT")
+        problems.append((option, f"has {there}", "choose one of these, or install a newer TensorRT"))
     if spec.calibrator == "native" and not can.native_calibrator:
-        refuse("`calibrator='native'`", "has no calibrator of its own", "drop it: trtopt's calibrator gives the scales")
+        instead = "drop it: trtopt's calibrator gives the scales"
+        problems.append(("`calibrator='native'`", "has no calibrator of its own", instead))
     if spec.targets and can.compute_targets is None:
-        refuse("`target=`", "builds for the GPU of this machine only", "drop it, or use `backend='rtx'`")
+        instead = "drop it, or use `backend='rtx'`"
+        problems.append(("`target=`", "builds for the GPU of this machine only", instead))
     elif can.compute_targets is not None:
         listing = ", ".join(f"sm{cc}" for cc in sorted(can.compute_targets))
-        for target in [item for item in spec.targets if item not in can.compute_targets]:
-            refuse(f"`target='sm{target}'`", f"has {listing}", "choose of these")
+        strange = [target for target in spec.targets if target not in can.compute_targets]
+        problems += [(f"`target='sm{target}'`", f"has {listing}", "choose of these") for target in strange]
     level = spec.hardware_compatibility
     if level not in ("none", *can.hardware_levels):
         instead = "drop it" if can.compute_targets is None else "name the GPUs with `target=` instead"
-        levels = ", ".join(sorted(can.hardware_levels))
-        refuse(f"`hardware_compatibility='{level}'`", f"has {levels}", instead)
+        problems.append(
+            (f"`hardware_compatibility='{level}'`", f"has {', '.join(sorted(can.hardware_levels))}", instead)
+        )
     for option, (why, instead) in _SWITCHES.items():
-        value, default = getattr(spec, option), getattr(BuildSpec, option)
-        if value != default and not getattr(can, option):
-            refuse(named(option, None if default is None else value), why, instead)
+        if (value := getattr(spec, option)) and not getattr(can, option):
+            problems.append((named(option, None if option == "timing_cache" else value), why, instead))
+    texts = [f"{option}: {name} {why}; {instead}" for option, why, instead in problems]
     here = () if compute_capability is None or can.compute_targets is not None else (compute_capability,)
     for precision, least in LEAST.items():
         low = ",".join(f"sm{cc}" for cc in (*spec.targets, *here) if cc < least)
-        if low and precision in all_precisions:
+        if low and precision in asked:
             where = f"`target='{low}'`" if spec.targets else f"this GPU is {low}"
-            problems.append(f"{where}: {precision} needs sm{least} or later; drop it or use `fp16=True`")
-    return problems
+            texts.append(f"{where}: {precision} needs sm{least} or later; drop it or use `fp16=True`")
+    return texts
 
 
 def precisions(spec: BuildSpec) -> set[Precision]:

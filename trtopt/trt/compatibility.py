@@ -1,15 +1,5 @@
-"""A table of which TensorRT runs which plan: the only one, and what it says in words.
-
-| plan of | built | runs on | known from |
-|---|---|---|---|
-| any | plainly | the very version that made it, and not lean | NVIDIA's documentation |
-| any | version-compatible, without the lean runtime | the very version, full or lean | run on an H200 (8.6.0) |
-| 8.6 | version-compatible | also later 8.x and 10.x, not 11 | run on an H200 (lean 10.16.1; lean 11.4 refuses it) |
-| 10 | version-compatible | also later 10.x and 11.x | NVIDIA's documentation |
-| 11 | version-compatible | also later 11.x | NVIDIA's documentation |
-
-TensorRT-RTX runs plans of its very version only.
-"""
+"""The rules of which TensorRT runs which plan, and what they are in words; docs/lean.md has them as a table, and whence each
+is known. TensorRT-RTX runs plans of its very version only."""
 
 from __future__ import annotations
 
@@ -49,14 +39,9 @@ class PlanOrigin:
 
 
 def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
-    """Say why version `here` of a plan's product doesn't run it, and what to do; empty: it does.
-
-    Args:
-        here: it may have fewer numbers than the plan's, as 8.6.0's module says three of four.
-        lean: it is the lean runtime.
-    """
+    """Say why version `here` of a plan's product (`lean`: its lean runtime) doesn't run it, and what to do; empty: it does."""
     plan, runtime = numbers(origin.version), numbers(here)
-    parts = min(len(plan), len(runtime))
+    parts = min(len(plan), len(runtime))  # 8.6.0's module says three numbers of four
     if lean and not origin.compatible:
         return "the lean runtime runs version-compatible plans only: build it with `version_compatible=True`"
     if plan[:parts] == runtime[:parts]:
@@ -66,10 +51,8 @@ def unread(origin: PlanOrigin, here: str, *, lean: bool = False) -> str:
     if not origin.compatible:
         return "build it again here, or with `version_compatible=True`, or install that version"
     if not origin.carries:
-        return (
-            f"it was built with `exclude_lean_runtime=True`, and so runs on {origin} only, full or lean: build it without, or "
-            "install that version"
-        )
+        only = f"it was built with `exclude_lean_runtime=True`, and so runs on {origin} only, full or lean"
+        return f"{only}: build it without, or install that version"
     if runtime < plan:
         return f"version-compatible plans run on later versions, not on earlier ones: install {origin} or later"
     if runtime[0] in (plan[0], _NEXT.get(plan[0])):
@@ -86,16 +69,16 @@ def runs_on(origin: PlanOrigin) -> str:
     return f"{origin}, {_later(numbers(origin.version))}, full or lean, if you trust it (`trust_host_code=True`)"
 
 
-def reads(here: str, *, lean: bool = False) -> str:
-    """Name the plans that TensorRT `here` runs, in a line."""
+def reads(product: str, here: str, *, lean: bool = False) -> str:
+    """Name the plans that this version of a product runs, in a line."""
+    if product != "TensorRT":
+        return f"plans of {here}"
     runtime = numbers(here)
     first = next((major for major, successor in _NEXT.items() if successor == runtime[0]), runtime[0])
-    oldest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}"
-    own = f"version-compatible plans of {here}" if lean else f"plans of {here}"
-    if (latest := _short(runtime)) == oldest:
-        return own
-    those = "those" if lean else "version-compatible ones"
-    return f"{own}; {those} of {oldest} to {latest} that carry the lean runtime"
+    oldest, latest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}", _short(runtime)
+    own, those = ("version-compatible plans", "those") if lean else ("plans", "version-compatible ones")
+    older = "" if latest == oldest else f"; {those} of {oldest} to {latest} that carry the lean runtime"
+    return f"{own} of {here}{older}"
 
 
 def _short(version: tuple[int, ...]) -> str:

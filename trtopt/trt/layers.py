@@ -45,8 +45,6 @@ _FUSED_KINDS = {
     "deconvolution": {"Deco", "Dcon"},
     "matmul": {"Fc", "Gemm", "Bmm", "Matm"},
 }
-# A sum of three or more products, written out element by element: what a product with so few inner elements becomes.
-_WRITTEN_OUT = re.compile(r"(?:Mul){3,}(?:Add){2,}")
 _KINDS = (  # of the layer's type, the first that matches
     (r"reformat|noop", "other"),
     (r"deconv", "deconvolution"),
@@ -94,7 +92,6 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
     """Read TensorRT-RTX's `Layers:` message; a line that can't be read takes no other with it.
 
     Args:
-        text: the whole message.
         ops: ONNX node name → operator, in the graph's order: tells a matrix product that runs as a 1×1 convolution from a
             convolution, and whether casts were fused into a layer.
         in_float: nodes that can't compute quantized (`parsing.float_products`).
@@ -149,13 +146,8 @@ def _fields(line: str) -> dict[str, Any] | None:
 def from_inspector(
     text: str, ops: Mapping[str, str] | None = None, in_float: Collection[str] = frozenset()
 ) -> LayerReport:
-    """Read the engine inspector's JSON (it holds raw control characters, hence `strict=False`).
-
-    Args: as for `from_dump`.
-
-    Raises:
-        EngineError: it isn't JSON, or was made without DETAILED verbosity and so names no types.
-    """
+    """Read the engine inspector's JSON (it holds raw control characters, hence `strict=False`), as `from_dump`; EngineError
+    where it isn't JSON, or was made without DETAILED verbosity and so names no types."""
     try:
         content = json.loads(text, strict=False)
     except ValueError as error:
@@ -175,14 +167,9 @@ def _layer(entry: Mapping[str, Any], ops: Mapping[str, str] | None, in_float: Co
     given, made = (
         [tensor for tensor in entry.get(key) or () if isinstance(tensor, dict)] for key in ("Inputs", "Outputs")
     )
-    weights = entry.get("Weights")  # 8.6's one mapping, the dump's list of constants
-    held = (
-        weights
-        if isinstance(weights, list)
-        else [{"Datatype": weights.get("Type")}]
-        if isinstance(weights, dict)
-        else []
-    )
+    held = entry.get("Weights") or []  # 8.6's one mapping, the dump's list of constants
+    if isinstance(held, dict):
+        held = [{"Datatype": held.get("Type")}]
     precision = _precision(given) or _precision(made) or _precision(held)
     if precision is None:
         return None
@@ -237,7 +224,6 @@ def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], o
     if not kind and (match := _FUSED.match(name)):
         words = re.findall(r"[A-Z][a-z0-9]*", match[1])
         kind = next((kind for kind, abbreviations in _FUSED_KINDS.items() if abbreviations.intersection(words)), "")
-        kind = kind or ("matmul" if heavy and _WRITTEN_OUT.search(match[1]) else "")
     if kind in ("", "other"):
         return "other"
     return heavy.pop() if len(heavy) == 1 else kind

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from trtopt.core.errors import BackendError, DeviceError
 from trtopt.cuda.device import Probe, probe
 from trtopt.trt import compatibility, plans
 from trtopt.trt.compatibility import PlanOrigin, numbers
-from trtopt.trt.messages import Collector, translate
+from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.plans import LoadedEngine, RuntimeSettings
 
 
@@ -17,8 +18,7 @@ class Loader:
 
     Attributes:
         family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx"; of a lean runtime "lean8", "lean10" or "lean11".
-        product: whose plans it loads: "TensorRT" or "TensorRT-RTX".
-        version: as the module says it.
+        product: whose plans it loads: "TensorRT" or "TensorRT-RTX".  version: as the module says it.
         lean: it is TensorRT's lean runtime, which builds nothing.
     """
 
@@ -43,12 +43,6 @@ class Loader:
         """Say why it doesn't run a plan of its product, and what to do; empty: it does."""
         return compatibility.unread(origin, self.version, lean=self.lean)
 
-    def reads(self) -> str:
-        """Name the plans that it runs, in a line."""
-        if self.product != "TensorRT":
-            return f"plans of {self.version}"
-        return compatibility.reads(self.version, lean=self.lean)
-
     def describe(self) -> dict[str, Any]:
         """Describe it as plain JSON values, for `trtopt version` and manifests."""
         gpu = self.gpu()
@@ -59,7 +53,7 @@ class Loader:
             "gpu": str(gpu.devices[0]) if gpu else None,
             "can_build": False,
             "why_not": "the lean runtime runs engines and builds none",
-            "reads": self.reads(),
+            "reads": compatibility.reads(self.product, self.version, lean=self.lean),
         }
 
     def load(
@@ -71,10 +65,9 @@ class Loader:
         runtime_cache: bytes | None = None,
         capture: bool = True,
     ) -> LoadedEngine:
-        """Deserialize a plan on this machine's GPU.
+        """Deserialize a plan, which messages call `name`, on this machine's GPU.
 
         Args:
-            name: how to call it in messages, such as its file name.
             host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
             runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
             capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.
@@ -91,16 +84,20 @@ class Loader:
             raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
         with self._collector.collecting() as messages:
             self._register_plugins()
-            try:
-                runtime = self.module.Runtime(self._collector.logger)
-            except TypeError as error:  # as of a builder: the logger knows why
-                raise translate(messages.errors or (str(error),), f"{self} doesn't start", BackendError) from None
+            runtime = self._native(self.module.Runtime, messages)
             if host_code:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, self, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
         maker_version = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
         return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, maker_version)
+
+    def _native(self, kind: Callable[..., Any], messages: Messages, what: str = "start", *arguments: Any) -> Any:
+        """A native object with our logger; where there is none, the error that says what couldn't be done."""
+        try:
+            return kind(*arguments, self._collector.logger)
+        except TypeError as error:  # how pybind11 says that the native side gave nothing: why, only the logger knows
+            raise translate(messages.errors or (str(error),), f"{self} can't {what}", BackendError) from None
 
     def _register_plugins(self) -> None:
         """Fill the registry: 8.6 and 10 have some ONNX operators as plugins, which plans name, too."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from trtopt.core.errors import (
     BackendError,
-    BuildCancelled,
     BuildFailed,
     DeviceError,
     EngineMismatch,
@@ -18,15 +17,15 @@ from trtopt.core.errors import (
     TrtoptError,
     UnsupportedOperator,
     UnsupportedRequest,
-    UsageError,
 )
 from trtopt.core.library_output import wanted
 
 _LAYERS = "Layers:"
 _TIMING = re.compile(r"Timing Runner: (.+?) \(")
-_TOO_LITTLE = re.compile(  # what a kernel needed that was left out for want of memory, in MB or bytes
-    r"Device request: ?(\d+) ?MB|insufficient memory on requested size of (\d+)|(sufficient workspace memory to run)"
+_TOO_LITTLE = re.compile(  # a kernel needed more scratch memory than there was, and was left out
+    r"Device request: ?\d+ ?MB|insufficient memory on requested size of|sufficient workspace memory to run"
 )
+_LEFT_OUT = "kernels were left out for want of scratch memory; raise or drop `workspace=`, or free the GPU"
 
 # Warnings that come once per weight or node: one line each, with a count. None drops one that says nothing alone.
 _SUMMARIES: tuple[tuple[str, str | None], ...] = (
@@ -59,7 +58,6 @@ class Messages:
         self._heard = listener
         self._problems: dict[str, None] = {}
         self._counts: dict[str, int] = {}
-        self._scratch: int | None = None  # most bytes that a kernel which was left out had asked for; 0: it isn't told
         self.layers: list[str] = []
         self._on_step = on_step
 
@@ -67,18 +65,19 @@ class Messages:
         """Take one message; called from TensorRT's threads, so it must never raise."""
         if self._heard is not None:
             self._heard(severity, text)
-        if severity != "VERBOSE" and (short := _TOO_LITTLE.search(text)):
-            nbytes = int(short[1] or 0) << 20 or int(short[2] or 0)
-            self._scratch = max(self._scratch or 0, nbytes)
-        elif severity == "VERBOSE":
+        if severity == "VERBOSE":
             if text.startswith(_LAYERS):
                 self.layers.append(text)
             elif self._on_step and (match := _TIMING.search(text)):
                 self._on_step(f"timing {match[1]}")
+        elif _TOO_LITTLE.search(text):
+            self._counts[_LEFT_OUT] = self._counts.get(_LEFT_OUT, 0) + 1
         elif severity in ("ERROR", "INTERNAL_ERROR"):
             self._problems[text.strip()] = None
-        elif severity == "WARNING" and (line := _summary(text)):
-            self._counts[line] = self._counts.get(line, 0) + 1
+        elif severity == "WARNING":
+            own = " ".join(re.sub(r"^\w+\.cpp:\d+: ", "", text.strip()).split())
+            if line := next((line for pattern, line in _SUMMARIES if re.search(pattern, text)), own):
+                self._counts[line] = self._counts.get(line, 0) + 1
 
     @property
     def errors(self) -> tuple[str, ...]:
@@ -86,21 +85,7 @@ class Messages:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        lines = [f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items()]
-        if self._scratch is not None:
-            size = f": one asked for {self._scratch / 2**20:,.0f} MiB" if self._scratch else ""
-            lines.insert(
-                0,
-                f"kernels were left out for want of scratch memory{size}; raise or drop `workspace=`, or free the GPU",
-            )
-        return tuple(lines)
-
-
-def _summary(text: str) -> str | None:
-    for pattern, line in _SUMMARIES:
-        if re.search(pattern, text):
-            return line
-    return " ".join(re.sub(r"^\w+\.cpp:\d+: ", "", text.strip()).split())
+        return tuple(f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items())
 
 
 class Collector:
@@ -168,29 +153,10 @@ def tidy(text: str) -> str:
 
 # Known error texts by the class of ours that they mean, the first match wins: pattern, our words ({0} and {1} are its groups).
 _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
-    BuildCancelled: {r"BuildCancell?ed": "the build was cancelled"},
     UnsupportedRequest: {
         r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported": (
             "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`"
         ),
-        r"Cannot compile for target\(s\) (sm\d+(?:, sm\d+)*), because the model contains HW-specific datatypes: (\w+)": (
-            "{0} can't compute in {1}, which the model holds: drop it from `target=` or choose another precision"
-        ),
-        r"libnvinfer_lean": (
-            "TensorRT found no lean runtime to put into the plan: install it, or add `exclude_lean_runtime=True`"
-        ),
-        r"graph_jit\.cpp:\d+: CHECK\(status == CUDA_SUCCESS\)": (
-            "`strip=True` and `refit=True` need a GPU at build time with TensorRT-RTX: build on one, or drop them"
-        ),
-    },
-    UsageError: {
-        r"no optimization profile has been defined": (
-            "the network has dynamic inputs and no profile: give `shapes='NAME:MIN,OPT,MAX'`"
-        ),
-        r"Dynamic input tensor (\S+) is missing dimensions in profile (\d+)": (
-            "profile {1} doesn't cover the dynamic input {0}: add it to `shapes=`"
-        ),
-        r"optimization profiles satisfy MIN<=OPT<=MAX": "a profile breaks min ≤ opt ≤ max: correct `shapes=`",
     },
     InvalidModel: {
         r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC": (
@@ -203,11 +169,6 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"scaleAllPositive": (
             "a quantization scale isn't a positive FP32 number: quantize in FP32 types (TensorRT 8.6 can't read FP16 scales)"
         ),
-        r"Failed to import initializer: ?(\S*)": (
-            "the weights of {0} can't be read: is the model's external data beside it and complete?"
-        ),
-        r"Failed to open file|offset/length out of range": "the model's external data is missing or too short",
-        r"Network must have at least one output": "the model has no outputs",
     },
     UnsupportedOperator: {
         r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |\.?$)": (
@@ -237,7 +198,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "the workspace is too small for at least one layer: raise or drop `workspace=`"
         ),
         r"values for profile \d+ violate shape constraints|dimensions must be|output cannot be negative": (
-            "sizes in `shapes=` contradict each other, or what the model holds, as traces do"
+            "sizes in `shapes=` contradict each other, or what the model holds, as traces do; `trtopt check` proposes some"
         ),
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
@@ -250,11 +211,9 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"Unexpected call to stub": (
             "the lean runtime runs version-compatible plans only: build it with `version_compatible=True`"
         ),
-        r"old deserialization call on a newer plan|Engine Version Forward Compatibility": (
-            "the plan was made by another TensorRT, and isn't one that this TensorRT runs (`trtopt inspect` says what does)"
-        ),
-        r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible": (
-            "the plan was made by another TensorRT or for another GPU"
+        r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible"
+        r"|newer plan|Engine Version Forward Compatibility": (
+            "the plan was made by another TensorRT or for another GPU (`trtopt inspect` says what runs it)"
         ),
     },
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtopt.core.errors import InvalidModel, ModelError, UnsupportedOperator
+from trtopt.core.errors import InvalidModel, UnsupportedOperator
 from trtopt.core.files import whole
 from trtopt.core.values import Issue, TensorInfo
 from trtopt.cuda.tensors import DTYPES
@@ -63,8 +63,7 @@ def float_products(light: ModelProto | None) -> frozenset[str]:
 def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
     """The parser's errors, each with its node."""
     issues = []
-    for index in range(parser.num_errors):
-        error = parser.get_error(index)
+    for error in map(parser.get_error, range(parser.num_errors)):
         number = error.node()
         name, op = nodes[number] if 0 <= number < len(nodes) else ("", "")
         if hasattr(error, "node_name"):  # 8.6 has only the index; later ones also reach into local functions
@@ -115,21 +114,20 @@ def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> t
     return tuple(named_issues or issues) or (Issue("", "", "TensorRT's parser refuses the model without a reason"),)
 
 
-def parse(
-    parser: Any, model: Path, nodes: Sequence[tuple[str, str]], messages: Messages, name: str
-) -> ModelError | None:
-    """Fill the parser's network; give back (never raise: the traceback would keep the parser alive) what went wrong.
+def parse(parser: Any, model: Path, light: ModelProto | None, messages: Messages, name: str) -> None:
+    """Fill the parser's network with `model`, which messages call `name`.
 
-    Args:
-        name: what messages call the model.
+    Raises:
+        UnsupportedOperator, InvalidModel: all that the parser says against it.
     """
     if parser.parse_from_file(str(model)) and not parser.num_errors:
-        return None
-    issues = parser_issues(parser, nodes)
+        return
+    issues = parser_issues(parser, graph_nodes(light))
+    del parser  # a traceback would keep it alive, longer than its network
     if any(issue.op for issue in issues):
-        return refusal(name, issues)
+        raise refusal(name, issues)
     reasons = "; ".join(dict.fromkeys([*map(str, issues), *map(tidy, messages.errors)])) or "no reason given"
-    return InvalidModel(f"TensorRT's parser can't read {name}: {reasons}; run `trtopt check {name}`")
+    raise InvalidModel(f"TensorRT's parser can't read {name}: {reasons}; run `trtopt check {name}`")
 
 
 def refusal(name: str, issues: Sequence[Issue]) -> UnsupportedOperator:

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
@@ -24,38 +24,18 @@ _HOST_CODE = re.compile(rb"\x7fELF.{14}[\x3e\xb7]\0", re.DOTALL)
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 
 
-@dataclass(frozen=True)
-class PlanHeader:
-    """The maker of a plan: "TensorRT" or "TensorRT-RTX", and its version ("10.16.1.11").
-
-    Attributes:
-        nbytes: length of the plan, where its header says it (TensorRT-RTX); 0: it doesn't.
-    """
-
-    product: str
-    version: str
-    nbytes: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.product} {self.version}"
-
-
-def plan_header(plan: bytes | memoryview) -> PlanHeader | None:
-    """Read a plan's header, its first 28 bytes; None when they aren't a plan's as known here."""
+def plan_header(plan: bytes | memoryview) -> PlanOrigin | None:
+    """Read a plan's header, its first 28 bytes, which say who made it; None when they aren't a plan's as known here."""
     start = bytes(memoryview(plan)[: _VERSION_AT + 4])
     product = _TAGS.get(start[:4])
     if product is None or len(start) < _VERSION_AT + 4:
         return None
-    nbytes = int.from_bytes(start[_SIZE_AT:_VERSION_AT], "little") if product == "TensorRT-RTX" else 0
-    return PlanHeader(product, ".".join(map(str, start[_VERSION_AT:])), nbytes)
+    return PlanOrigin(product, ".".join(map(str, start[_VERSION_AT:])))
 
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """TensorRT-RTX's IRuntimeConfig and IRuntimeCache for an engine, the same ones for all of its contexts.
-
-    The order of the fields is the order in which they are let go: what needs the engine goes before it.
-    """
+    """TensorRT-RTX's IRuntimeConfig and IRuntimeCache for an engine and its contexts, let go in the order of the fields."""
 
     cache: Any
     config: Any
@@ -95,21 +75,20 @@ class LoadedEngine:
     @functools.cached_property
     def scratch_bytes(self) -> int:
         """Device memory that one context needs for activations, in bytes, whatever its profile and shapes."""
-        engine = self.engine
-        newer = self._answers((10, 1)) and _has(engine, "device_memory_size_v2")
-        if newer or not _has(engine, "device_memory_size"):
-            return int(engine.device_memory_size_v2)
+        newer = self._answers((10, 1)) and _has(self.engine, "device_memory_size_v2")
+        if newer or not _has(self.engine, "device_memory_size"):
+            return int(self.engine.device_memory_size_v2)
         with self._deprecated():
-            return int(engine.device_memory_size)
-
-    @property
-    def _version(self) -> str:
-        return str(getattr(self.module, "__version__", ""))
+            return int(self.engine.device_memory_size)
 
     def _deprecated(self) -> AbstractContextManager[None]:
         """Context for calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings
         of 10 make the call, give its result and leave the error set, for which Python raises SystemError."""
-        return unwarned() if numbers(self._version) >= (10,) else nullcontext()  # older ones don't warn
+        return unwarned() if self._version >= (10,) else nullcontext()  # older ones don't warn
+
+    @property
+    def _version(self) -> tuple[int, ...]:
+        return numbers(str(getattr(self.module, "__version__", "")))
 
     def _answers(self, since: tuple[int, ...]) -> bool:
         """Tell whether a call that came with that version of TensorRT may be made of this plan."""
@@ -126,15 +105,9 @@ class LoadedEngine:
         return self.settings is not None and self.settings.captures
 
     def context(self, scratch: int, nbytes: int) -> Any:
-        """A new IExecutionContext with the caller's memory for activations.
-
-        Args:
-            scratch: device address, a multiple of 256; must outlive the context and serve no other at the same time.
-            nbytes: its length, `scratch_bytes` at the least.
-
-        Raises:
-            EngineError: too little memory, or TensorRT gives no context; its own words are quoted.
-        """
+        """A new IExecutionContext with the caller's memory for activations: at device address `scratch`, a multiple of 256,
+        which must outlive it and serve no other at the same time, `nbytes` long, at the least `scratch_bytes`. EngineError
+        where TensorRT gives none."""
         if nbytes < self.scratch_bytes:  # 8.6 isn't told the length, and would write past the end
             raise EngineError(f"an execution context needs {self.scratch_bytes} bytes of scratch memory, not {nbytes}")
         with self.collecting() as messages:
@@ -148,10 +121,8 @@ class LoadedEngine:
                 with self._deprecated():
                     context = self.engine.create_execution_context_without_device_memory()
             if context is None:
-                reasons = "; ".join(" ".join(text.split()) for text in messages.errors[:6])
-                raise EngineError(
-                    f"TensorRT gives no execution context for this engine: {reasons or 'it gave no message'}"
-                )
+                why = "; ".join(" ".join(text.split()) for text in messages.errors[:6]) or "it gave no message"
+                raise EngineError(f"TensorRT gives no execution context for this engine: {why}")
             if self._answers((10, 1)) and _has(context, "set_device_memory"):
                 context.set_device_memory(scratch, nbytes)
             else:
@@ -177,22 +148,19 @@ class LoadedEngine:
     ) -> Any:
         """An IOutputAllocator for `context.set_output_allocator`; keep it as long as the context.
 
-        TensorRT calls it during enqueue, on the enqueuing thread. What a callback raises is kept: TensorRT sees a
-        failed allocation, and `check()`, to be called after every enqueue, raises it.
-
-        Args:
-            reallocate: (name, nbytes, alignment) → device address; never 0, not even for 0 bytes.
-            notify: (name, shape), once the shape is known.
+        TensorRT calls it during enqueue, on the enqueuing thread: `reallocate` of (name, nbytes, alignment) gives a device
+        address, never 0, not even for 0 bytes; `notify` gets (name, shape). What they raise is kept: TensorRT sees a failed
+        allocation, and `check()`, to be called after every enqueue, raises it.
 
         Raises:
             EngineMismatch: the plan carries a runtime before 10, which calls what a later runtime's allocators don't have: seen
                 on an H100, lean 10.16 ends the process.
         """
-        if not self._answers((10, 0)) and numbers(self._version) >= (10,):
+        if not self._answers((10, 0)) and self._version >= (10,):
             earlier = ".".join(map(str, self.made[:3]))
             raise EngineMismatch(
-                f"the shape of an output depends on the data, and TensorRT {self._version} can't give such an output of a plan "
-                f"made by TensorRT {earlier}: run it on TensorRT {earlier} (or its lean runtime), or build it with a later one"
+                f"the shape of an output depends on the data, and TensorRT {self.module.__version__} can't give such an output "
+                f"of a plan made by TensorRT {earlier}: run it on that (or its lean runtime), or build it with a later one"
             )
         base: Any = self.module.IOutputAllocator
 
@@ -201,12 +169,14 @@ class LoadedEngine:
                 base.__init__(self)  # pybind11 refuses an instance whose base wasn't initialized by name
                 self._raised: BaseException | None = None
 
-            def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+            def _kept(self, call: Callable[..., Any], *values: Any) -> Any:
                 try:
-                    return int(reallocate(tensor_name, int(size), int(alignment)))
+                    return call(*values)
                 except BaseException as error:  # through C++ it would end the process
                     self._raised = self._raised or error
-                    return 0
+
+            def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+                return self._kept(lambda: int(reallocate(tensor_name, int(size), int(alignment)))) or 0
 
             # From TensorRT 10 on; the caller's stream is the one that the session enqueues on, so it needs no other care.
             def reallocate_output_async(
@@ -215,10 +185,7 @@ class LoadedEngine:
                 return self.reallocate_output(tensor_name, memory, size, alignment)
 
             def notify_shape(self, tensor_name: str, shape: Any) -> None:
-                try:
-                    notify(tensor_name, tuple(int(length) for length in shape))
-                except BaseException as error:
-                    self._raised = self._raised or error
+                self._kept(lambda: notify(tensor_name, tuple(map(int, shape))))
 
             def check(self) -> None:
                 error, self._raised = self._raised, None
@@ -276,11 +243,11 @@ class LoadedEngine:
 
 
 def _has(thing: Any, name: str) -> bool:
-    """Tell whether TensorRT's class of `thing` has the name; asked of the class, where properties aren't read."""
+    """Tell whether TensorRT's class of `thing` has the name; properties aren't read."""
     return hasattr(type(thing), name)
 
 
-def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanHeader | None:
+def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanOrigin | None:
     """Refuse what can't be a plan, or is the other product's; the errors are those of `Loader.load`."""
     size = memoryview(plan).nbytes
     if size < 64:
@@ -291,10 +258,9 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
         raise EngineMismatch(
             f"{name} was made by {header}, this is {product} {version}: use `backend='{other}'`, or build it again"
         )
-    if header is not None and header.product == "TensorRT-RTX" and size != header.nbytes:
-        raise EngineError(
-            f"{name} is damaged: it has {size} bytes, its header says {header.nbytes}; build or copy it again"
-        )
+    nbytes = int.from_bytes(bytes(memoryview(plan)[_SIZE_AT:_VERSION_AT]), "little")
+    if header is not None and header.product == "TensorRT-RTX" and size != nbytes:
+        raise EngineError(f"{name} is damaged: it has {size} bytes, its header says {nbytes}; build or copy it again")
     return header
 
 
@@ -320,7 +286,7 @@ def plan_origin(plan: bytes | memoryview) -> PlanOrigin | None:
     if header is None:
         return None
     carries = header.product == "TensorRT" and _HOST_CODE.search(plan) is not None
-    return PlanOrigin(header.product, header.version, carries, carries)
+    return replace(header, compatible=carries, carries=carries)
 
 
 def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: str, messages: Messages) -> Any:
@@ -329,11 +295,8 @@ def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: st
     if engine is not None:
         return engine
     origin = plan_origin(plan)
-    if (
-        origin is not None
-        and numbers(origin.version)[:3] != numbers(loader.version)[:3]
-        and (why := loader.unread(origin))
-    ):
+    other = origin is not None and numbers(origin.version)[:3] != numbers(loader.version)[:3]
+    if origin is not None and other and (why := loader.unread(origin)):
         raise EngineMismatch(f"{name} was made by {origin}, this is {loader}: {why}")
     if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
         raise host_code_refused(name)

@@ -34,26 +34,23 @@ def profile_problems(
         longest: the largest size that an input may have on an axis (`trtopt.graph.lengths`), where that is known.
     """
     by_name = {info.name: info for info in inputs}
-    listing = ", ".join(f"{info.name} {info.dims}" for info in inputs) or "none"
-    values = {info.name for info in inputs if info.name in (shape_inputs or ())}
+    values = by_name.keys() & (shape_inputs or ())
     open_inputs = [info for info in inputs if info.open_axes or info.name in values]
     if open_inputs and not profiles:
         return _uncovered(open_inputs, values)
     problems: list[str] = []
     for number, profile in enumerate(profiles):
-        own = []
-        for name, shape in profile.items():
-            if name not in by_name:
-                own.append(f"there is no input {name!r}; inputs: {listing}")
-            elif name in values or (shape_inputs is None and may_be_values(by_name[name])):
-                count, length = value_count(by_name[name]), len(shape.min)
+        listing = ", ".join(f"{info.name} {info.dims}" for info in inputs) or "none"
+        own = [f"there is no input {name!r}; inputs: {listing}" for name in profile if name not in by_name]
+        for name, info in by_name.items():
+            if name not in profile:
+                what = "values of the shape input {} are" if name in values else "dynamic input {} is"
+                own += [f"the {what.format(f'{name} {info.dims}')} missing"] if info in open_inputs else []
+            elif name in values or (shape_inputs is None and may_be_values(info)):
+                count, length = value_count(info), len(profile[name].min)
                 own += [f"{name} is a shape input of {count} values, {length} were given"] if length != count else []
             else:
-                own += _against(by_name[name], shape) or _too_long(by_name[name], shape, longest or {})
-        for info in open_inputs:
-            if info.name not in profile:
-                what = "values of the shape input {} are" if info.name in values else "dynamic input {} is"
-                own.append(f"the {what.format(f'{info.name} {info.dims}')} missing")
+                own += _against(info, profile[name]) or _too_long(info, profile[name], longest or {})
         own += _disagreements(inputs, profile)
         problems += own if len(profiles) == 1 else [f"profile {number}: {text}" for text in own]
     return problems
@@ -95,15 +92,12 @@ def _uncovered(open_inputs: Sequence[TensorInfo], values: Collection[str]) -> li
     """List what is missing altogether: ranges of sizes, and of the values that decide sizes."""
     dynamic = ", ".join(f"{info.name} {info.dims}" for info in open_inputs if info.name not in values)
     problems = [f"the model leaves sizes open, and no `shapes=` gives their range: {dynamic}"] if dynamic else []
-    for info in open_inputs:
-        if info.name in values:
-            count = value_count(info)
-            example = "x".join("N" * count) or "N"
-            problems.append(
-                f"the values of the input {info.name} decide shapes inside, so TensorRT needs their range, not the input's own "
-                f"shape: {info.name}:{example} with {count} number{'s' if count > 1 else ''}, or MIN,OPT,MAX of such"
-            )
-    return problems
+    counts = {info.name: value_count(info) for info in open_inputs if info.name in values}
+    return problems + [
+        f"the values of the input {name} decide shapes inside, so TensorRT needs their range, not the input's own shape: "
+        f"{name}:{'x'.join('N' * count) or 'N'} with {count} number{'s' * (count > 1)}, or MIN,OPT,MAX of such"
+        for name, count in counts.items()
+    ]
 
 
 def _against(info: TensorInfo, shape: ShapeRange) -> list[str]:

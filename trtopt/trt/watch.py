@@ -20,15 +20,11 @@ _abandoned: list[Future[Any]] = []
 
 
 def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -> _Result:
-    """Run `work` in a thread and give its result, or raise its error.
+    """Run `work` in a thread and give its result, or raise its error; Ctrl-C raises BuildCancelled.
 
     On Ctrl-C `cancel` is set. A generation with a progress monitor (`stoppable`) then ends its build within a step, and
-    this waits for it; a second Ctrl-C stops waiting. TensorRT 8.6 has no monitor: its build can't be stopped inside the
-    process, so it is left behind, its result thrown away, and it ends with the process.
-
-    Raises:
-        BuildCancelled: Ctrl-C.
-        BackendError: an abandoned build is still running in this process.
+    this waits for it; a second Ctrl-C stops waiting. A build of 8.6, which has no monitor, can't be stopped inside the
+    process: it is left behind, its result thrown away, and ends with the process, which begins no other.
     """
     _abandoned[:] = [future for future in _abandoned if not future.done()]
     if _abandoned:
@@ -50,13 +46,12 @@ def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -
         if stoppable:
             with contextlib.suppress(KeyboardInterrupt):
                 _wait(future)
-        note = ""
+        said = "the build was cancelled; nothing was written"
         if not future.done():
-            if not _abandoned:
-                atexit.register(_leave)
+            atexit.register(_leave)
             _abandoned.append(future)
-            note = "; TensorRT's work goes on in the background until this process ends"
-        raise BuildCancelled(f"the build was cancelled; nothing was written{note}") from None
+            said += "; TensorRT's work goes on in the background until this process ends"
+        raise BuildCancelled(said) from None
     return future.result()
 
 
@@ -81,26 +76,27 @@ def make_monitor(trt: Any, phase: Phase, cancel: threading.Event) -> Any:
     """
     phases: dict[str, tuple[int, int]] = {}  # phase → steps done, steps in all; the innermost is last
 
-    def show() -> None:
-        name, (step, total) = next(reversed(phases.items()), ("", (0, 0)))
-        phase.detail(f"{name} {step}/{total}" if total > 1 else name)
+    def show(name: str, step: tuple[int, int] | None) -> None:
+        if step is None:
+            phases.pop(name, None)
+        else:
+            phases[name] = step
+        name, (step_number, total) = next(reversed(phases.items()), ("", (0, 0)))
+        phase.detail(f"{name} {step_number}/{total}" if total > 1 else name)
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
-            phases[name] = (0, steps)
-            show()
+            show(name, (0, steps))
 
         def step_complete(self, name: str, step: int) -> bool:
             if name in phases:
-                phases[name] = (step + 1, phases[name][1])
-                show()
+                show(name, (step + 1, phases[name][1]))
             return not cancel.is_set()
 
         def phase_finish(self, name: str) -> None:
-            phases.pop(name, None)
-            show()
+            show(name, None)
 
     return Monitor()

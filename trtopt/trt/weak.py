@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
+from trtopt.core.words import first_of
 from trtopt.cuda.device import Device
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import Arrays, rebatched
@@ -25,16 +26,25 @@ Upload = Callable[[str, NDArray[Any]], int]
 _DATA_TYPES = {Precision.FP32: "FLOAT", Precision.FP16: "HALF", Precision.BF16: "BF16", Precision.INT8: "INT8"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """The arguments of a weakly typed build besides its `BuildSpec`; see `Generation.build`."""
+    """The arguments of a build that only a weakly typed one heeds.
+
+    Attributes:
+        quantized: the graph holds Q/DQ.
+        layer_precision: ONNX node name → precision (a typed graph says it itself).
+        preferred: likewise, where it can be built; what the layer gives is left to TensorRT.
+        calibration: host batches (input name → array, first axis = samples) for `spec.calibrator == "native"`.
+        calibration_batch: samples that TensorRT's calibrator gets at a time.
+        calibration_cache: a cache that TensorRT's calibrator wrote before; then no data is read.
+    """
 
     quantized: bool
-    layer_precision: Mapping[str, Precision]
-    preferred: Mapping[str, Precision]
-    batches: Iterable[Arrays] | None
-    batch: int
-    cache: bytes | None
+    layer_precision: Mapping[str, Precision] = field(default_factory=dict)
+    preferred: Mapping[str, Precision] = field(default_factory=dict)
+    calibration: Iterable[Arrays] | None = None
+    calibration_batch: int = 8
+    calibration_cache: bytes | None = None
 
 
 def set_precisions(trt: Any, network: Any, config: Any, spec: BuildSpec, options: Options, warnings: list[str]) -> None:
@@ -53,21 +63,19 @@ def set_precisions(trt: Any, network: Any, config: Any, spec: BuildSpec, options
         obey = not (spec.allow_precision_fallback or options.preferred)
         config.set_flag(getattr(trt.BuilderFlag, f"{'OBEY' if obey else 'PREFER'}_PRECISION_CONSTRAINTS"))
         if lost_nodes:
-            some = ", ".join(lost_nodes[:3]) + (f" and {len(lost_nodes) - 3} more" if len(lost_nodes) > 3 else "")
-            warnings.append(f"no layer came from {some}: the precision asked for there has no effect")
+            warnings.append(f"no layer came from {first_of(lost_nodes)}: the precision asked for there has no effect")
 
 
 def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
     """Pin the layers that come from the named ONNX nodes; the names, of those not merely preferred, that no layer has."""
-    layer_precision, precisions = options.layer_precision, {**options.preferred, **options.layer_precision}
+    precisions = {**options.preferred, **options.layer_precision}
     float_types = {trt.DataType.FLOAT, trt.DataType.HALF, getattr(trt.DataType, "BF16", trt.DataType.HALF)}
-    matched_names: set[str] = set()
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
+    missing = set(options.layer_precision)
+    for layer in map(network.get_layer, range(network.num_layers)):
         name = next((node for node in (layer.name, *onnx_nodes(layer.metadata or "")) if node in precisions), None)
         if name is None:
             continue
-        matched_names.add(name)
+        missing.discard(name)
         outputs = [layer.get_output(number) for number in range(layer.num_outputs)]
         # Constants, shape arithmetic and integer layers have no precision to choose: setting one is a build error.
         if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) or not any(
@@ -77,50 +85,44 @@ def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
         data_type = getattr(trt.DataType, _DATA_TYPES[precisions[name]])
         layer.precision = data_type
         # An INT8 layer may write floats, and a preferred one what its readers want: their output types stay free.
-        if name in layer_precision and precisions[name] is not Precision.INT8:
+        if name in options.layer_precision and precisions[name] is not Precision.INT8:
             for number, tensor in enumerate(outputs):
                 if tensor.dtype in float_types:
                     layer.set_output_type(number, data_type)
-    return sorted(set(layer_precision) - matched_names)
+    return sorted(missing)
 
 
 class NativeCalibration:
-    """TensorRT's IInt8EntropyCalibrator2 fed from host batches.
+    """TensorRT's IInt8EntropyCalibrator2 fed from host batches; `cache` is what it wrote, after the build.
 
-    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames. `cache` is
-    the calibration cache that TensorRT wrote, after the build.
+    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
     """
 
     def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
-        if options.batches is None and options.cache is None:
+        if options.calibration is None and options.calibration_cache is None:
             raise UnsupportedRequest(
                 "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
             )
-        self.cache = self._initial_cache = _headed(options.cache, trt.__version__)
+        self.cache = self._initial_cache = _headed(options.calibration_cache, trt.__version__)
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
         self._upload = functools.cache(upload)
-        self._inputs, self._batch = tuple(inputs), options.batch
+        self._inputs, self._batch = tuple(inputs), options.calibration_batch
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
         self._shapes: dict[str, tuple[int, ...]] = {}
-        if options.cache is None and options.batches is not None:
-            source = rebatched(options.batches, options.batch)
-            first = next(source, None)
-            count = 0 if first is None else len(next(iter(first.values())))
-            if first is None or count < self._batch:
-                raise DataError(
-                    f"native calibration got {count} samples, fewer than one batch of {self._batch}: "
-                    "give more, or a smaller `batch=`"
-                )
+        if options.calibration_cache is None and options.calibration is not None:
+            source = rebatched(options.calibration, self._batch)
+            first = next(source, {})
+            if (count := len(next(iter(first.values()), ()))) < self._batch:
+                why = f"native calibration got {count} samples, fewer than one batch of {self._batch}"
+                raise DataError(f"{why}: give more, or a smaller `batch=`")
             self._shapes = {name: array.shape for name, array in first.items()}
             self._source = itertools.chain([first], source)
         self._calibrator = self._make(trt)
 
     def attach(self, builder: Any, config: Any) -> None:
-        """Give `config` the calibrator, and the data's own shape to calibrate at.
-
-        By default TensorRT calibrates at the first profile's opt shape, whatever shape it is given.
-        """
+        """Give `config` the calibrator, and the data's own shape to calibrate at, which by default is the first profile's opt
+        shape, whatever it is given."""
         config.int8_calibrator = self._calibrator
         dynamic = [info.name for info in self._inputs if info.open_axes]
         if dynamic and self._shapes:

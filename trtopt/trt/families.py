@@ -1,15 +1,18 @@
-"""TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
+"""The generations that differ from TensorRT 10 and 11: 8.6 and TensorRT-RTX.
+
+Measured on 8.6: FP16-typed graphs run slower than FP32-typed ones with the FP16 flag, and FP16 Q/DQ scales don't parse;
+so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.options import named
 from trtopt.core.values import BuildSpec, Precision
-from trtopt.trt.capabilities import LEAST, Capabilities, precisions
+from trtopt.trt.capabilities import LEAST, precisions
 from trtopt.trt.generation import Generation
 from trtopt.trt.layers import LayerReport, from_dump
 from trtopt.trt.messages import Messages
@@ -21,27 +24,49 @@ DEFAULT_TARGETS = (80, 86, 89, 120)
 _TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in floating point on every target"
 
 
+class TensorRT8(Generation):
+    """TensorRT 8.6: weakly typed."""
+
+    family = "tensorrt8"
+
+    known: ClassVar[Mapping[str, Any]] = {
+        "max_opset": 17,  # much of 18 and later does not parse
+        "gates_in_int8": True,  # measured on H100s (docs/results/accuracy.md)
+        # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
+        # and convolves in FP16 or, in a profile of batch 1, in FP32.
+        "conv_borders": "TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "
+        "or behind a Relu or Clip",
+    }
+
+    def _network_flags(self, typed: bool) -> tuple[str, ...]:
+        return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
+
+    def _configure(self, config: Any, spec: BuildSpec) -> None:
+        # Else an engine's second context can't use the profile of the first; later generations always share.
+        config.set_preview_feature(self.module.PreviewFeature.PROFILE_SHARING_0806, True)
+
+
 class TensorRTRTX(Generation):
+    """TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
+
     family = "rtx"
     product = "TensorRT-RTX"
 
-    def _capabilities(self, capabilities: Capabilities) -> Capabilities:
-        return replace(
-            capabilities,
-            builds_without_gpu=True,
-            timing_cache=False,  # the functions exist and do nothing
-            hardware_levels=frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
-            version_compatible=False,  # there is no lean runtime to carry
-            stored_codes=True,
-            float_only_fp8={},
-            float_only={
-                "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
-            },
-            absent={
-                "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the "
-                "boxes outside the engine"
-            },
-        )
+    known: ClassVar[Mapping[str, Any]] = {
+        "builds_without_gpu": True,
+        "timing_cache": False,  # the functions exist and do nothing
+        "hardware_levels": frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
+        "version_compatible": False,  # there is no lean runtime to carry
+        "stored_codes": True,
+        "float_only_fp8": {},
+        "float_only": {
+            "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
+        },
+        "absent": {
+            "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the boxes "
+            "outside the engine"
+        },
+    }
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         if spec.targets:
@@ -51,28 +76,16 @@ class TensorRTRTX(Generation):
 
     def _refusals(self, spec: BuildSpec) -> list[str]:
         problems = []
-        if self._turing_loses_int8(spec) and not spec.allow_precision_fallback:
+        if self._cautions(spec) and not spec.allow_precision_fallback:
             problems.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
-        if (spec.strip or spec.refit) and not self.gpu():
-            options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
-            problems.append(
-                f"{options}: TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
-            )
+        options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
+        if options and not self.gpu():
+            needed = "TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
+            problems.append(f"{options}: {needed}")
         return problems
 
-    @staticmethod
-    def _turing_loses_int8(spec: BuildSpec) -> bool:
-        return 75 in spec.targets and spec.precision is Precision.INT8
-
     def _cautions(self, spec: BuildSpec) -> list[str]:
-        cautions = [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
-        if spec.device and not (spec.strip or spec.refit):
-            targets = ",".join(f"sm{target}" for target in self.targets(spec))
-            cautions.append(
-                f"`device={spec.device}` changes nothing in the engine: {self} builds for `target='{targets}'` without a GPU; "
-                "engines that are compared are timed on that GPU"
-            )
-        return cautions
+        return [f"`target='sm75'`: {_TURING}"] if 75 in spec.targets and spec.precision is Precision.INT8 else []
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.
