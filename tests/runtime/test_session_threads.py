@@ -677,7 +677,7 @@ def hold(session: Session, held: Driver, contexts: int) -> None:
     at = session._gpus[0].device.cuda
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
-    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts)
+    session._slots = SlotPool([session._gpus[0].slot], contexts)
 
 
 def _broken(*_: Any) -> None:

@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -317,11 +317,8 @@ class Session:
         slot = OnnxSlot(graph, self.manifest, threads)
         self._signature = slot.signature
         self._declared = slot.declared
-        self._slots: SlotPool[AnySlot] = SlotPool(
-            lambda number: slot,
-            1,
-            instead="open several sessions: ONNX Runtime runs one call of each at a time",
-        )
+        instead = "open several sessions: ONNX Runtime runs one call of each at a time"
+        self._slots: SlotPool[AnySlot] = SlotPool([lambda: slot], 1, instead)
 
     def _use_gpus(self, gpus: list[GpuEngine], contexts: int) -> None:
         self._declared = {item["name"]: item["shape"] for item in self.manifest.inputs} if self.manifest else {}
@@ -333,13 +330,8 @@ class Session:
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
-        # Not of `self`: the session would be in a cycle, and stay until the garbage collector comes.
-        self._slots = SlotPool(
-            lambda number: gpus[number % len(gpus)].slot(),
-            contexts * len(gpus),
-            groups=len(gpus),
-            instead="open the session with more `contexts=`",
-        )
+        instead = "open the session with more `contexts=`"
+        self._slots = SlotPool([gpu.slot for gpu in gpus], contexts, instead)
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
 
     # Running -------------------------------------------------------------------------------------------------------
@@ -467,11 +459,11 @@ class Session:
                 call, call_outputs, note, references = prepare_call(
                     slot, arrays, shapes, results, handle, values[0] if values else None
                 )
-            release = self._slots.keep(slot)
         except BaseException:
             self._slots.give(slot)
             raise
-        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (self, references, values, out), release)
+        release, held = functools.partial(self._slots.drop, slot), (self, references, values, out)
+        bound_call = BoundCall(call, {**call_outputs, **out}, note, held, release)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound_call)
@@ -479,16 +471,15 @@ class Session:
         bound_call.close()  # `close` has looked for bound calls already, and waits for this one's slot
         raise DeviceError(CLOSED)
 
-    def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
-        """Tell the slots that a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
-        ordinal = next(
-            (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None), None
-        )
-        if ordinal is None:
+    def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> int | None:
+        """Return the number of the GPU where a call's arrays are, among the session's; None, any, if they are on the host."""
+        found = (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None)
+        if (ordinal := next(found, None)) is None:
             return None
-        if ordinal not in [gpu.device.info.ordinal for gpu in self._gpus]:
+        ordinals = [gpu.device.info.ordinal for gpu in self._gpus]
+        if ordinal not in ordinals:
             raise UsageError(f"an input lies on GPU {ordinal}, which this session doesn't use")
-        return lambda slot: isinstance(slot, Slot) and slot.device.info.ordinal == ordinal
+        return ordinals.index(ordinal)
 
     def _accept(self, arrays: Sequence[Source]) -> tuple[Shape, ...]:
         """Check types, ranks and shapes; the last two only when they weren't seen before."""
