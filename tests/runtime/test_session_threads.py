@@ -492,7 +492,7 @@ def _calls_on_the_gpu(session: Session, cuda: FakeCuda) -> list[Any]:
     return said
 
 
-def test_recalled_calls_give_the_same_in_one_stretch_and_in_python(
+def test_calls_on_the_gpu_give_the_same_in_one_stretch_and_in_python(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, stretches: None
 ) -> None:
     found = []
@@ -505,30 +505,16 @@ def test_recalled_calls_give_the_same_in_one_stretch_and_in_python(
                 patch.setattr("trtopt.runtime.slot.available", lambda: False)
             with open_session(adding_engine(cuda), contexts=1) as session:
                 hold(session, held, 1)
-                recalled = _counted(patch)
                 found.append(_calls_on_the_gpu(session, cuda))
-                assert sum(recalled) >= 30
-                assert asked.count("launch") == (0 if way == "python" else pytest.approx(sum(recalled), abs=25))
+                assert session.stats().replays >= 100
+                assert (asked.count("launch") >= 50) == (way != "python")
         del cuda.streams[1]
     assert found[0] == found[1] == found[2]
 
 
-def _counted(patch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether calls from now on were recalled."""
-    seen, recall = list[bool](), Slot.recall
-
-    def counting(slot: Slot, *arguments: Any) -> Any:
-        found = recall(slot, *arguments)
-        seen.append(found is not None)
-        return found
-
-    patch.setattr(Slot, "recall", counting)
-    return seen
-
-
 @pytest.mark.usefixtures("either_way")
 def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alone(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, open_session: Open
 ) -> None:
     """Such memory may have been read there; arrays of the caller's say themselves which streams they are used on."""
     cuda.streams[1], done = [], list[int]()
@@ -538,32 +524,29 @@ def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alo
         device, values = session._gpus[0].device, inputs_of(4)
         given = {name: OnGpu(device, array) for name, array in values.items()}
         out = {"y": OnGpu(device, values["x"]), "s": OnGpu(device, values["x"][:, 0].copy())}
-        recalled = _counted(monkeypatch)
         for _ in range(4):
             session.run(given, out=out)
             session.run(given)
+        before = session.stats().replays
         cuda.push(1, partial(done.append, 1))
         session.run(given, out=out)
         assert not done
         session.run(given)
         assert done
-        assert recalled[-2:] == [True, True]
+        assert session.stats().replays == before + 2
         del given, out
     del cuda.streams[1]
 
 
-def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_session: Open) -> None:
+def test_shapes_and_addresses_that_take_turns_stay_right_when_graphs_go(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), contexts=1, graphs=1) as session:
         device = session._gpus[0].device
         x, row = (OnGpu(device, array) for array in inputs_of(4).values())
         for _ in range(5):
             session.run({"x": x, "row": row})
-        contexts = session._slots._free[0][0].contexts
-        assert contexts.recalled
         for seed in range(40):
             check_run(session, inputs_of(2, seed))
         assert session.stats().evictions > 0
-        assert not contexts.recalled
         result = session.run({"x": x, "row": row})["y"]
         np.testing.assert_array_equal(result.numpy(), x.values + row.values)
         arrays = [x, *(OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(1, 6))]

@@ -12,7 +12,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +40,6 @@ class View:
         stream: the one that still makes it (1: the legacy default one).
         owner: what keeps the memory; None: whoever holds the array does.
         read_only: its owner says that it must not be written.
-        key: all of that but the owner. What was found out of a view goes for every one with the same key.
     """
 
     address: int
@@ -50,10 +49,6 @@ class View:
     stream: int | None
     owner: Any = None
     read_only: bool = False
-    key: tuple[Any, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self.key = self.address, self.shape, self.dtype, self.ordinal, self.stream, self.read_only
 
 
 class _Device(ctypes.Structure):
@@ -210,15 +205,7 @@ def _from_cupy(array: Any) -> View | None:
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
     memory, stream = array.data, cupy.cuda.get_current_stream().ptr or LEGACY
-    return _known(memory.ptr, array.shape, array.dtype, memory.device_id, stream)
-
-
-@functools.lru_cache(256)
-def _known(
-    address: int, shape: Shape, dtype: np.dtype[Any], ordinal: int, stream: int | None, read_only: bool = False
-) -> View:
-    """One for all arrays that say the same, since it refers to none of them: the caller keeps the array."""
-    return View(address, shape, dtype, ordinal, stream, None, read_only)
+    return View(memory.ptr, array.shape, array.dtype, memory.device_id, stream)
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
@@ -232,7 +219,7 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     if stream == 0:  # forbidden there; the legacy stream is the safe reading
         stream = 1
     address, read_only = interface["data"]
-    return _known(address or 0, shape, dtype, _ordinal(obj), stream, bool(read_only))
+    return View(address or 0, shape, dtype, _ordinal(obj), stream, None, bool(read_only))
 
 
 _of = functools.lru_cache(64)(np.dtype)

@@ -14,7 +14,7 @@ from trtopt.cuda.arrays import LEGACY, View, start
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.memory import Block
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import STAGED, Source
+from trtopt.runtime.contexts import Source
 from trtopt.runtime.slot import Copy, Slot, read_on
 from trtopt.runtime.stretch import Stretch, copying
 
@@ -106,31 +106,24 @@ def prepare_call(
     own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
     if stream is not None:
         read_on(stream, arrays)
-    makers = {number for array in arrays if isinstance(array, View) for number in (LEGACY, array.stream or LEGACY)}
-    location_list = slot.locate(bound_context, arrays, own, least=0)
-    pairs = zip(bound_context.staging, arrays, location_list)
-    copies_in = [(staging, array) for staging, array, at in pairs if at == STAGED and isinstance(array, np.ndarray)]
-    targets = slot.targets(bound_context, out, bool(makers), own)
-    copies_out: list[Copy] = []
-    for target, landing in zip(targets, bound_context.landing):
-        if isinstance(target, np.ndarray):
-            assert landing is not None
-            copies_out.append((target, landing))
-            location_list.append(STAGED)
-        else:
-            assert target is not None
-            location_list.append(target.address)
-            if isinstance(target, Block) and stream is not None:
-                target.streams.add(stream)
-    locations = tuple(location_list)
+    layout = slot.lay_out(bound_context, arrays, out, stream, least=0)
+    locations, copies_in, targets, streams = layout
+    on_gpu = any(isinstance(array, View) for array in arrays)
 
     def enqueue() -> None:
         slot.contexts.enqueue(bound_context, arrays, locations, own)
 
+    slot.give_inputs(layout, own)
     enqueue()  # TensorRT wants one before a capture
-    results = slot.finish(bound_context, targets, out, raw, own, True, example)
+    copies_out: list[Copy] = []
+    for target, landing in zip(targets, bound_context.landing):
+        if isinstance(target, np.ndarray) and landing is not None:
+            copies_out.append((target, landing))
+        elif isinstance(target, Block) and stream is not None:
+            target.streams.add(stream)
+    results = slot.finish(bound_context, targets, out, stream, True, example)
     graph, note = slot.contexts.captured(bound_context, arrays, locations)
-    other_streams = tuple(makers - {own}) if stream is None else ()
+    other_streams = tuple({*streams, *([LEGACY] if on_gpu else [])}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
     raw_graph, address = (None, 0) if graph is None else (graph.raw, graph.handle)
     stretch = None  # the whole of a call, where that can be
@@ -146,7 +139,7 @@ def prepare_call(
         if stretch is not None and not stretch.run():
             return
         if other_streams:
-            slot.after(other_streams)
+            slot.after(other_streams, own)
         for target, source in copies_in:
             np.copyto(target, source)
         if raw_graph is None:

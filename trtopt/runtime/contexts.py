@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +22,31 @@ from trtopt.core.values import x
 from trtopt.cuda.arrays import View
 from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.memory import Memory
-from trtopt.cuda.tensors import Shape, Signature, Tensor
+from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
 from trtopt.runtime.stretch import Stretch
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
 Key = tuple[tuple[Shape, ...], tuple[bytes, ...]]
-# Where each input and output lies: an address in GPU memory of the caller's; STAGED: in pinned memory of ours, copied inside
-# the graph; RESIDENT: in GPU memory of ours, copied there before; less: minus the address of pinned memory of the
-# caller's, copied inside the graph. Plain integers, since each call looks its graph up by them.
-Locations = tuple[int, ...]
-STAGED, RESIDENT = 0, -1
+# Places of inputs and outputs: texts, whose hash is kept, since each call looks its graph up by them.
+DEVICE = "GPU memory of the caller's"
+PINNED = "pinned memory of the caller's, copied inside the graph"
+_STAGING = "pinned memory of ours, copied inside the graph"
+_RESIDENT = "GPU memory of ours, copied there before"
+
+
+class Location(NamedTuple):
+    """Where an input or output lies; `address`: in memory of the caller's."""
+
+    place: str
+    address: int = 0
+
+
+Locations = tuple[Location, ...]
+STAGED, RESIDENT = Location(_STAGING), Location(_RESIDENT)
+# A call in one stretch or in two, and the words of the first and of the last where the addresses of the caller's arrays in
+# host memory go: of inputs that are copied, and of outputs.
+Prepared = tuple[Stretch, Stretch, tuple[int, ...], tuple[int, ...]]
 
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
@@ -50,33 +64,15 @@ class Replay:
     """A CUDA graph of a call.
 
     Attributes:
-        prepared: a call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait,
-            copies out; and the words of it where their addresses go, of each input that is copied and of each output.
+        last_use: the number of the call that used it last.
+        stretches: by the streams that come first, all of a call but where the caller's arrays in host memory lie.
     """
 
     graph: Graph
     raw: Any
     address: int
-    last_use: int = 0  # the number of the call that used it last
-    prepared: tuple[Stretch, tuple[int, ...], tuple[int, ...]] | None = None
-
-
-@dataclass(slots=True)
-class Recalled:
-    """A call on arrays in GPU memory that came before, and that is a replay of a graph.
-
-    Attributes:
-        streams: what may still make or read these arrays; and the default one, where memory of ours is written, which may have
-            been read on it.
-        sizes: of the results that memory of ours is taken for, in bytes: of all, or of none.
-        replays: where those lie → the graph; what asks for the streams and launches it, and what waits for it (None: there can
-            be none).
-    """
-
-    bound: BoundContext
-    streams: tuple[int, ...]
-    sizes: tuple[int, ...]
-    replays: dict[Locations, tuple[Replay, tuple[Stretch, Stretch] | None]] = field(default_factory=dict)
+    last_use: int = 0
+    stretches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -119,7 +115,6 @@ class ContextCache:
         note: why the last capture failed.
         reads_shapes: an input gives a shape: TensorRT reads it on the host.
         evictions: contexts and graphs that were replaced.
-        recalled: calls that came before, by what their arrays said of themselves. Empty again when a graph goes.
     """
 
     def __init__(
@@ -152,7 +147,6 @@ class ContextCache:
         self._roomy: set[int] = set()
         with _SLOWLY:
             self._fallback: BoundContext | None = self._context()
-        self.recalled: dict[Any, Recalled] = {}
         self.note = ""
         self.calls = self.evictions = 0
 
@@ -168,7 +162,10 @@ class ContextCache:
         key = shapes, values
         bound_context = self._contexts.get(key)
         self.calls += 1
-        if bound_context is None or bound_context.key != key or bound_context.epoch != self._epoch:
+        if bound_context is None or bound_context.key is None or bound_context.epoch != self._epoch:
+            for tensor, array in zip(self._signature.inputs, arrays):
+                check_array(tensor, array)
+            self._signature.profile(shapes)
             with _SLOWLY, self._device.current():
                 bound_context = bound_context or self._another(key)
                 if bound_context.key != key or bound_context.epoch != self._epoch:
@@ -209,7 +206,6 @@ class ContextCache:
             if self.calls - last_call < _LATELY * most:
                 return False
             self._device.synchronize()  # it may still run, on a stream of the caller's too
-            self.recalled.clear()
             item = cache.pop(key)
             if isinstance(item, Replay):
                 item.graph.free()
@@ -221,7 +217,6 @@ class ContextCache:
     def _forget(self, bound_context: BoundContext) -> None:
         """Free a context's graphs."""
         self._full = 0
-        self.recalled.clear()
         for replay in bound_context.graphs.values():
             if replay is not None:
                 replay.graph.free()
@@ -342,7 +337,6 @@ class ContextCache:
 
     def _moved(self) -> None:
         self._epoch += 1
-        self.recalled.clear()
         for bound_context in self._contexts.values():
             self._forget(bound_context)
 
@@ -379,24 +373,24 @@ class ContextCache:
         inputs, outputs = self._signature.inputs, self._signature.outputs
         if locations not in bound_context.separate:
             self._check_overlap(bound_context, arrays, locations)
-        for tensor, array, location in zip(inputs, arrays, locations):
+        for tensor, array, (place, address) in zip(inputs, arrays, locations):
             if tensor.on_host:
                 self._address(bound_context, tensor.name, self.host[tensor.name].handle)
-            elif location > 0:
-                self._address(bound_context, tensor.name, location)
+            elif place == DEVICE:
+                self._address(bound_context, tensor.name, address)
             else:
                 inside = self.gpu[tensor.name].handle
                 self._address(bound_context, tensor.name, inside)
-                if location != RESIDENT:
-                    source = -location or self.host[tensor.name].handle
+                if place != _RESIDENT:
+                    source = address or self.host[tensor.name].handle
                     self._copy(inside, source, tensor.nbytes(array.shape), self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
-        for tensor, shape, location in zip(outputs, bound_context.outputs, locations[len(inputs) :]):
+        for tensor, shape, (place, address) in zip(outputs, bound_context.outputs, locations[len(inputs) :]):
             if shape is None:
                 continue
             size = tensor.nbytes(shape)
-            if location:
-                self._address(bound_context, tensor.name, location)
+            if place == DEVICE:
+                self._address(bound_context, tensor.name, address)
             elif tensor.on_host or size <= MAPPED:
                 self._address(bound_context, tensor.name, self.host[tensor.name].handle)
             else:
@@ -424,10 +418,10 @@ class ContextCache:
     def _check_overlap(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> None:
         """Raise UsageError where TensorRT would write a result over an input that it still reads."""
         inputs, outputs = self._signature.inputs, self._signature.outputs
-        for result, size, location in zip(outputs, bound_context.sizes, locations[len(inputs) :]):
-            for tensor, array, address in zip(inputs, arrays, locations):
-                over = location < address + tensor.nbytes(array.shape) and address < location + size
-                if location > 0 and address > 0 and over and not self.loaded.aliases(tensor.name, result.name):
+        for result, size, (to, at) in zip(outputs, bound_context.sizes, locations[len(inputs) :]):
+            for tensor, array, (place, address) in zip(inputs, arrays, locations):
+                over = at < address + tensor.nbytes(array.shape) and address < at + size
+                if to == place == DEVICE and over and not self.loaded.aliases(tensor.name, result.name):
                     raise UsageError(
                         f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
                         "over what it still reads; give an array of its own"
@@ -449,7 +443,7 @@ class ContextCache:
             or self.loaded.captures_itself
         ):
             return False
-        foreign = any(location > 0 or location < RESIDENT for location in locations)
+        foreign = any(location.place in (DEVICE, PINNED) for location in locations)
         if not foreign or locations in bound_context.recent_locations:
             return bound_context is not self._fallback or not self._shares
         if len(bound_context.recent_locations) > REMEMBERED:

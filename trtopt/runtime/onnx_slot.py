@@ -11,7 +11,7 @@ import numpy as np
 from trtopt.core.errors import DataError, DeviceError, EngineError, UsageError
 from trtopt.core.values import ShapeRange, x
 from trtopt.cuda.arrays import View, like_host
-from trtopt.cuda.tensors import Shape, Signature, Tensor
+from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import load_model
@@ -63,13 +63,15 @@ class OnnxSlot:
         out: Mapping[str, Any] | None = None,
         stream: int | None = None,
         example: Any = None,
-        key: Any = None,
     ) -> dict[str, Any]:
         """Infer once as `Slot.run` does, on arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
             raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:
             raise DeviceError("this session is closed; open the engine again")
+        for tensor, array in zip(self.signature.inputs, arrays):
+            check_array(tensor, array)
+        self.signature.profile(shapes)
         try:
             outputs = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
         except DataError as error:
@@ -90,9 +92,6 @@ class OnnxSlot:
                 name: array if out and name in out else like_host(example, array) for name, array in results.items()
             }
         return results
-
-    def recall(self, key: Any, out: Mapping[str, Any] | None, example: Any) -> None:
-        """There is nothing to be remembered."""
 
     def close(self) -> None:
         self._runner = None

@@ -49,7 +49,7 @@ from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
 from trtopt.runtime.images import Prediction
-from trtopt.runtime.slot import Slot, call_key, check_out
+from trtopt.runtime.slot import Slot, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import LayerTimes, Timing, profile_slot, time_slot
 
@@ -230,7 +230,6 @@ class Session:
             self.classes = tuple(self.manifest.classes)
         self.kinds: dict[str, str] = {}
         self._names = tuple(item.name for item in self.inputs)
-        self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._workers: ThreadPoolExecutor | None = None
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
@@ -376,36 +375,25 @@ class Session:
             raise
         if len(values) != len(inputs):
             self._signature.check_names(inputs)
-        if stream is None and out is None and {*map(type, values)} == _PLAIN:
-            shapes = self._accept(values)
-            slot = self._slots.take(None, timeout)
-            try:
-                return slot.run(values, shapes)
-            except EngineError as error:
-                self._refuse_uneven(shapes, error)
-                raise
-            finally:
-                self._slots.give(slot)
         if out is not None and type(out) is not dict:
             check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
-        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
+        plain = stream is None and out is None and {*map(type, values)} == _PLAIN
+        slot = self._slots.take(None if plain or len(self._gpus) < 2 else self._nearby(values, out), timeout)
         try:
+            if plain:
+                shapes = self._accept(values)
+                return slot.run(values, shapes)
             target = slot.own if handle is None else handle
             arrays = views(values, target, self._names)
+            shapes = self._accept(arrays)
             results = dict(zip(out, views(out.values(), target, [*out], write=True))) if out else None
-            example = values[0] if values else None
-            key = call_key(arrays, results, out) if handle is None else None
-            outputs = None if key is None else slot.recall(key, results, example)
-            if outputs is None:
-                shapes = self._accept(arrays)
-                if results and out:
-                    check_out(self._signature, results, out)
-                try:
-                    outputs = slot.run(arrays, shapes, results, handle, example, key)
-                except EngineError as error:
-                    self._refuse_uneven(shapes, error)
-                    raise
+            if results and out:
+                check_out(self._signature, results, out)
+            outputs = slot.run(arrays, shapes, results, handle, values[0] if values else None)
+        except EngineError as error:
+            self._refuse_uneven(shapes, error)
+            raise
         finally:
             self._slots.give(slot)
         if out:
@@ -482,19 +470,11 @@ class Session:
         return ordinals.index(ordinal)
 
     def _accept(self, arrays: Sequence[Source]) -> tuple[Shape, ...]:
-        """Check types, ranks and shapes; the last two only when they weren't seen before."""
+        """Check types. (Ranks and shapes a slot checks that doesn't know them.)"""
         for tensor, array in zip(self._signature.inputs, arrays):
             if array.dtype != tensor.dtype:
                 check_array(tensor, array)
-        shapes = tuple([array.shape for array in arrays])
-        if shapes not in self._checked:
-            for tensor, array in zip(self._signature.inputs, arrays):
-                check_array(tensor, array)
-            self._signature.profile(shapes)
-            if len(self._checked) > 4096:
-                self._checked.clear()
-            self._checked.add(shapes)
-        return shapes
+        return tuple([array.shape for array in arrays])
 
     def _refuse_uneven(self, shapes: Sequence[Shape], error: EngineError) -> None:
         """Raise UsageError if sizes differ that the model calls the same: then that is why it failed. (Names in models may be

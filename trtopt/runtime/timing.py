@@ -15,7 +15,7 @@ from trtopt.core.documents import Described
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, Locations, Source
+from trtopt.runtime.contexts import DEVICE, RESIDENT, STAGED, BoundContext, Location, Locations, Source
 from trtopt.runtime.slot import Slot
 
 T = TypeVar("T")
@@ -130,10 +130,9 @@ def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) ->
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
     slot.settle(None)
     bound_context = slot.contexts.bind(arrays, shapes)
-    locations = (
-        *slot.uploaded(arrays, slot.locate(bound_context, arrays, slot.own), slot.own),
-        *[STAGED] * len(bound_context.outputs),
-    )
+    layout = slot.lay_out(bound_context, arrays, None, None)
+    slot.give_inputs(layout, slot.own)
+    locations = slot.uploaded(arrays, layout[0], slot.own)
     slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
     slot.stream.synchronize()
     return bound_context, locations
@@ -145,7 +144,7 @@ def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tu
     bound_context, locations = run_once(slot, arrays, shapes)
     inside = [RESIDENT if location == STAGED else location for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
-        inside.append(RESIDENT if shape is None else slot.contexts.buffer(tensor).handle)
+        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.contexts.buffer(tensor).handle))
     graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
     if graph is None:
         return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.own)), False, note
