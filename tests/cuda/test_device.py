@@ -173,7 +173,7 @@ def test_a_forked_process_is_refused(gpu: Device, cuda: FakeCuda) -> None:
                 gpu.buffer(1)
             queue.put(str(refused.value))
 
-    gpu.cuda.driver, gpu.cuda.context = held, _ = Driver(fails, fails, fails, fails, get, put, 0, 0, 0, 0), 100
+    gpu.cuda.driver, gpu.cuda.context = held, _ = Driver(fails, fails, fails, get, put, 0, 0, 0, 0), 100
     cuda.set_current(100)
     assert held.current() == 100
     context = multiprocessing.get_context("fork")

@@ -84,9 +84,6 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
     Args:
         obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
         stream: handle of the CUDA stream that will read or write it.
-
-    Raises:
-        UsageError: it is on another kind of device, not contiguous in GPU memory, or of an unknown type.
     """
     if isinstance(obj, np.ndarray):
         if isinstance(obj, np.ma.MaskedArray):
@@ -113,10 +110,7 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
 
 
 def views(objs: Iterable[Any], stream: int, names: Sequence[str], *, write: bool = False) -> list[NDArray[Any] | View]:
-    """Return the `view` of each input, or with `write` of each array for results.
-
-    Raises: as `view`; the message names the input.
-    """
+    """Return the `view` of each input, or with `write` of each array for results; an error names it."""
     found: list[NDArray[Any] | View] = []
     try:
         found.extend(view(obj, stream) for obj in objs)  # those before a wrong one stay in it
@@ -172,11 +166,7 @@ def gpu_of(obj: Any) -> int | None:
 
 
 def stream_handle(stream: Any) -> int:
-    """A stream's handle, from an integer, a torch or CuPy stream, or anything with `__cuda_stream__`.
-
-    Raises:
-        UsageError: it is nothing of that kind.
-    """
+    """A stream's handle, from an integer, a torch or CuPy stream, or anything with `__cuda_stream__`."""
     if isinstance(stream, int):
         return stream or 1  # 0 is the legacy default stream too
     for name in ("cuda_stream", "ptr", "handle"):
@@ -280,22 +270,10 @@ def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
 class _Memory:
     """An address as NumPy takes it; the array keeps this, and this keeps `owner`."""
 
-    def __init__(
-        self,
-        address: int,
-        shape: Shape,
-        strides: Shape | None,
-        dtype: np.dtype[Any],
-        owner: Any,
-    ) -> None:
+    def __init__(self, address: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any], owner: Any) -> None:
         self.owner = owner
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": shape,
-            "strides": strides,
-            "typestr": dtype.str,
-            "version": 3,
-        }
+        interface = {"data": (address, False), "shape": shape, "strides": strides, "typestr": dtype.str, "version": 3}
+        self.__array_interface__ = interface
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -343,18 +321,7 @@ class DeviceArray:
         streams: on which it may be read or written when nothing refers to it any more (`trtopt.cuda.memory.Block`).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_copy",
-        "_owner",
-        "_ready",
-        "_stream",
-        "address",
-        "dtype",
-        "ordinal",
-        "shape",
-        "streams",
-    )
+    __slots__ = "__weakref__", "_copy", "_owner", "_ready", "_stream", "address", "dtype", "ordinal", "shape", "streams"
 
     def __init__(
         self,

@@ -75,11 +75,7 @@ def probe() -> Probe:
 
 
 def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
-    """The GPU number `ordinal`, for `purpose` ("running an engine").
-
-    Raises:
-        DeviceError: there is none, with the reason.
-    """
+    """The GPU number `ordinal`, for `purpose` ("running an engine"); DeviceError where there is none, with the reason."""
     gpus = probe()
     if not gpus:
         raise DeviceError(f"{purpose} needs an NVIDIA GPU: {gpus.reason}")
@@ -189,11 +185,7 @@ class Cuda:
             self.use()
 
     def __call__(self, function: str, *arguments: Any) -> Any:
-        """Call it with the device as the current one; give its value (None, one value, or a tuple).
-
-        Raises:
-            DeviceError: it returned an error code.
-        """
+        """Call it with the device as the current one; give its value (None, one value, or a tuple), or raise DeviceError."""
         with self.current():
             code, *values = getattr(self.functions, function)(*arguments)
         if code:
@@ -201,21 +193,14 @@ class Cuda:
         return values[0] if len(values) == 1 else tuple(values) or None
 
     def current(self) -> AbstractContextManager[None]:
-        """Make the device this thread's current one in the block; after it, that is what it was. (Without `driver` it stays.)
-
-        Raises: as `use`.
-        """
+        """Make the device this thread's current one in the block; then what it was. (Without `driver` it stays.)"""
         before = None if self.driver is None else self.driver.current()
         if before is not None and before == self.context:
             return _STAYS
         return _Current(self, before)
 
     def use(self) -> None:
-        """Make the device this thread's current one.
-
-        Raises:
-            DeviceError: it can't be used; or this process was forked from the one that opened it.
-        """
+        """Make the device this thread's current one; DeviceError where it can't be used, as in a process that was forked."""
         if os.getpid() != self._process:
             raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
         (code,) = self.functions.cudaSetDevice(self._ordinal)
@@ -249,11 +234,7 @@ class Resource:
 
     @property
     def raw(self) -> Any:
-        """The handle as cuda-python's functions take it.
-
-        Raises:
-            DeviceError: it was freed.
-        """
+        """The handle as cuda-python's functions take it; DeviceError once it was freed."""
         raw = self._raw
         if raw is None:
             raise DeviceError(f"this {self.kind} was freed; it can't be used any more")
@@ -393,11 +374,7 @@ class Stream(Resource):
         super().__init__(cuda, handle, "cudaStreamDestroy")
 
     def synchronize(self) -> None:
-        """Wait until its work is done.
-
-        Raises:
-            DeviceError: work before this failed.
-        """
+        """Wait until its work is done; DeviceError where work before this failed."""
         self._cuda("cudaStreamSynchronize", self.raw)
 
     def to_device(self, target: DeviceBuffer, source: HostBuffer, nbytes: int) -> None:
@@ -408,14 +385,11 @@ class Stream(Resource):
         """Copy the first `nbytes`; returns at once, so don't read `target` before `synchronize`."""
         self._copy("cudaMemcpyDeviceToHost", target, source, nbytes)
 
-    def _copy(
-        self, kind: str, target: DeviceBuffer | HostBuffer, source: DeviceBuffer | HostBuffer, nbytes: int
-    ) -> None:
+    def _copy(self, kind: str, target: Any, source: Any, nbytes: int) -> None:
         if nbytes > min(target.nbytes, source.nbytes):
             raise DeviceError(f"copying {nbytes} bytes from a buffer of {source.nbytes} to one of {target.nbytes}")
-        if nbytes:
-            direction = getattr(self._cuda.functions.cudaMemcpyKind, kind)
-            self._cuda("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
+        direction = getattr(self._cuda.functions.cudaMemcpyKind, kind)
+        self._cuda("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
 
     def record(self, event: Event) -> None:
         self._cuda("cudaEventRecord", event.raw, self.raw)
@@ -429,8 +403,23 @@ class Stream(Resource):
         Raises:
             DeviceError: something in it can't be captured; the stream is usable again.
         """
+        functions = self._cuda.functions
+        mode = functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         with _capturing():
-            graph = self._captured(enqueue)
+            self._cuda("cudaStreamBeginCapture", self.raw, mode)
+            try:
+                enqueue()
+            except BaseException:
+                code, graph = functions.cudaStreamEndCapture(self.raw)
+                if not code and graph is not None:
+                    functions.cudaGraphDestroy(graph)
+                functions.cudaGetLastError()  # a broken capture leaves its error behind; the next call must not report it
+                raise
+            try:
+                graph = self._cuda("cudaStreamEndCapture", self.raw)
+            except DeviceError:
+                functions.cudaGetLastError()
+                raise
         try:
             executable = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
         finally:
@@ -438,39 +427,14 @@ class Stream(Resource):
         self._cuda("cudaGraphUpload", executable.raw, self.raw)
         return executable
 
-    def _captured(self, enqueue: Callable[[], None]) -> Any:
-        """A cudaGraph_t."""
-        functions = self._cuda.functions
-        self._cuda("cudaStreamBeginCapture", self.raw, functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
-        try:
-            enqueue()
-        except BaseException:
-            code, graph = functions.cudaStreamEndCapture(self.raw)
-            if not code and graph is not None:
-                functions.cudaGraphDestroy(graph)
-            functions.cudaGetLastError()  # a broken capture leaves its error behind; the next call must not report it
-            raise
-        try:
-            return self._cuda("cudaStreamEndCapture", self.raw)
-        except DeviceError:
-            functions.cudaGetLastError()
-            raise
-
 
 class Device:
-    """One GPU of this process.
+    """One GPU of this process, by its number as CUDA counts (CUDA_VISIBLE_DEVICES applies).
 
-    Args:
-        ordinal: its number as CUDA counts (CUDA_VISIBLE_DEVICES applies).
-        functions: stands in for cuda.bindings.runtime in tests; then `info` must be given too.
+    In tests `functions` stands in for cuda.bindings.runtime; then `info` must be given too. `current` is `Cuda.current`, for
+    what isn't called through `cuda`, the runtime's functions on it.
 
-    Attributes:
-        cuda: the runtime's functions on it.
-        current: `Cuda.current`, for what isn't called through `cuda`.
-
-    Raises:
-        DeviceError: there is no such GPU, or CUDA can't use it.
-        MissingDependency: cuda-bindings isn't installed.
+    Raises: DeviceError (no such GPU, or CUDA can't use it), MissingDependency (cuda-bindings isn't installed).
     """
 
     def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:

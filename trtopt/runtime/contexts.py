@@ -49,7 +49,6 @@ STAGED, RESIDENT = Location(_STAGING), Location(_RESIDENT)
 Prepared = tuple[Stretch, Stretch, tuple[int, ...], tuple[int, ...]]
 
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
-_AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
 REMEMBERED = 64  # shapes and locations seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
 GRAPHS = 4  # for each shape, on average
@@ -87,7 +86,7 @@ class BoundContext:
     profile: int | None = None
     outputs: tuple[Shape | None, ...] = ()
     sizes: tuple[int, ...] = ()  # of the outputs, in bytes
-    results: tuple[tuple[str, Shape, np.dtype[Any]], ...] = ()  # name, shape and type of outputs of known shape
+    results: tuple[tuple[Shape, np.dtype[Any]], ...] = ()  # shape and type of outputs of known shape
     staging: tuple[NDArray[Any], ...] = field(default=(), repr=False)  # the inputs' pinned memory in their shapes
     landing: tuple[NDArray[Any] | None, ...] = field(default=(), repr=False)  # the outputs'
     staged: Locations = ()  # `STAGED` for each output
@@ -109,7 +108,6 @@ class ContextCache:
         shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the fallback only.
 
     Attributes:
-        loaded: the engine.
         gpu, host: tensor name → its memory on the GPU, and its page-locked memory.
         allocated: outputs whose shape depends on the data → their shape in the last call.
         note: why the last capture failed.
@@ -144,7 +142,6 @@ class ContextCache:
         self._most_contexts, self._most_graphs = graphs, GRAPHS * graphs
         self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
-        self._roomy: set[int] = set()
         with _SLOWLY:
             self._fallback: BoundContext | None = self._context()
         self.note = ""
@@ -238,7 +235,6 @@ class ContextCache:
                 raise EngineError(f"TensorRT refused optimization profile {number}; its log says why")
             self._stream.synchronize()
             bound_context.profile = number
-        self._room_at_once(context, number)
         for tensor, shape, array in zip(inputs, shapes, arrays):
             self._room(tensor, shape)
             if tensor.on_host:
@@ -273,9 +269,7 @@ class ContextCache:
             for tensor, shape in zip(outputs, output_shapes)
         )
         pairs = zip(outputs, output_shapes)
-        bound_context.results = tuple(
-            (tensor.name, shape, tensor.dtype) for tensor, shape in pairs if shape is not None
-        )
+        bound_context.results = tuple((shape, tensor.dtype) for tensor, shape in pairs if shape is not None)
         bound_context.staged = (STAGED,) * len(outputs)
 
     def _allocate(self, bound_context: BoundContext, tensor: Tensor) -> None:
@@ -298,21 +292,6 @@ class ContextCache:
 
     def buffer(self, tensor: Tensor) -> DeviceBuffer | HostBuffer:
         return self.host[tensor.name] if tensor.on_host else self.gpu[tensor.name]
-
-    def _room_at_once(self, context: Any, number: int) -> None:
-        """Buffers for the profile's largest shapes, unless they are very large: then they never move again."""
-        if number in self._roomy or not self._signature.profiles:
-            return
-        self._roomy.add(number)
-        if any(item.on_host for item in self._signature.inputs):
-            return
-        largest = [self._signature.profiles[number][item.name].max for item in self._signature.inputs]
-        if not all(context.set_input_shape(item.name, shape) for item, shape in zip(self._signature.inputs, largest)):
-            return
-        results = [tuple(int(size) for size in context.get_tensor_shape(item.name)) for item in self._signature.outputs]
-        for tensor, shape in zip((*self._signature.inputs, *self._signature.outputs), (*largest, *results)):
-            if min(shape, default=0) >= 0 and tensor.nbytes(shape) <= _AT_ONCE:
-                self._room(tensor, shape)
 
     def _room(self, tensor: Tensor, shape: Shape) -> None:
         """Buffers that hold `shape`; they only grow, and what was captured with old ones is dropped."""
@@ -348,13 +327,15 @@ class ContextCache:
 
     @property
     def contexts(self) -> int:
-        return len(self._contexts) + (self._fallback is not None)
+        return len(self._all())
 
     @property
     def graphs(self) -> int:
         """CUDA graphs that are kept. Any thread may ask."""
-        contexts = (*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else []))
-        return sum(replay is not None for bound_context in contexts for replay in list(bound_context.graphs.values()))
+        return sum(replay is not None for context in self._all() for replay in list(context.graphs.values()))
+
+    def _all(self) -> list[BoundContext]:
+        return [*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else [])]
 
     # Launching -----------------------------------------------------------------------------------------------------
 
@@ -493,7 +474,7 @@ class ContextCache:
 
     def close(self) -> None:
         """Free everything; nothing of it may run any more."""
-        for bound_context in (*self._contexts.values(), *([self._fallback] if self._fallback else [])):
+        for bound_context in self._all():
             self._forget(bound_context)
             bound_context.context = None  # before what it points to
         self._contexts.clear()

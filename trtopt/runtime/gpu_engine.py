@@ -53,13 +53,7 @@ def open_gpus(
 ) -> tuple[str, list[GpuEngine], Manifest | None, int]:
     """Return the family of TensorRT that runs the plan `engine`, it on each GPU, what is known of it, and its bytes.
 
-    Args:
-        backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
-        trust: as of `Session`; weights, calib, too: for an engine with a manifest.
-        graphs, limit, trust_host_code: see `GpuEngine`.
-
-    Raises:
-        UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
+    The options are those of `Session`, which says what is raised; `weights` are for an engine with a manifest.
     """
     check_for_gpus(engine.name, "the graph that build kept by `save_onnx=`")
     plan = whole(engine, None)
@@ -105,12 +99,7 @@ def open_gpus(
 
 
 class GpuEngine:
-    """An engine on one GPU: its weights, and what slots are made of.
-
-    Args:
-        graphs: shapes that keep a context and CUDA graphs of their own, in each slot.
-        limit: bytes of GPU memory for scratch and buffers; None: what there is.
-        trust_host_code: let the plan run the machine code that it carries for the host, if any.
+    """An engine on one GPU: its weights, and what slots are made of. The arguments are options of `Session`.
 
     Attributes:
         shares: several contexts may use one profile.

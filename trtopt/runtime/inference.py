@@ -113,19 +113,11 @@ def run(request: RunRequest) -> RunResult:
         engine: a plan, or with backend "onnxruntime" an ONNX file.
         data: an array or .npy file for an engine with one input; an .npz file or mapping by input name; "NAME=x.npy"; a folder
             of files; or a list of these. More samples than the engine takes at once are run in several calls.
-        input: another name of `data`.
         images: a folder, image files, encoded images in memory, or uint8 arrays (height × width × 3, RGB).
-        output: a folder: each output as NAME.npy, and beside them the images' best classes as predictions.json, or where an
-            engine gives none their names as images.json.
-        preprocess: how images become inputs, as for `calibrate`; None: as the manifest says. A mapping without `preset` changes
-            what the manifest says.
-        limit: use so many samples or images at the most, the first ones.
-        classes: names of the classes, as for `build`; None: as the manifest says.
-        output_kind: what outputs hold, as for `build`; of others the manifest says it.
-        top: how many of the best classes to give.
-        backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
-        trust: as for `Session`: load a plan that no manifest describes.
-        trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
+        output: a folder: each output as NAME.npy, and of images their best classes as predictions.json, or their names as
+            images.json.
+        preprocess: how images become inputs; None, and keys that a mapping leaves out: as the manifest says.
+        input, limit, classes, output_kind, top, backend, device, trust, trust_host_code, reporter: see `RunRequest`.
 
     Raises:
         UsageError: not exactly one of `data` and `images`, a folder or file that isn't there, no image in a folder, or
@@ -220,12 +212,7 @@ def _called(session: Session, given: Iterable[Call], milliseconds: list[float]) 
 
 
 def _parts(source: Any, inputs: Sequence[TensorInfo], option: str, limit: int | None) -> list[dict[str, Array]]:
-    """Arrays by input name, from whatever form they were given in; several, where each has all inputs.
-
-    Raises:
-        UsageError: an input given twice, or without its name where there are several.
-        DataError: a file that can't be read.
-    """
+    """Arrays by input name, from whatever form they were given in; several, where each has all inputs."""
     single = _is_path(source) or isinstance(source, Mapping) or hasattr(source, "__array__")
     if not single and not isinstance(source, Iterable):
         raise _unknown(source, option)

@@ -65,15 +65,9 @@ BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 @dataclass(frozen=True)
 class MemoryReport(Described):
-    """Bytes that a session holds.
-
-    Attributes:
-        gpu: scratch memory, inputs and results, over all slots and GPUs; without the weights.
-        pinned: page-locked host memory.
-        plan: the plan file, which the weights are most of; once on each GPU.
-        limit: of `gpu` on each GPU; None: not limited.
-        slots: how many calls can run at the same time with what is there now.
-    """
+    """Bytes that a session holds: scratch memory, inputs and results (`gpu`, over all slots and GPUs, of which `limit` is
+    allowed on each), page-locked memory, the plan file (its weights are on each GPU); and `slots`, calls that fit in side by
+    side."""
 
     gpu: int
     pinned: int
@@ -86,13 +80,8 @@ class MemoryReport(Described):
 class SessionStats:
     """Counts of what a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
 
-    Attributes:
-        contexts: execution contexts that are there now, over all slots and GPUs.
-        graphs: CUDA graphs that are kept now for calls of `run`.
-        replays: calls that were one replay of a CUDA graph; the others were enqueued. Calls of `bind` aren't counted.
-        waits: calls that found every slot in use and queued for one.
-        evictions: contexts and graphs that were given up for another shape or other addresses. Where this grows with the
-            calls, open the session with more `graphs`.
+    `contexts` and CUDA `graphs` are there now; `replays` are calls of `run` that were one replay of a graph; `waits` found
+    every slot in use; `evictions` were made for another shape or other addresses: where they grow, open it with more `graphs`.
     """
 
     contexts: int
@@ -106,51 +95,26 @@ class Session:
     """A TensorRT engine, ready to run.
 
     Args:
-        engine: a plan file, which must be the one that the manifest beside it describes.
-        device: the GPU's number.
-        devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. No
-            call changes which device is the calling thread's current one.
+        engine: a plan file, which must be the one that the manifest beside it describes; for "onnxruntime" also an ONNX file.
+        device: the GPU's number; devices: several ("all", or their numbers): a call goes to the one with fewest of them.
         backend: "auto" (the TensorRT here that runs the plan, the full one before the lean runtime), "tensorrt", "lean",
-            "rtx", or "onnxruntime": without a GPU, on the CPU, the graph that `build --save-onnx` kept (or an ONNX file given
-            as `engine`), one call at a time: `device`, `devices`, `contexts`, `graphs` and `memory` mean nothing there. It is
-            never taken unless asked for.
-        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
-            every thread that calls: those beyond only wait, and handing contexts over takes time.
+            "rtx"; or "onnxruntime", never taken unless asked for: on the CPU, the graph that `build --save-onnx` kept.
+        contexts: calls at the same time on each GPU, at the most. Give one for every thread that calls: those beyond wait.
         queue: calls that `submit` holds at the most; beyond, it waits.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
-        trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
-            library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust;
-            `trust` is included.
-        weights: an ONNX model whose weights the plan takes in place of its own, or that one built with `strip=True` lacks; the
-            file stays as it is. As `trtopt.refit` does it: with its conditions, and its errors.
+        trust_host_code: open also a plan built with `--version-compatible`, which carries a library that runs on the host.
+        weights: an ONNX model whose weights the plan takes in place of its own, as `trtopt.refit` does it.
         calib: the calibration table of an INT8 or FP8 engine, for `weights`.
-        threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
-            each does more with its share of them, since threads that wait for others spin.
+        threads: CPU threads of a call with backend "onnxruntime"; None: one per core.
 
-    Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. One that is
-    only let go of frees its memory, too, but writes no file. Each process opens its own: a session isn't pickled, and doesn't
-    work in a fork of the process that opened it.
+    Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. It isn't
+    pickled, and doesn't work in a fork of the process that opened it. It has `engine`, `backend`, `manifest`, `inputs` and
+    `outputs` (`TensorInfo`), `profiles`, `classes`, `preprocess`, `embedded`, `kinds` of outputs, and `notes`.
 
-    Attributes:
-        engine: the file.
-        backend: what runs it: "tensorrt8", "tensorrt10", "tensorrt11", "rtx" or "onnxruntime".
-        inputs, outputs: `TensorInfo` of each: name, dtype, shape (-1: open) and where samples lie.
-        profiles: for each profile its inputs' `ShapeRange`: the shapes that are taken, and those it is tuned for; none: any
-            that fit `inputs`.
-        classes: their names; None where the manifest has none.
-        kinds: what outputs hold, by name, where the manifest isn't to be believed.
-        preprocess, embedded: how an image becomes an input, and what of that the engine does itself; None if not known.
-        manifest: what is known of the build; None without one.
-        notes: what else is to be known, such as how it was limited.
-
-    Raises:
-        UsageError: no such file, arguments that can't be right, or a plan that needs `trust` or `trust_host_code`.
-        DeviceError: no GPU, no driver, or not enough memory.
-        EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
-        EngineError: the plan or its manifest is damaged.
-        NoBackend: the TensorRT that made it isn't installed.
+    Raises: UsageError, DeviceError (no GPU, driver or memory), EngineMismatch (not for this GPU or TensorRT, or not what its
+    manifest describes), EngineError (damaged), NoBackend.
     """
 
     @typed
@@ -236,22 +200,7 @@ class Session:
         self._closing = False
 
     @classmethod
-    @typed
-    def for_model(
-        cls,
-        model: str | os.PathLike[str] | Any,
-        *,
-        device: int = 0,
-        devices: str | Sequence[int] | None = None,
-        backend: str = "auto",
-        contexts: int = 16,
-        queue: int = 64,
-        graphs: int = 16,
-        memory: str | int | None = None,
-        trust_host_code: bool = False,
-        threads: int | None = None,
-        **build: Any,
-    ) -> Session:
+    def for_model(cls, model: str | os.PathLike[str] | Any, **options: Any) -> Session:
         """A session on an ONNX model's engine, which is taken from the engine store, or built and stored first.
 
             with trtopt.Session.for_model("resnet50.onnx", int8=True, calib="resnet50.calib.json") as session: ...
@@ -261,10 +210,8 @@ class Session:
 
         Args:
             model: an ONNX file or model.
-            device, devices, backend, contexts, queue, graphs, memory, trust_host_code, threads: as of `Session`; with backend
-                "onnxruntime" the graph that TensorRT was given runs on the CPU.
-            build: as of `trtopt.build`, but `output`: precision, `calib`, `shapes`, `reporter`, `store` (None:
-                $TRTOPT_STORE, or "local"), ….
+            options: of `Session`, but `trust`, `weights` and its `calib` (backend "onnxruntime" runs the graph that TensorRT
+                was given on the CPU); and of `trtopt.build`, but `output`: precision, `calib`, `shapes`, `store`, ….
 
         Raises: as `trtopt.build` without comparing, and as `Session`.
         """
@@ -273,32 +220,25 @@ class Session:
         from trtopt.engine.store import PLAN
         from trtopt.runtime.stored import opened
 
-        if backend != "onnxruntime":
+        backend, devices = options.get("backend", "auto"), options.pop("devices", None)
+        if on_gpu := backend != "onnxruntime":
             chosen_builder(backend)
-        first = device if devices is None else ordinals(devices)[0]
-        beside = {} if backend == "onnxruntime" else {"backend": backend}
-        options = {"output": PLAN, "device": first, **beside, **build}
-
-        of_plan = functools.partial(
-            cls,
-            device=device,
-            devices=devices,
-            backend=backend,
-            contexts=contexts,
-            queue=queue,
-            graphs=graphs,
-            memory=memory,
-            trust_host_code=trust_host_code,
-            threads=threads,
-        )
+        device = options.get("device", 0)
+        of_plan = functools.partial(cls, device=device, devices=devices, backend=backend)
+        for name in ("contexts", "queue", "graphs", "memory", "trust_host_code", "threads"):
+            if name in options:
+                of_plan.keywords[name] = options.pop(name)
+        build = {**options, "device": device if devices is None else ordinals(devices)[0]}
+        if not on_gpu:
+            build.pop("backend")
 
         @taking(BuildRequest, writes=False)
         def for_model(request: BuildRequest) -> Session:
-            if backend != "onnxruntime":  # said before the build
+            if on_gpu:  # said before the build
                 check_for_gpus("an engine", "its graph")
-            return opened(request, of_plan, with_graph=backend == "onnxruntime")
+            return opened(request, of_plan, with_graph=not on_gpu)
 
-        return for_model(model, **options)
+        return for_model(model, **{"output": PLAN, **build})
 
     def _open_onnx(self, threads: int | None) -> None:
         self.backend, self._plan_bytes = "onnxruntime", self.engine.stat().st_size
@@ -347,13 +287,10 @@ class Session:
 
         Args:
             inputs: input name → NumPy array, torch or CuPy tensor, or anything with DLPack or `__cuda_array_interface__`, of
-                the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't
-                copied; in page-locked memory (`pinned`) it is copied by the GPU alone.
-            out: output name → array to write that result into, instead of a new one. One that says it is read-only (NumPy's
-                flag, the CUDA array interface's) is refused.
+                the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't copied.
+            out: output name → array to write that result into, instead of a new one.
             stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
-                are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
-                inputs alone until then.
+                are in GPU memory this returns at once, and they are in the order of that stream: leave the inputs alone.
             timeout: seconds to wait for a free context; None: as long as it takes.
 
         Returns:
@@ -361,8 +298,7 @@ class Session:
             `DeviceArray`), otherwise in host memory. A result whose shape depends on the data is always in host memory.
 
         Raises:
-            UsageError: a name, dtype or shape that the engine doesn't take; the message gives those it takes.
-            Busy: no context came free within `timeout`.
+            UsageError: a name, dtype or shape that the engine doesn't take; Busy: no context came free within `timeout`.
             EngineError: TensorRT couldn't run it.
             DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
         """
@@ -418,20 +354,18 @@ class Session:
             stream: the stream to run on, as for `run`.
             timeout: seconds to wait for a free context, as for `run`.
 
-        Raises:
-            UsageError: as `run`; or an output's shape depends on the data.
-            Busy, EngineError, DeviceError: as `run`.
+        Raises: as `run`; UsageError also where an output's shape depends on the data.
         """
         self._alive()
         if not self._gpus:
             outputs = self.run(inputs, out=out, stream=stream, timeout=timeout)
-            bound_call = BoundCall(
-                lambda: self.run(inputs, out=outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
-            )
+            again = functools.partial(self.run, inputs, out=outputs)
+            bound_call = BoundCall(again, outputs, "ONNX Runtime runs it", inputs, lambda: None)
             self._bound.add(bound_call)
             return bound_call
+        out = {} if out is None else out
         self._signature.check_names(inputs)
-        check_mapping("out", {} if out is None else out)
+        check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
         values = [inputs[name] for name in self._names]
         slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
@@ -440,18 +374,17 @@ class Session:
             target = slot.own if handle is None else handle
             arrays = views(values, target, self._names)
             shapes = self._accept(arrays)
-            out = {} if out is None else out
             results = dict(zip(out, views(out.values(), target, [*out], write=True)))
             check_out(self._signature, results, out)
             with slot.device.current():
-                call, call_outputs, note, references = prepare_call(
+                call, outputs, note, references = prepare_call(
                     slot, arrays, shapes, results, handle, values[0] if values else None
                 )
         except BaseException:
             self._slots.give(slot)
             raise
         release, held = functools.partial(self._slots.drop, slot), (self, references, values, out)
-        bound_call = BoundCall(call, {**call_outputs, **out}, note, held, release)
+        bound_call = BoundCall(call, {**outputs, **out}, note, held, release)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound_call)
@@ -492,12 +425,8 @@ class Session:
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
         """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
 
-        Then it waits for one to end, at most `timeout` seconds: a service that is asked for more than it can do slows its
-        callers down instead of filling its memory. The inputs aren't copied: leave them alone until the future is done.
-
-        Raises:
-            Busy: the queue stayed full.
-            DeviceError: this is closed. What `run` raises comes from the future's `result()`.
+        Then it waits for one to end, at most `timeout` seconds, and raises Busy: a service that is asked for more than it can
+        do slows its callers down instead of filling its memory. Leave the inputs alone until the future is done.
         """
         self._alive()
         check_timeout(timeout)
@@ -537,13 +466,12 @@ class Session:
         """Decode, preprocess as at calibration (the manifest knows how) and run; batches fit the profiles.
 
         Args:
-            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB; also an array of several,
-                images × height × width × 3.
+            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB; also one array of several.
             top: how many of the best classes to give for each image.
 
         Returns:
-            For an engine with one output of images × classes (see `trtopt.runtime.images.scores_classes`): for each image its
-            best classes (softmax scores). Otherwise the outputs as arrays, the images along the first axis.
+            For an engine with one output of images × classes: for each image its best classes (softmax scores). Otherwise the
+            outputs as arrays, the images along the first axis.
 
         Raises:
             UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
@@ -554,32 +482,21 @@ class Session:
 
     def preparing(self, given: Any) -> Preprocess:
         """Return preprocessing by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.
-
-        Raises:
-            UsageError: it can't be read, or changes what the engine does itself.
-        """
+        UsageError where that changes what the engine does itself."""
         if self.embedded is None:
             return Preprocess.load(given, self.preprocess)
         return self.embedded.leaving(Preprocess.load(given, self.embedded.preprocess))
 
     def taken(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Inputs of the model, as this engine takes them: FP16 where it was built without FP32 inputs, and pixels where its
-        preprocessing is embedded.
-
-        Raises:
-            DataError: they weren't made of pixels.
-        """
+        preprocessing is embedded; DataError where they weren't made of pixels."""
         arrays = dict(inputs) if self.embedded is None else self.embedded.to_pixels(inputs)
         types = {item.name: item.dtype for item in self._signature.inputs}
         return {name: np.asarray(item).astype(types.get(name, item.dtype), copy=False) for name, item in arrays.items()}
 
     def prepare(self, image: str | os.PathLike[str] | bytes | NDArray[np.uint8]) -> NDArray[Any]:
-        """Return an image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
-
-        Raises:
-            UsageError: the engine's preprocessing isn't known, it has several inputs, or this is nothing that holds an image.
-            DataError: it can't be decoded.
-        """
+        """Return an image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does
+        it."""
         return images_of.preparation(self)(pixels(image, 0))
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -607,12 +524,7 @@ class Session:
 
     @typed
     def pinned(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
-        """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing.
-
-        Raises:
-            UsageError: there is no such input, or it has no such shape.
-            DeviceError: this is closed, or there is no more page-locked memory.
-        """
+        """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing."""
         self._alive()
         if self._closing:
             raise DeviceError(CLOSED)
@@ -654,13 +566,12 @@ class Session:
 
         Raises: as `run`; UsageError without a GPU.
         """
-        arrays, shapes = self._to_measure(inputs, iterations, warmup)
+        arrays = self._to_measure(inputs, iterations, warmup)
         slot = self._slots.take()
         try:
-            if not isinstance(slot, Slot):
-                raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+            assert isinstance(slot, Slot)
             with slot.device.current():
-                return time_slot(slot, arrays, shapes, iterations, warmup)
+                return time_slot(slot, arrays, self._accept(arrays), iterations, warmup)
         finally:
             self._slots.give(slot)
 
@@ -670,9 +581,7 @@ class Session:
 
         Raises: as `run`; UsageError without a GPU, and for an engine that lets one context use its profile.
         """
-        arrays, shapes = self._to_measure(inputs, iterations, warmup)
-        if not self._gpus:
-            raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
+        arrays = self._to_measure(inputs, iterations, warmup)
         if not self._gpus[0].shares:
             raise UsageError(
                 "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
@@ -681,26 +590,22 @@ class Session:
         slot = self._gpus[0].slot()
         try:
             with slot.device.current():
-                return profile_slot(slot, arrays, shapes, layer_infos, iterations, warmup)
+                return profile_slot(slot, arrays, self._accept(arrays), layer_infos, iterations, warmup)
         finally:
             slot.close()
 
-    def _to_measure(
-        self, inputs: Mapping[str, Any], iterations: int, warmup: int
-    ) -> tuple[list[NDArray[Any]], tuple[Shape, ...]]:
+    def _to_measure(self, inputs: Mapping[str, Any], iterations: int, warmup: int) -> list[NDArray[Any]]:
         if not (isinstance(iterations, int) and isinstance(warmup, int)) or iterations < 1 or warmup < 0:
             raise UsageError(f"iterations is {iterations!r} and warmup {warmup!r}; at least 1 and 0 are needed")
         self._alive()
+        if not self._gpus:
+            raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
         self._signature.check_names(inputs)
-        arrays = [np.asarray(inputs[name]) for name in self._names]
-        return arrays, self._accept(arrays)
+        return [np.asarray(inputs[name]) for name in self._names]
 
     def close(self, finish: bool = True) -> None:
-        """Free everything. Calls that run are waited for. A second call does nothing.
-
-        Args:
-            finish: let calls that wait, in `run` or in the queue, run too; else they are cancelled.
-        """
+        """Free everything. Calls that run are waited for; those that wait, in `run` or in the queue, run too with `finish`,
+        else they are cancelled. A second call does nothing."""
         with self._opening:
             if self._closing:
                 return
@@ -757,8 +662,8 @@ def _tell_child() -> None:
     """Mark sessions at the fork, so that calls needn't ask where they are: that takes a system call."""
     for session in tuple(_opened):
         session._forked = True
-        for bound_call in tuple(getattr(session, "_bound", ())):
-            bound_call.refuse_in_child()
+        for bound_call in tuple(getattr(session, "_bound", ())):  # a thread that isn't here may have its lock
+            bound_call._call, bound_call._lock = session._alive, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_tell_child)

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import itertools
 import math
+import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,7 +24,6 @@ from trtopt.runtime.contexts import (
     DEVICE,
     PINNED,
     REMEMBERED,
-    RESIDENT,
     STAGED,
     BoundContext,
     ContextCache,
@@ -33,7 +33,7 @@ from trtopt.runtime.contexts import (
     Replay,
     Source,
 )
-from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Row, Stretch, available, calling, copying, same
+from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Stretch, available, calling, copying, same
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -46,12 +46,7 @@ _LARGE = 64 << 10  # bytes: from this on it is worth asking whether an input alr
 
 
 class Slot:
-    """Runs an engine on one stream; used by one thread at a time.
-
-    Args:
-        graphs: the most shapes with a context and CUDA graphs of their own; 0: plain enqueues only.
-        shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the fallback only.
-    """
+    """Runs an engine on one stream; used by one thread at a time. `graphs`, `shares`: see `ContextCache`."""
 
     def __init__(
         self, device: Device, engine: LoadedEngine, signature: Signature, memory: Memory, *, graphs: int, shares: bool
@@ -59,7 +54,6 @@ class Slot:
         self.device, self.signature = device, signature
         self._cuda = device.cuda
         kinds = self._cuda.functions.cudaMemcpyKind
-        self._to_gpu = kinds.cudaMemcpyHostToDevice
         # Not of `self`: a result that is kept would keep the slot.
         self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
         self.stream = device.stream()
@@ -70,7 +64,7 @@ class Slot:
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
         self._driver = device.cuda.driver
-        self._stretches = self._driver is not None and available()  # whole calls without the GIL
+        self.by_stretch = self._driver is not None and available()  # whole calls without the GIL
         self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
         self._behind: int | None = None  # a caller's stream on which this slot's last call may still run
         self._dirty = False  # a call ended early: its work may still run
@@ -89,14 +83,10 @@ class Slot:
         stream: int | None = None,
         example: Any = None,
     ) -> dict[str, Any]:
-        """Infer once on arrays that fit the signature.
+        """Infer once on arrays that fit the signature; into those of `out`, and new ones of the library that `example` is of.
 
-        What happens before the launch is kept short; what can be done while the GPU works, is done then.
-
-        Args:
-            out: arrays to write results into.
-            stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
-            example: an array of the library that new results are made arrays of.
+        What happens before the launch is kept short; what can be done while the GPU works, is done then. On a caller's
+        `stream` this returns while it runs, if every array is in GPU memory.
         """
         if self._dirty or self._behind is not None or self.shared:
             self.settle(stream)
@@ -104,7 +94,7 @@ class Slot:
         self._dirty = True
         layout = self.lay_out(bound_context, arrays, out, stream)
         outputs = None
-        if self._stretches and stream is None and (replay := bound_context.graphs.get(layout[0])) is not None:
+        if self.by_stretch and stream is None and (replay := bound_context.graphs.get(layout[0])) is not None:
             outputs = self._replay(replay, bound_context, layout, out, example)
         if outputs is None:
             with self.device.current():
@@ -149,7 +139,7 @@ class Slot:
                 copies.append((staging, array))
         results: list[Result] = []
         if out is None and not on_gpu and len(bound_context.results) == len(bound_context.outputs):
-            results += [np.empty(shape, dtype) for _, shape, dtype in bound_context.results]
+            results += [np.empty(shape, dtype) for shape, dtype in bound_context.results]
             return (*locations, *bound_context.staged), copies, results, ()
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
             given = out.get(tensor.name) if out else None
@@ -195,18 +185,10 @@ class Slot:
 
         Returns: None where a stretch can't: a stream has work left that comes first, an array isn't contiguous, a call failed.
         """
-        _, copies, results, streams = layout
-        first, last, sources, targets = replay.stretches.get(streams) or self._prepare(replay, bound_context, layout)
-        for word, (_, source) in zip(sources, copies):
-            if not source.flags.c_contiguous:
-                return None
-            first.words[word] = start(source)
-        if targets:
-            for word, target in zip(targets, [item for item in results if isinstance(item, np.ndarray)]):
-                if not target.flags.c_contiguous:
-                    return None
-                last.words[word] = start(target)
-        if first.run() if sources or last is first else first.hold():
+        if (stretches := self.filled(replay, bound_context, layout)) is None:
+            return None
+        (first, last), results = stretches, layout[2]
+        if first.run() if layout[1] or last is first else first.hold():
             return None
         replay.last_use = self.contexts.calls
         self.replays += 1
@@ -219,40 +201,55 @@ class Slot:
                 np.copyto(target, landing)
         return outputs
 
-    def _prepare(self, replay: Replay, bound_context: BoundContext, layout: Layout) -> Prepared:
-        """Make a call with the graph but for where the caller's arrays in host memory lie."""
-        _, copies, results, streams = layout
-        into = [copying(start(to), 0, to.nbytes) for to, _ in copies]
-        pairs = zip(results, bound_context.landing)
-        landings = [landing for item, landing in pairs if isinstance(item, np.ndarray) and landing is not None]
-        back = [copying(0, start(landing), landing.nbytes) for landing in landings]
-        rows = [*into, *self.work(replay.address, streams)]
-        wait, one = rows.pop(), len(back) == len(results)
-        first = Stretch([*rows, wait, *back] if one else rows)
-        last, before = (first, len(rows) + 1) if one else (Stretch([wait, *back]), 1)
-        if len(replay.stretches) >= REMEMBERED:
-            replay.stretches.clear()
-        replay.stretches[streams] = prepared = (
-            first,
-            last,
-            tuple(WIDTH * row + SOURCE for row in range(len(into))),
-            tuple(WIDTH * (before + row) + TO for row in range(len(back))),
-        )
-        return prepared
-
-    def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
-        """Rows of a stretch: launch the graph at that address, and wait for it. Empty where there can be none.
+    def filled(
+        self, replay: Replay, bound_context: BoundContext, layout: Layout, *, one: bool = False
+    ) -> tuple[Stretch, Stretch] | None:
+        """Return the whole of a call in one stretch, twice; or in two, where results are in GPU memory: the second waits. None
+        where an array isn't contiguous.
 
         Args:
-            after: streams. If one of them has work left, or another device is current, whose default stream would be asked,
-                this fails before the launch; the method of that name orders it then.
+            one: one stretch in any case.
+        """
+        _, copies, results, streams = layout
+        prepared = replay.stretches.get(streams) or self._prepare(replay, bound_context, layout, one)
+        first, last, sources, targets = prepared
+        for word, (_, source) in zip(sources, copies):
+            if not source.flags.c_contiguous:
+                return None
+            first.words[word] = start(source)
+        if targets:
+            for word, target in zip(targets, [item for item in results if isinstance(item, np.ndarray)]):
+                if not target.flags.c_contiguous:
+                    return None
+                last.words[word] = start(target)
+        return first, last
+
+    def _prepare(self, replay: Replay, bound_context: BoundContext, layout: Layout, one: bool) -> Prepared:
+        """Make a call with the graph but for where the caller's arrays in host memory lie.
+
+        If a stream that comes first has work left, or another device is current, whose default stream would be asked, it fails
+        before the launch.
         """
         driver, here = self._driver, ctypes.addressof(self._here)
-        if driver is None or not self._stretches or self._cuda.context is None:
-            return []
-        current = [calling(driver.getting, here), same(here, self._cuda.context)] if after else []
-        idle = [calling(driver.querying, stream) for stream in after]
-        return [*current, *idle, calling(driver.launching, graph, self.own), calling(driver.synchronizing, self.own)]
+        assert driver is not None and self._cuda.context is not None
+        _, copies, results, streams = layout
+        rows = [copying(start(to), 0, to.nbytes) for to, _ in copies]
+        sources = tuple(WIDTH * row + SOURCE for row in range(len(rows)))
+        if streams:
+            rows += [calling(driver.getting, here), same(here, self._cuda.context)]
+        rows += [calling(driver.querying, stream) for stream in streams]
+        rows.append(calling(driver.launching, replay.address, self.own))
+        pairs = zip(results, bound_context.landing)
+        landings = [landing for item, landing in pairs if isinstance(item, np.ndarray) and landing is not None]
+        ends = [calling(driver.synchronizing, self.own), *(copying(0, start(item), item.nbytes) for item in landings)]
+        one = one or len(landings) == len(results)
+        first = Stretch([*rows, *ends] if one else rows)
+        last, before = (first, len(rows) + 1) if one else (Stretch(ends), 1)
+        if len(replay.stretches) >= REMEMBERED:
+            replay.stretches.clear()
+        targets = tuple(WIDTH * (before + row) + TO for row in range(len(landings)))
+        replay.stretches[streams] = prepared = first, last, sources, targets
+        return prepared
 
     def _run(
         self,
@@ -266,11 +263,12 @@ class Slot:
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         locations, _, results, _ = layout
         waits = stream is None or any(location.place != DEVICE for location in locations)
-        self.give_inputs(layout, target)
         replay = self.contexts.replay(bound_context, arrays, locations)
         if replay is None and any(location.place == PINNED for location in locations):
-            locations = self.uploaded(arrays, locations, target)
-            replay = self.contexts.replay(bound_context, arrays, locations)
+            # Graphs for addresses there are few: as if it lay elsewhere, then.
+            layout = self.lay_out(bound_context, arrays, out, stream, least=sys.maxsize)
+            return self._run(bound_context, arrays, layout, out, stream, example)
+        self.give_inputs(layout, target)
         if replay is not None:
             self.launch(replay.raw, replay.address, raw, target)
             self.replays += 1
@@ -369,24 +367,6 @@ class Slot:
         elif self._behind is not None and self._behind != stream:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
             self._behind = None
-
-    def uploaded(self, arrays: Sequence[Source], locations: Locations, target: int) -> Locations:
-        """The locations after a copy of what lies in pinned memory of the caller's: a graph for each address there is made only
-        where addresses come again."""
-        location_list = list(locations)
-        for index, (tensor, array) in enumerate(zip(self.signature.inputs, arrays)):
-            place, address = locations[index]
-            if place == PINNED:
-                assert isinstance(array, np.ndarray)
-                inside = self.contexts.gpu[tensor.name].address
-                if (
-                    self._driver is None
-                    or target != self.own
-                    or self._driver.upload(inside, address, array.nbytes, target)
-                ):
-                    self._cuda("cudaMemcpyAsync", inside, address, array.nbytes, self._to_gpu, target)
-                location_list[index] = RESIDENT
-        return tuple(location_list)
 
     def pinned_at(self, array: NDArray[Any]) -> int:
         """The array's address if it is whole and page-locked, else 0."""
