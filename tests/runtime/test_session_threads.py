@@ -636,7 +636,7 @@ def test_the_engine_goes_while_its_device_is_current(cuda: FakeCuda, open_sessio
     seen: list[int | None] = []
     with open_session(large_engine(cuda), contexts=3) as session:
         hold(session, held, 3)
-        weakref.finalize(session._gpus[0]._loaded, lambda: seen.append(held.current()))
+        weakref.finalize(session._gpus[0].loaded, lambda: seen.append(held.current()))
 
         def work(_: int) -> None:
             for _ in range(3):

@@ -34,13 +34,8 @@ _KINDS = {0: "int", 1: "uint", 2: "float"}
 
 @dataclass(slots=True)
 class View:
-    """Contiguous GPU memory of an array.
-
-    Attributes:
-        stream: the one that still makes it (1: the legacy default one).
-        owner: what keeps the memory; None: whoever holds the array does.
-        read_only: its owner says that it must not be written.
-    """
+    """Contiguous GPU memory of an array, which `stream` still makes (1: the legacy default one); `owner` keeps it (None:
+    whoever holds the array does)."""
 
     address: int
     shape: Shape
@@ -315,10 +310,8 @@ def _scattered(obj: Any) -> UsageError:
 class DeviceArray:
     """A result in GPU memory, for any library with DLPack or `__cuda_array_interface__`; `numpy()` copies it to the host.
 
-    Attributes:
-        shape, dtype, nbytes: as of a NumPy array.
-        ordinal, address: the GPU and where on it.
-        streams: on which it may be read or written when nothing refers to it any more (`trtopt.cuda.memory.Block`).
+    It has shape, dtype and nbytes as a NumPy array, `ordinal` and `address`; on `streams` it may be read or written when
+    nothing refers to it any more (`trtopt.cuda.memory.Block`).
     """
 
     __slots__ = "__weakref__", "_copy", "_owner", "_ready", "_stream", "address", "dtype", "ordinal", "shape", "streams"

@@ -28,11 +28,7 @@ class Memory:
         self._lock = threading.RLock()
 
     def gpu(self, nbytes: int) -> DeviceBuffer:
-        """Device memory.
-
-        Raises:
-            DeviceError: the limit is reached, or the GPU has no more.
-        """
+        """Device memory; DeviceError where the limit is reached, or the GPU has no more."""
         with self._lock:
             if self.limit is not None and self.gpu_bytes + nbytes > self.limit:
                 raise DeviceError(
@@ -62,11 +58,8 @@ class Memory:
 
 
 class Block:
-    """Device memory lent for one result. It goes back when nothing refers to it any more.
-
-    Attributes:
-        streams: on which it may be written or read even then: handles, `arrays.LEGACY` and `UNKNOWN` among them.
-    """
+    """Device memory lent for one result. It goes back when nothing refers to it any more, perhaps while it is written or read
+    on `streams`: handles, `arrays.LEGACY` and `UNKNOWN` among them."""
 
     __slots__ = ("__weakref__", "_home", "address", "buffer", "streams")
 
@@ -98,9 +91,6 @@ class Blocks:
 
         Args:
             followed: the stream is about to follow the default one anyway. (The block keeps that one: it may come back before.)
-
-        Raises:
-            DeviceError: there is no memory.
         """
         home = self._returned.get(nbytes)
         if home:  # the common case, short

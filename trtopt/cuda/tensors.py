@@ -125,14 +125,9 @@ def check_array(tensor: Tensor, array: Any, role: str = "input") -> None:
 
 
 def signature(engine: Any) -> Signature:
-    """Read off an ICudaEngine.
-
-    Raises:
-        EngineError: an input or output has a type that arrays can't hold.
-    """
+    """Read off an ICudaEngine; EngineError where an input or output has a type that arrays can't hold."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
+    inputs, outputs = list[Tensor](), list[Tensor]()
     for name in names:
         (inputs if engine.get_tensor_mode(name).name == "INPUT" else outputs).append(_describe(engine, name))
     profiles = tuple(

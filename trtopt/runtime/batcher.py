@@ -353,10 +353,7 @@ class Batcher:
                 if request.shapes in self._open:
                     self._seal(self._open[request.shapes], full=True)
                 if self._serving < self._slots:
-                    try:
-                        self._workers.submit(self._serve)
-                    except RuntimeError as error:  # Python ends
-                        raise DeviceError(f"no thread for this batch ({error}): use Session.run") from None
+                    self._workers.submit(self._serve)
                     self._serving += 1
                 self._ready.notify()  # a thread has to wait until it is due
                 batch = self._open[request.shapes] = Batch(request.shapes, time.monotonic())

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DeviceError, EngineError, UsageError
 from trtopt.core.values import x
 from trtopt.cuda.arrays import View
-from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
-from trtopt.cuda.memory import Memory
-from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
+from trtopt.cuda.device import DeviceBuffer, Graph, HostBuffer, Stream
+from trtopt.cuda.tensors import Shape, Tensor, check_array
 from trtopt.runtime.stretch import Stretch
-from trtopt.trt.plans import LoadedEngine
+
+if TYPE_CHECKING:
+    from trtopt.runtime.gpu_engine import GpuEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
 Key = tuple[tuple[Shape, ...], tuple[bytes, ...]]
@@ -101,11 +102,7 @@ class BoundContext:
 
 
 class ContextCache:
-    """The contexts of one slot, for its stream.
-
-    Args:
-        graphs: the most shapes with a context and CUDA graphs of their own; 0: plain enqueues only.
-        shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the fallback only.
+    """The contexts of one slot, for its stream; the fallback only where several can't share a profile.
 
     Attributes:
         gpu, host: tensor name → its memory on the GPU, and its page-locked memory.
@@ -115,31 +112,22 @@ class ContextCache:
         evictions: contexts and graphs that were replaced.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        stream: Stream,
-        engine: LoadedEngine,
-        signature: Signature,
-        memory: Memory,
-        *,
-        graphs: int,
-        shares: bool,
-    ) -> None:
-        self._device, self._stream, self._cuda = device, stream, device.cuda
-        self.loaded, self._signature, self._memory = engine, signature, memory
-        self._shares = shares
+    def __init__(self, engine: GpuEngine, stream: Stream) -> None:
+        assert engine.loaded is not None
+        self._device, self._stream, self._cuda = engine.device, stream, engine.device.cuda
+        self.loaded, self._signature, self._memory = engine.loaded, engine.signature, engine.memory
+        self._shares = engine.shares
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
-        self.reads_shapes = any(item.on_host for item in signature.inputs)
-        self._scratch = memory.gpu(engine.scratch_bytes)
+        self.reads_shapes = any(item.on_host for item in self._signature.inputs)
+        self._scratch = self._memory.gpu(self.loaded.scratch_bytes)
         self._epoch = 0  # grows when buffers move: what was set up or captured before is stale
         self.gpu: dict[str, DeviceBuffer] = {}
         self.host: dict[str, HostBuffer] = {}
         self.allocated: dict[str, Shape] = {}
         self._recent_keys: OrderedDict[Key, None] = OrderedDict()
         self._contexts: dict[Key, BoundContext] = {}
-        self._most_contexts, self._most_graphs = graphs, GRAPHS * graphs
+        self._most_contexts, self._most_graphs = engine.graphs, GRAPHS * engine.graphs
         self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         with _SLOWLY:

@@ -116,15 +116,15 @@ class GpuEngine:
         limit: int | None,
         trust_host_code: bool,
     ) -> None:
-        self.device, self._graphs = device, graphs
+        self.device, self.graphs = device, graphs
         self.notes: list[str] = []
         self._store, runtime_cache = self._kept(plan) if generation.family == "rtx" else (None, None)
         self.memory = Memory(device, limit)
         with device.current():
-            self._loaded: LoadedEngine | None = generation.load(
+            self.loaded: LoadedEngine | None = generation.load(
                 plan, path.name, host_code=trust_host_code, runtime_cache=runtime_cache, capture=graphs > 0
             )
-            self.signature: Signature = signature(self._loaded.engine)
+            self.signature: Signature = signature(self.loaded.engine)
             self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
@@ -140,7 +140,7 @@ class GpuEngine:
 
     def _second_context(self) -> bool:
         """Return True if a second context can be used: TensorRT 8.6 crashes where it can't."""
-        engine = self._loaded
+        engine = self.loaded
         assert engine is not None
         with self.memory.gpu(engine.scratch_bytes) as scratch:
             contexts = [engine.context(scratch.handle, scratch.nbytes) for _ in range(2)]
@@ -149,16 +149,16 @@ class GpuEngine:
         return shares
 
     def slot(self) -> Slot:
-        if self._loaded is None:
+        if self.loaded is None:
             raise DeviceError(CLOSED)
         with self.device.current():
-            return Slot(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
+            return Slot(self)
 
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""
         with self.device.current():
-            cache = self._loaded.runtime_cache() if self._loaded is not None and self._store is not None else None
-            self._loaded = None
+            cache = self.loaded.runtime_cache() if self.loaded is not None and self._store is not None else None
+            self.loaded = None
         if self._store is not None and cache:
             try:
                 write_bytes(self._store, cache)

@@ -23,13 +23,8 @@ class OnnxSlot:
     """Runs an ONNX file on the CPU. One with Q/DQ runs node by node as it is written: ONNX Runtime's fused INT8 kernels
     saturate where a CPU lacks VNNI.
 
-    Args:
-        manifest: of the engine that was built from it: its profiles bound the shapes here, too.
-        threads: of one call; None: one per core.
-
-    Raises:
-        EngineMismatch: the file isn't the graph that the engine was built from.
-        InvalidModel, MissingDependency: see `OnnxRunner`.
+    The manifest's profiles bound the shapes here, too. EngineMismatch where the file isn't the graph that the engine was built
+    from.
     """
 
     def __init__(

@@ -455,10 +455,7 @@ class Session:
                 raise DeviceError(CLOSED)
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix=_NAME)
-            try:
-                return self._workers.submit(self.run, inputs)
-            except RuntimeError as error:  # Python ends
-                raise DeviceError(f"no thread for this call ({error}): use run") from None
+            return self._workers.submit(self.run, inputs)
 
     def run_images(
         self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5

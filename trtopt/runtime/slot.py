@@ -9,7 +9,7 @@ import math
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.values import x
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start, writable
 from trtopt.cuda.device import Cuda, Device, Event, HostBuffer
-from trtopt.cuda.memory import Block, Blocks, Memory
+from trtopt.cuda.memory import Block, Blocks
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
 from trtopt.runtime.contexts import (
     DEVICE,
@@ -34,7 +34,9 @@ from trtopt.runtime.contexts import (
     Source,
 )
 from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Stretch, available, calling, copying, same
-from trtopt.trt.plans import LoadedEngine
+
+if TYPE_CHECKING:
+    from trtopt.runtime.gpu_engine import GpuEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
 Result: TypeAlias = "Block | Source | None"  # where an output goes; None: host memory, of a shape that isn't known yet
@@ -46,12 +48,11 @@ _LARGE = 64 << 10  # bytes: from this on it is worth asking whether an input alr
 
 
 class Slot:
-    """Runs an engine on one stream; used by one thread at a time. `graphs`, `shares`: see `ContextCache`."""
+    """Runs an engine on one stream; used by one thread at a time."""
 
-    def __init__(
-        self, device: Device, engine: LoadedEngine, signature: Signature, memory: Memory, *, graphs: int, shares: bool
-    ) -> None:
-        self.device, self.signature = device, signature
+    def __init__(self, engine: GpuEngine) -> None:
+        device = engine.device
+        self.device, self.signature = device, engine.signature
         self._cuda = device.cuda
         kinds = self._cuda.functions.cudaMemcpyKind
         # Not of `self`: a result that is kept would keep the slot.
@@ -69,8 +70,8 @@ class Slot:
         self._behind: int | None = None  # a caller's stream on which this slot's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
-        self.contexts = ContextCache(device, self.stream, engine, signature, memory, graphs=graphs, shares=shares)
-        self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._event))
+        self.contexts = ContextCache(engine, self.stream)
+        self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
         self.replays = 0
 
     # The call ------------------------------------------------------------------------------------------------------

@@ -55,13 +55,7 @@ class SlotPool(Generic[T]):
         self.waits = 0
 
     def take(self, group: int | None = None, timeout: float | None = None) -> T:
-        """Return an item for the caller alone, of that group or any; wait for it at most `timeout` seconds.
-
-        Raises:
-            Busy: none came free in time.
-            UsageError: `timeout` is no time.
-            DeviceError: `close` was called.
-        """
+        """Return an item for the caller alone, of that group or any; wait for it at most `timeout` seconds, then raise Busy."""
         if timeout is not None:
             check_timeout(timeout)
         waiter: _Waiter[T] | None = None
