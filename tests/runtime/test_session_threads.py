@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -239,27 +237,6 @@ def test_garbage_collected_during_a_capture_does_not_break_it(
         assert captured == [False] * count
 
 
-def test_memory_is_reported_while_threads_allocate(cuda: FakeCuda, open_session: Open) -> None:
-    def pin(session: Session) -> None:
-        for _ in range(300):
-            session.pinned("x", (1, 3))
-
-    def report(session: Session) -> None:
-        for _ in range(300):
-            assert session.memory().gpu > 0
-
-    before = sys.getswitchinterval()
-    with open_session(adding_engine(cuda)) as session:
-        kept = [session.pinned("x", (1, 3)) for _ in range(200)]  # summing them up takes a while
-        sys.setswitchinterval(1e-6)
-        try:
-            wrong = in_threads(4, lambda number: (report if number % 2 else pin)(session))
-        finally:
-            sys.setswitchinterval(before)
-        assert wrong == []
-        del kept
-
-
 def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(adding_engine(cuda), contexts=2)
     first = session.bind(inputs_of(2))
@@ -281,29 +258,6 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
 
 
 # Python's GIL ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
-) -> None:
-    def launch(graph: int, stream: int) -> int:
-        asked.append("launch")
-        return int(cuda.cudaGraphLaunch(graph, stream)[0]) if works else 201  # CUDA_ERROR_INVALID_CONTEXT
-
-    asked: list[str] = []
-    none, _kept = driver(cuda, [], False)
-    monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
-    with open_session(large_engine(cuda)) as session:
-        hold(session, replace(none, launch=launch), 1)
-        x = session.pinned("x", (2, 40_000))
-        for round_ in range(5):
-            x[:] = np.random.default_rng(round_).normal(size=x.shape)
-            np.testing.assert_array_equal(session.run({"x": x})["y"], x * 2)
-        with session.bind({"x": x}) as bound:
-            x[:] = 3
-            assert (bound()["y"] == 6).all()
-        assert asked.count("launch") > 2
 
 
 @pytest.fixture
@@ -628,26 +582,6 @@ def test_a_stream_of_the_callers_is_met_on_its_device(
         assert len(there) >= 8
         assert held.current() == before
         mine.free()
-
-
-@pytest.mark.parametrize("before", [None, 101])
-def test_the_engine_goes_while_its_device_is_current(cuda: FakeCuda, open_session: Open, before: int | None) -> None:
-    held, _kept = driver(cuda, [], True)
-    seen: list[int | None] = []
-    with open_session(large_engine(cuda), contexts=3) as session:
-        hold(session, held, 3)
-        weakref.finalize(session._gpus[0].loaded, lambda: seen.append(held.current()))
-
-        def work(_: int) -> None:
-            for _ in range(3):
-                session.run({"x": np.ones((2, 40_000), np.float32)})
-
-        assert in_threads(3, work) == []
-        with session.bind({"x": np.ones((2, 40_000), np.float32)}):
-            pass
-        cuda.set_current(before)
-    assert seen == [100]
-    assert held.current() == before
 
 
 def hold(session: Session, held: Driver, contexts: int) -> None:

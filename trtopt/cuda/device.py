@@ -1,11 +1,8 @@
 """The GPU: finding one, memory, streams, events and graphs. The only importer of cuda-python.
 
-`probe` asks the driver through ctypes, so it needs no package and can't crash; call it before any native code that
-would (TensorRT 8.6's Runtime() segfaults without a GPU). `Device` then wraps the CUDA runtime: each call's return code
-is checked, each resource frees itself once, is a context manager, and refuses to be used after it was freed.
-
-CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what needs it sets it and puts back what was
-there (`Cuda.current`); streams and graphs carry their own.
+`probe` asks the driver through ctypes, so it needs no package and can't crash; call it before native code that would (TensorRT
+8.6's Runtime() segfaults without a GPU). CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what
+needs it sets it and puts back what was there (`Cuda.current`); streams and graphs carry their own.
 """
 
 from __future__ import annotations
@@ -50,10 +47,8 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Probe:
-    """The driver's answer. True where a GPU can be used; else `reason` says why not.
-
-    `driver` is the newest CUDA version that the driver runs, such as (13, 0); None without a driver.
-    """
+    """The driver's answer: True where a GPU can be used, else `reason` says why not; and the newest CUDA version that the
+    driver runs, such as (13, 0)."""
 
     devices: tuple[DeviceInfo, ...] = ()
     driver: tuple[int, int] | None = None
@@ -86,13 +81,7 @@ def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
 
 @contextlib.contextmanager
 def current_gpu(ordinal: int) -> Iterator[None]:
-    """Make a GPU this thread's current one in the block; after it, that is what it was. Needs no package.
-
-    GPU 0 is what a thread has by itself: nothing is set for it.
-
-    Raises:
-        DeviceError: the driver can't use it.
-    """
+    """Make a GPU this thread's current one in the block, without any package. (GPU 0 is what a thread has by itself.)"""
     if not ordinal:
         yield
         return
@@ -165,14 +154,9 @@ _STAYS = contextlib.nullcontext()
 
 
 class Cuda:
-    """The CUDA runtime's functions on one device, each return code checked.
+    """The CUDA runtime's functions on one device, each return code checked; others in tests, which have no `driver`.
 
-    Args:
-        functions: replaces the real ones in tests.
-
-    Attributes:
-        driver: its functions; None without one, in tests.
-        context: what `Driver.current` gives where this device is current; None without `driver`.
+    `context` is what `Driver.current` gives where this device is current.
     """
 
     def __init__(self, ordinal: int, functions: Any = None) -> None:
@@ -276,11 +260,8 @@ _capture = _Capture()
 
 
 def after_capture(action: Callable[[], object]) -> None:
-    """Do it now; or, where this thread is capturing a CUDA graph, when that has ended.
-
-    For what frees GPU memory and may be called by the garbage collector, which may strike anywhere: CUDA refuses to free in a
-    thread that captures, and the capture is broken. Other threads may free meanwhile.
-    """
+    """Do it now; or, where this thread is capturing a CUDA graph, when that has ended: for what the garbage collector may call
+    anywhere, since CUDA refuses to free in a thread that captures, and the capture is broken."""
     if _capture.later is None:
         action()
     else:
@@ -395,14 +376,9 @@ class Stream(Resource):
         self._cuda("cudaEventRecord", event.raw, self.raw)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """Record what `enqueue` gives to this stream, without running it.
-
-        Buffers and shapes that it uses are fixed in the graph. Other threads may allocate and free meanwhile; what this one
-        lets go of is freed afterwards.
-
-        Raises:
-            DeviceError: something in it can't be captured; the stream is usable again.
-        """
+        """Record what `enqueue` gives to this stream, without running it; buffers and shapes that it uses are fixed in the
+        graph. Other threads may allocate and free meanwhile; what this one lets go of is freed afterwards. DeviceError where
+        something in it can't be captured; the stream is usable again."""
         functions = self._cuda.functions
         mode = functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         with _capturing():

@@ -36,10 +36,9 @@ _here = _Here()
 class Driver:
     """Functions that are called on addresses; the code that they give is for the caller to look at.
 
-    Launches, copies and waits on streams that were made on a device need no current one. All but `synchronize` keep Python's
-    GIL: a launch is short, and letting the GIL go for it costs far more where other threads queue for it. Not for streams that
-    may be full: Python code that the GPU waits for couldn't run. Where one fails, the runtime's call of the same purpose says
-    what is wrong, or works.
+    Launches and waits on streams that were made on a device need no current one. All but `synchronize` keep Python's GIL:
+    letting it go for a launch costs far more where other threads queue for it. (Not for streams that may be full: Python code
+    that the GPU waits for couldn't run.) Where one fails, the runtime's call of the same purpose says what is wrong, or works.
     """
 
     launch: Callable[[int, int], int]  # graph, stream

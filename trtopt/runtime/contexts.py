@@ -49,6 +49,7 @@ STAGED, RESIDENT = Location(_STAGING), Location(_RESIDENT)
 # host memory go: of inputs that are copied, and of outputs.
 Prepared = tuple[Stretch, Stretch, tuple[int, ...], tuple[int, ...]]
 
+_AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 REMEMBERED = 64  # shapes and locations seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
@@ -129,6 +130,7 @@ class ContextCache:
         self._contexts: dict[Key, BoundContext] = {}
         self._most_contexts, self._most_graphs = engine.graphs, GRAPHS * engine.graphs
         self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
+        self._roomy: set[int] = set()
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         with _SLOWLY:
             self._fallback: BoundContext | None = self._context()
@@ -178,13 +180,11 @@ class ContextCache:
         return self._fallback
 
     def _makes_room(self, most: int, kept: list[tuple[int, dict[Any, Any], Any]]) -> bool:
-        """Make room for one more context or graph: of more than `most`, the one used longest ago goes.
+        """Make room for one more context or graph: of more than `most`, the one used longest ago goes; of each `kept` are known
+        the number of the call that used it last, the dict that it is in, and its key there.
 
         But one that was used in the last 16 calls for each that is kept stays, and there is no room: where more shapes take
         turns than there is room for, replacing them all the time would cost more than it gains.
-
-        Args:
-            kept: for each the number of the call that used it last, the dict that it is in, and its key there.
         """
         if len(kept) >= most:
             last_call, cache, key = min(kept, key=lambda item: item[0])
@@ -223,6 +223,7 @@ class ContextCache:
                 raise EngineError(f"TensorRT refused optimization profile {number}; its log says why")
             self._stream.synchronize()
             bound_context.profile = number
+        self._room_at_once(context, number)
         for tensor, shape, array in zip(inputs, shapes, arrays):
             self._room(tensor, shape)
             if tensor.on_host:
@@ -280,6 +281,19 @@ class ContextCache:
 
     def buffer(self, tensor: Tensor) -> DeviceBuffer | HostBuffer:
         return self.host[tensor.name] if tensor.on_host else self.gpu[tensor.name]
+
+    def _room_at_once(self, context: Any, number: int) -> None:
+        """Buffers for the profile's largest shapes, unless they are very large: before results take the memory."""
+        if number in self._roomy or not self._signature.profiles or self.reads_shapes:
+            return
+        self._roomy.add(number)
+        inputs, outputs = self._signature.inputs, self._signature.outputs
+        largest = [self._signature.profiles[number][item.name].max for item in inputs]
+        if all(context.set_input_shape(item.name, shape) for item, shape in zip(inputs, largest)):
+            results = [tuple(int(size) for size in context.get_tensor_shape(item.name)) for item in outputs]
+            for tensor, shape in zip((*inputs, *outputs), (*largest, *results)):
+                if min(shape, default=0) >= 0 and tensor.nbytes(shape) <= _AT_ONCE:
+                    self._room(tensor, shape)
 
     def _room(self, tensor: Tensor, shape: Shape) -> None:
         """Buffers that hold `shape`; they only grow, and what was captured with old ones is dropped."""
@@ -405,12 +419,8 @@ class ContextCache:
 
     def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:
         """Return True to capture now: a shape that stays, run once before, at addresses that came before."""
-        if (
-            not self._most_contexts
-            or not bound_context.warm
-            or None in bound_context.outputs
-            or self.loaded.captures_itself
-        ):
+        can = bound_context.warm and None not in bound_context.outputs and not self.loaded.captures_itself
+        if not self._most_contexts or not can:
             return False
         foreign = any(location.place in (DEVICE, PINNED) for location in locations)
         if not foreign or locations in bound_context.recent_locations:
@@ -422,9 +432,9 @@ class ContextCache:
 
     def replay(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> Replay | None:
         """The CUDA graph for these locations; a new one, if they are worth it and there is room."""
-        if (earlier_replay := bound_context.graphs.get(locations)) is not None:
-            earlier_replay.last_use = self.calls
-            return earlier_replay
+        if (replay := bound_context.graphs.get(locations)) is not None:
+            replay.last_use = self.calls
+            return replay
         full = self.calls < self._full
         if full or locations in bound_context.graphs or not self._worth(bound_context, locations):
             return None

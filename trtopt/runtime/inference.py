@@ -43,7 +43,7 @@ _SHOWN = 8  # samples whose best classes are kept for an output of samples × cl
 
 @dataclass(frozen=True)
 class OutputSummary:
-    """One output. `minimum`, `maximum`: of the finite values, None without any; `not_finite`: NaN and infinite ones."""
+    """One output; `minimum`, `maximum` of its finite values, None without any; and how many are NaN or infinite."""
 
     name: str
     dtype: str

@@ -42,7 +42,6 @@ class OnnxSlot:
             tuple(Tensor(item.name, numpy_dtype(item.dtype), item.sizes, batch_axis=item.batch_axis) for item in items)
             for items in (graph.inputs, graph.outputs)
         )
-        self.declared = {item.name: item.shape for item in graph.inputs}
         # As the engine itself would give them: fixed inputs, which the manifest leaves out, with their shape.
         fixed = {item.name: ShapeRange(*[item.shape] * 3) for item in inputs}
         profiles = tuple({**{name: fixed[name] for name in fixed if name not in given}, **given} for given in ranges)

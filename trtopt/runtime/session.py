@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
+from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
 from trtopt.core.values import (
@@ -153,10 +153,8 @@ class Session:
         if calib is not None and weights is None:
             raise UsageError("`calib=` has the scales for other weights: give the model as `weights=`, or drop it")
         if weights is not None and (self.manifest is None or backend == "onnxruntime"):
-            what = (
-                "runs a graph, which has its own" if backend == "onnxruntime" else f"{self.engine.name} has no manifest"
-            )
-            raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {what}")
+            why = "a graph has its own" if backend == "onnxruntime" else f"{self.engine.name} has no manifest"
+            raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {why}")
         self._forked = False
         _opened.add(self)
         self._queue, self._places = queue, threading.BoundedSemaphore(queue)
@@ -255,12 +253,10 @@ class Session:
 
         slot = OnnxSlot(graph, self.manifest, threads)
         self._signature = slot.signature
-        self._declared = slot.declared
         instead = "open several sessions: ONNX Runtime runs one call of each at a time"
         self._slots: SlotPool[AnySlot] = SlotPool([lambda: slot], 1, instead)
 
     def _use_gpus(self, gpus: list[GpuEngine], contexts: int) -> None:
-        self._declared = {item["name"]: item["shape"] for item in self.manifest.inputs} if self.manifest else {}
         self.notes += [note for gpu in gpus for note in gpu.notes]
         self._signature = gpus[0].signature
         if not gpus[0].shares:
@@ -297,10 +293,8 @@ class Session:
             One array for each output: in GPU memory if any input is (torch tensors for torch, CuPy arrays for CuPy, else a
             `DeviceArray`), otherwise in host memory. A result whose shape depends on the data is always in host memory.
 
-        Raises:
-            UsageError: a name, dtype or shape that the engine doesn't take; Busy: no context came free within `timeout`.
-            EngineError: TensorRT couldn't run it.
-            DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
+        Raises: UsageError (also for a name, dtype or shape that the engine doesn't take), Busy (no context came free within
+            `timeout`), EngineError (TensorRT couldn't run it), DeviceError (CUDA failed, this is closed, or was forked).
         """
         if self._forked:
             self._alive()
@@ -327,9 +321,6 @@ class Session:
             if results and out:
                 check_out(self._signature, results, out)
             outputs = slot.run(arrays, shapes, results, handle, values[0] if values else None)
-        except EngineError as error:
-            self._refuse_uneven(shapes, error)
-            raise
         finally:
             self._slots.give(slot)
         if out:
@@ -347,12 +338,10 @@ class Session:
         """Prepare inference on arrays that stay where they are; calling the result runs it, at the cost of a graph replay.
 
         Args:
-            inputs: as for `run`. What they hold at a call is what it runs on. Arrays in GPU memory are read in place, and
-                those of `pinned` copied by the GPU alone. What other streams than the default one write into them must be
+            inputs: what they hold at a call is what it runs on. What other streams than the default one write into them must be
                 there before a call, unless it is written in the order of `stream`.
             out: as for `run`; else arrays are made, once.
-            stream: the stream to run on, as for `run`.
-            timeout: seconds to wait for a free context, as for `run`.
+            stream, timeout: as for `run`.
 
         Raises: as `run`; UsageError also where an output's shape depends on the data.
         """
@@ -409,19 +398,6 @@ class Session:
                 check_array(tensor, array)
         return tuple([array.shape for array in arrays])
 
-    def _refuse_uneven(self, shapes: Sequence[Shape], error: EngineError) -> None:
-        """Raise UsageError if sizes differ that the model calls the same: then that is why it failed. (Names in models may be
-        wrong, so that these alone are no reason to refuse a call.)"""
-        seen: dict[str, tuple[int, str]] = {}
-        for name, shape in zip(self._names, shapes):
-            for size, declared in zip(shape, self._declared.get(name, ())):
-                before, where = seen.setdefault(declared, (size, name)) if isinstance(declared, str) else (size, name)
-                if size != before:
-                    raise UsageError(
-                        f"{declared!r} is {before} in input {where!r} and {size} in {name!r}; {self.engine.name} can't be run "
-                        "on that: give inputs of one size"
-                    ) from error
-
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
         """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
 
@@ -470,10 +446,7 @@ class Session:
             For an engine with one output of images × classes: for each image its best classes (softmax scores). Otherwise the
             outputs as arrays, the images along the first axis.
 
-        Raises:
-            UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
-            DataError: an image can't be decoded; it is named. None is run then.
-            EngineError: the scores of an image are NaN.
+        Raises: as `run`; UsageError where the engine takes no images, DataError for one that can't be decoded, before any runs.
         """
         return images_of.run_images(self, images, top)
 
@@ -498,10 +471,7 @@ class Session:
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
-        where each input and output has them (`batch_axis`). Inputs that don't count samples are the same in all batches.
-
-        Raises: as `run`; UsageError also where what an output gives can't be cut or joined, or an input lies in GPU memory.
-        """
+        where each input and output has them (`batch_axis`). Inputs that don't count samples are the same in all batches."""
         self._signature.check_names(inputs)
         arrays: dict[str, NDArray[Any]] = {}
         for name, array in zip(self._names, views([inputs[name] for name in self._names], 0, self._names)):

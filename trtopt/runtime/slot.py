@@ -111,11 +111,8 @@ class Slot:
         stream: int | None,
         least: int = _LARGE,
     ) -> Layout:
-        """Find where each input and output of a call lies. Nothing is copied or waited for yet.
-
-        Args:
-            least: bytes from which on it is asked for whether an input lies in pinned memory.
-        """
+        """Find where each input and output of a call lies; from `least` bytes on, whether an input is in pinned memory. Nothing
+        is copied or waited for yet."""
         locations: list[Location] = []
         copies: list[Copy] = []
         streams: set[int] = set()
@@ -181,11 +178,8 @@ class Slot:
         out: Mapping[str, Source] | None,
         example: Any,
     ) -> dict[str, Any] | None:
-        """Infer by a graph that was captured before, in one stretch or (with results in GPU memory) two: the common case,
-        short. It needs no current device.
-
-        Returns: None where a stretch can't: a stream has work left that comes first, an array isn't contiguous, a call failed.
-        """
+        """Infer by a graph that was captured before: the common case, short. It needs no current device. None where a stretch
+        can't: a stream has work left that comes first, an array isn't contiguous, a call failed."""
         if (stretches := self.filled(replay, bound_context, layout)) is None:
             return None
         (first, last), results = stretches, layout[2]
@@ -205,15 +199,11 @@ class Slot:
     def filled(
         self, replay: Replay, bound_context: BoundContext, layout: Layout, *, one: bool = False
     ) -> tuple[Stretch, Stretch] | None:
-        """Return the whole of a call in one stretch, twice; or in two, where results are in GPU memory: the second waits. None
-        where an array isn't contiguous.
-
-        Args:
-            one: one stretch in any case.
-        """
+        """Return the whole of a call in one stretch, twice; or, unless it is to be `one`, in two, where results are in GPU
+        memory: the second waits. None where an array isn't contiguous."""
         _, copies, results, streams = layout
-        prepared = replay.stretches.get(streams) or self._prepare(replay, bound_context, layout, one)
-        first, last, sources, targets = prepared
+        known = replay.stretches.get(streams)
+        first, last, sources, targets = known or self._prepare(replay, bound_context, layout, one)
         for word, (_, source) in zip(sources, copies):
             if not source.flags.c_contiguous:
                 return None
@@ -226,11 +216,8 @@ class Slot:
         return first, last
 
     def _prepare(self, replay: Replay, bound_context: BoundContext, layout: Layout, one: bool) -> Prepared:
-        """Make a call with the graph but for where the caller's arrays in host memory lie.
-
-        If a stream that comes first has work left, or another device is current, whose default stream would be asked, it fails
-        before the launch.
-        """
+        """Make a call with the graph but for where the caller's arrays in host memory lie. It fails before the launch if a
+        stream that comes first has work left, or another device is current, whose default stream would be asked."""
         driver, here = self._driver, ctypes.addressof(self._here)
         assert driver is not None and self._cuda.context is not None
         _, copies, results, streams = layout
@@ -315,11 +302,8 @@ class Slot:
         free: int | None,
         example: Any,
     ) -> tuple[dict[str, Any], list[Copy]]:
-        """Return what the caller gets, and the copies that are to be made into those in host memory when the GPU is done.
-
-        Args:
-            free: the stream in whose order the results come; None: they are waited for.
-        """
+        """Return what the caller gets, in the order of the stream `free` if that isn't None, and the copies that are to be made
+        into those in host memory when the GPU is done."""
         outputs: dict[str, Any] = {}
         copies: list[Copy] = []
         for tensor, shape, landing, result in zip(
@@ -328,7 +312,17 @@ class Slot:
             value: Any
             if isinstance(result, Block):
                 assert shape is not None
-                value = self.wrap(tensor, result, shape, free)
+                value = DeviceArray(
+                    result.address,
+                    shape,
+                    tensor.dtype,
+                    self._ordinal,
+                    result,
+                    stream=free,
+                    ready=None if free is None else self._ready(result.address, free),
+                    copy_to_host=self._fetch,
+                    streams=result.streams,
+                )
                 value = value if example is None else like(example, value)
             elif isinstance(result, View):
                 value = result.owner
@@ -396,19 +390,6 @@ class Slot:
                 if stream != target and not self.device.idle(stream):
                     self._cuda("cudaEventRecord", self._event.raw, stream)
                     self._cuda("cudaStreamWaitEvent", target, self._event.raw, 0)
-
-    def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
-        return DeviceArray(
-            block.address,
-            shape,
-            tensor.dtype,
-            self._ordinal,
-            block,
-            stream=stream,
-            ready=None if stream is None else self._ready(block.address, stream),
-            copy_to_host=self._fetch,
-            streams=block.streams,
-        )
 
     def _ready(self, address: int, stream: int) -> Event:
         """An event after what `stream` has to do by now. One for each address: results there follow one another."""

@@ -180,11 +180,9 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
 def in_turns(
     ways: Mapping[str, Callable[[], float]], count: int, *, rounds: int, seconds: float = math.inf
 ) -> dict[str, list[float]]:
-    """Measure several ways of running a model in rounds, so that falling clocks or a busy machine meet each alike.
-
-    Args:
-        ways: name → one measurement, in milliseconds. Every other round goes through them from the last to the first.
-        count: measurements of each way; fewer where they take longer than `seconds` in all, but one in each round.
+    """Measure several ways of running a model, each by a function that gives milliseconds, in rounds, so that falling clocks or
+    a busy machine meet each alike; every other round goes from the last to the first. `count` times each; fewer where they take
+    longer than `seconds` in all, but once in each round.
     """
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
