@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trtopt.cuda.arrays import start
 from trtopt.cuda.driver import address_of
-from trtopt.runtime.stretch import Row, Stretch, available, calling, copying
+from trtopt.runtime.stretch import NativeCall, Row, available, calling, copying
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="the C extension isn't built: it needs a C compiler when trtopt is installed"
@@ -28,20 +28,20 @@ def copied(target: NDArray[np.float64], source: NDArray[np.float64]) -> Row:
 def test_rows_are_done_in_their_order() -> None:
     source, target = np.random.default_rng(0).normal(size=(40, 999)), np.zeros((40, 999))
     again = np.zeros_like(target)
-    stretch = Stretch([copied(target, source), copied(again, target), calling(ABS, -4)])
+    stretch = NativeCall([copied(target, source), copied(again, target), calling(ABS, -4)])
     assert not target.any(), "not yet"
-    assert stretch.run() == 4
+    assert stretch.run_without_gil() == 4
     np.testing.assert_array_equal(again, source)
 
 
 def test_nothing_is_done_after_a_call_that_failed() -> None:
     source, target = np.ones(9), np.zeros(9)
-    assert Stretch([calling(ABS, -201), calling(ABS, -7), copied(target, source)]).run() == 201
+    assert NativeCall([calling(ABS, -201), calling(ABS, -7), copied(target, source)]).run_without_gil() == 201
     assert not target.any()
 
 
 def test_while_it_runs_other_threads_have_the_gil() -> None:
-    thread = threading.Thread(target=Stretch([calling(SLEEP, 600_000)]).run)
+    thread = threading.Thread(target=NativeCall([calling(SLEEP, 600_000)]).run_without_gil)
     thread.start()
     started, steps = time.monotonic(), 0
     while thread.is_alive() and time.monotonic() - started < 10:

@@ -32,7 +32,7 @@ from trtopt.data.rebatch import share
 from trtopt.runtime.contexts import MAPPED
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot_pool import CLOSED as SESSION_CLOSED
-from trtopt.runtime.stretch import Stretch, available, copying
+from trtopt.runtime.stretch import NativeCall, available, copying
 
 Array = NDArray[Any]
 Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
@@ -447,7 +447,7 @@ class Batcher:
                 else:
                     target[first:stop] = source
         if rows:
-            Stretch(rows).run()
+            NativeCall(rows).run_without_gil()
         for array in arrays.values() if size > samples else ():
             array[samples:] = array[samples - 1]
         outputs = self._session.run(arrays)

@@ -86,12 +86,12 @@ def prepare_call(
     Raises:
         UsageError: an output's shape depends on the data.
     """
-    slot.settle(None)
+    slot.wait_previous(None)
     slot.shared = True
     bound_context = slot.contexts.bind(arrays, shapes)
     if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
-    own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
+    own, raw = (slot.stream_ptr, slot.stream.raw) if stream is None else (stream, stream)
     locations, copies_in, targets, streams = slot.lay_out(bound_context, arrays, out, stream, least=0)
     if any(isinstance(array, View) for array in arrays):
         streams = tuple({*streams, LEGACY} - {own})
@@ -119,7 +119,7 @@ def prepare_call(
         stretches = slot.filled(replay, bound_context, layout, one=True)
 
     def call() -> None:
-        if stretches is not None and not stretches[0].run():
+        if stretches is not None and not stretches[0].run_without_gil():
             return
         slot.give_inputs(layout, own)
         if replay is None:

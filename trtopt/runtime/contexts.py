@@ -22,7 +22,7 @@ from trtopt.core.values import x
 from trtopt.cuda.arrays import View
 from trtopt.cuda.device import DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.tensors import Shape, Tensor, check_array
-from trtopt.runtime.stretch import Stretch
+from trtopt.runtime.stretch import NativeCall
 
 if TYPE_CHECKING:
     from trtopt.runtime.gpu_engine import GpuEngine
@@ -47,17 +47,17 @@ Locations = tuple[Location, ...]
 STAGED, RESIDENT = Location(_STAGING), Location(_RESIDENT)
 # A call in one stretch or in two, and the words of the first and of the last where the addresses of the caller's arrays in
 # host memory go: of inputs that are copied, and of outputs.
-Prepared = tuple[Stretch, Stretch, tuple[int, ...], tuple[int, ...]]
+Prepared = tuple[NativeCall, NativeCall, tuple[int, ...], tuple[int, ...]]
 
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 REMEMBERED = 64  # shapes and locations seen once
-_LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
+_MIN_IDLE_CALLS = 16  # calls for each shape or graph that is kept, before one of them makes room for another
 GRAPHS = 4  # for each shape, on average
 # Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done
 # concurrently, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 deadlocked, one thread in a context's first run
 # and one making another context.
-_SLOWLY = threading.RLock()
+_SETUP_LOCK = threading.RLock()
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class ContextCache:
         self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
         self._roomy: set[int] = set()
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
-        with _SLOWLY:
+        with _SETUP_LOCK:
             self._fallback: BoundContext | None = self._context()
         self.note = ""
         self.calls = self.evictions = 0
@@ -153,7 +153,7 @@ class ContextCache:
             for tensor, array in zip(self._signature.inputs, arrays):
                 check_array(tensor, array)
             self._signature.profile(shapes)
-            with _SLOWLY, self._device.current():
+            with _SETUP_LOCK, self._device.current():
                 bound_context = bound_context or self._another(key)
                 if bound_context.key != key or bound_context.epoch != self._epoch:
                     self._set_up(bound_context, key, arrays)
@@ -188,7 +188,7 @@ class ContextCache:
         """
         if len(kept) >= most:
             last_call, cache, key = min(kept, key=lambda item: item[0])
-            if self.calls - last_call < _LATELY * most:
+            if self.calls - last_call < _MIN_IDLE_CALLS * most:
                 return False
             self._device.synchronize()  # it may still run, on a stream of the caller's too
             item = cache.pop(key)
@@ -346,7 +346,7 @@ class ContextCache:
         if bound_context.warm:
             self._enqueue(bound_context, arrays, locations, target)
             return
-        with _SLOWLY:
+        with _SETUP_LOCK:
             self._enqueue(bound_context, arrays, locations, target)
         bound_context.warm = True
 
@@ -445,7 +445,7 @@ class ContextCache:
             if replay is not None
         ]
         if not self._makes_room(self._most_graphs, cached):
-            self._full = min(last_call for last_call, *_ in cached) + _LATELY * self._most_graphs
+            self._full = min(last_call for last_call, *_ in cached) + _MIN_IDLE_CALLS * self._most_graphs
             return None
         graph, note = self.captured(bound_context, arrays, locations)
         if graph is None:
@@ -463,7 +463,7 @@ class ContextCache:
         if None in bound_context.outputs:
             return None, "plain enqueues: an output's shape depends on data"
         try:
-            with _SLOWLY, self._device.capturing:
+            with _SETUP_LOCK, self._device.capturing:
                 return self._stream.capture(
                     lambda: self._enqueue(bound_context, arrays, locations, self._stream.handle)
                 ), ""

@@ -48,7 +48,7 @@ class OnnxSlot:
         self.signature = Signature(inputs, outputs, profiles)
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
-    own = 0  # there is no stream
+    stream_ptr = 0  # there is none
 
     def run(
         self,

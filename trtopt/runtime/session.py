@@ -314,7 +314,7 @@ class Session:
             if plain:
                 shapes = self._accept(values)
                 return slot.run(values, shapes)
-            target = slot.own if handle is None else handle
+            target = slot.stream_ptr if handle is None else handle
             arrays = views(values, target, self._names)
             shapes = self._accept(arrays)
             results = dict(zip(out, views(out.values(), target, [*out], write=True))) if out else None
@@ -360,7 +360,7 @@ class Session:
         slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
             assert isinstance(slot, Slot)
-            target = slot.own if handle is None else handle
+            target = slot.stream_ptr if handle is None else handle
             arrays = views(values, target, self._names)
             shapes = self._accept(arrays)
             results = dict(zip(out, views(out.values(), target, [*out], write=True)))

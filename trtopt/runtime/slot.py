@@ -33,7 +33,7 @@ from trtopt.runtime.contexts import (
     Replay,
     Source,
 )
-from trtopt.runtime.stretch import SOURCE, TO, WIDTH, Stretch, available, calling, copying, same
+from trtopt.runtime.stretch import SOURCE, TO, WIDTH, NativeCall, available, calling, copying, same
 
 if TYPE_CHECKING:
     from trtopt.runtime.gpu_engine import GpuEngine
@@ -58,7 +58,7 @@ class Slot:
         # Not of `self`: a result that is kept would keep the slot.
         self._fetch = functools.partial(_fetch, device.cuda, kinds.cudaMemcpyDeviceToHost)
         self.stream = device.stream()
-        self.own, self._raw = self.stream.handle, self.stream.raw
+        self.stream_ptr, self._raw = self.stream.handle, self.stream.raw
         self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
         # id of an array of `Session.pinned` → where it lies.
@@ -67,8 +67,8 @@ class Slot:
         self._driver = device.cuda.driver
         self.by_stretch = self._driver is not None and available()  # whole calls without the GIL
         self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
-        self._behind: int | None = None  # a caller's stream on which this slot's last call may still run
-        self._dirty = False  # a call ended early: its work may still run
+        self._pending_stream: int | None = None  # a caller's stream on which this slot's last call may still run
+        self._incomplete = False  # a call ended early: its work may still run
         self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.contexts = ContextCache(engine, self.stream)
         self.blocks = Blocks(engine.memory, functools.partial(_follow_default, device, self._event))
@@ -89,10 +89,10 @@ class Slot:
         What happens before the launch is kept short; what can be done while the GPU works, is done then. On a caller's
         `stream` this returns while it runs, if every array is in GPU memory.
         """
-        if self._dirty or self._behind is not None or self.shared:
-            self.settle(stream)
+        if self._incomplete or self._pending_stream is not None or self.shared:
+            self.wait_previous(stream)
         bound_context = self.contexts.bind(arrays, shapes)
-        self._dirty = True
+        self._incomplete = True
         layout = self.lay_out(bound_context, arrays, out, stream)
         outputs = None
         if self.by_stretch and stream is None and (replay := bound_context.graphs.get(layout[0])) is not None:
@@ -100,7 +100,7 @@ class Slot:
         if outputs is None:
             with self.device.current():
                 outputs = self._run(bound_context, arrays, layout, out, stream, example)
-        self._dirty = False
+        self._incomplete = False
         return outputs
 
     def lay_out(
@@ -150,7 +150,7 @@ class Slot:
                     "array of the shape that it will have, or leave it out of out"
                 )
             elif on_gpu and shape is not None and not tensor.on_host:
-                result = self.blocks.take(size, self.own if stream is None else stream, stream is None)
+                result = self.blocks.take(size, self.stream_ptr if stream is None else stream, stream is None)
                 if stream is None:
                     streams.add(LEGACY)
             elif result is None and shape is not None:
@@ -160,7 +160,7 @@ class Slot:
                 locations.append(self._seen(result, streams))
             else:
                 locations.append(Location(DEVICE, result.address) if isinstance(result, Block) else STAGED)
-        streams.discard(self.own)
+        streams.discard(self.stream_ptr)
         return tuple(locations), copies, results, tuple(streams)
 
     def _seen(self, array: View, streams: set[int]) -> Location:
@@ -183,22 +183,22 @@ class Slot:
         if (stretches := self.filled(replay, bound_context, layout)) is None:
             return None
         (first, last), results = stretches, layout[2]
-        if first.run() if layout[1] or last is first else first.hold():
+        if first.run_without_gil() if layout[1] or last is first else first.run_with_gil():
             return None
         replay.last_use = self.contexts.calls
         self.replays += 1
         if last is first and example is None:
             return dict(zip(self.signature.results, results))
         outputs, late = self.outputs_of(bound_context, results, out, None, example)  # while the GPU works
-        if last is not first and last.run():
-            self.wait(self._raw, self.own)
+        if last is not first and last.run_without_gil():
+            self.wait(self._raw, self.stream_ptr)
             for target, landing in late:
                 np.copyto(target, landing)
         return outputs
 
     def filled(
         self, replay: Replay, bound_context: BoundContext, layout: Layout, *, one: bool = False
-    ) -> tuple[Stretch, Stretch] | None:
+    ) -> tuple[NativeCall, NativeCall] | None:
         """Return the whole of a call in one stretch, twice; or, unless it is to be `one`, in two, where results are in GPU
         memory: the second waits. None where an array isn't contiguous."""
         _, copies, results, streams = layout
@@ -226,13 +226,16 @@ class Slot:
         if streams:
             rows += [calling(driver.getting, here), same(here, self._cuda.context)]
         rows += [calling(driver.querying, stream) for stream in streams]
-        rows.append(calling(driver.launching, replay.address, self.own))
+        rows.append(calling(driver.launching, replay.address, self.stream_ptr))
         pairs = zip(results, bound_context.landing)
         landings = [landing for item, landing in pairs if isinstance(item, np.ndarray) and landing is not None]
-        ends = [calling(driver.synchronizing, self.own), *(copying(0, start(item), item.nbytes) for item in landings)]
+        ends = [
+            calling(driver.synchronizing, self.stream_ptr),
+            *(copying(0, start(item), item.nbytes) for item in landings),
+        ]
         one = one or len(landings) == len(results)
-        first = Stretch([*rows, *ends] if one else rows)
-        last, before = (first, len(rows) + 1) if one else (Stretch(ends), 1)
+        first = NativeCall([*rows, *ends] if one else rows)
+        last, before = (first, len(rows) + 1) if one else (NativeCall(ends), 1)
         if len(replay.stretches) >= REMEMBERED:
             replay.stretches.clear()
         targets = tuple(WIDTH * (before + row) + TO for row in range(len(landings)))
@@ -248,7 +251,7 @@ class Slot:
         stream: int | None,
         example: Any,
     ) -> dict[str, Any]:
-        target, raw = (self.own, self._raw) if stream is None else (stream, stream)
+        target, raw = (self.stream_ptr, self._raw) if stream is None else (stream, stream)
         locations, _, results, _ = layout
         waits = stream is None or any(location.place != DEVICE for location in locations)
         replay = self.contexts.replay(bound_context, arrays, locations)
@@ -287,9 +290,9 @@ class Slot:
         outputs, copies = self.outputs_of(bound_context, results, out, free, example)
         if free is not None:
             self._cuda("cudaEventRecord", self._event.raw, free)
-            self._behind = free
+            self._pending_stream = free
         else:
-            self.wait(*((self._raw, self.own) if stream is None else (stream, stream)))
+            self.wait(*((self._raw, self.stream_ptr) if stream is None else (stream, stream)))
         for array, landing in copies:
             np.copyto(array, landing)
         return outputs
@@ -341,27 +344,27 @@ class Slot:
 
     def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
         """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
-        if self._driver is None or stream != self.own or self._driver.launch(address, stream):
+        if self._driver is None or stream != self.stream_ptr or self._driver.launch(address, stream):
             self._cuda("cudaGraphLaunch", graph, raw)
 
     def wait(self, raw: Any, stream: int) -> None:
         """Wait until what was given to the stream, `raw` to the runtime, is done."""
-        if self._driver is None or stream != self.own or self._driver.synchronize(stream):
+        if self._driver is None or stream != self.stream_ptr or self._driver.synchronize(stream):
             self._cuda("cudaStreamSynchronize", raw)
 
-    def settle(self, stream: int | None) -> None:
+    def wait_previous(self, stream: int | None) -> None:
         """Let what the last call left behind end, or come before what is given to `stream` now."""
         if self.shared:  # given to a stream of the caller's, nobody knows until when
             self.device.synchronize()
             self.shared = False
-        if self._dirty:
+        if self._incomplete:
             self.stream.synchronize()
-            if self._behind is not None:
+            if self._pending_stream is not None:
                 self._event.synchronize()
-            self._dirty, self._behind = False, None
-        elif self._behind is not None and self._behind != stream:
+            self._incomplete, self._pending_stream = False, None
+        elif self._pending_stream is not None and self._pending_stream != stream:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
-            self._behind = None
+            self._pending_stream = None
 
     def pinned_at(self, array: NDArray[Any]) -> int:
         """The array's address if it is whole and page-locked, else 0."""
@@ -404,7 +407,7 @@ class Slot:
         if self.stream.freed:
             return
         with self.device.current():
-            self.settle(None)
+            self.wait_previous(None)
             self.stream.synchronize()
             self.contexts.close()
             self._event.free()

@@ -114,11 +114,11 @@ def time_slot(
 
 def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[BoundContext, Locations]:
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
-    slot.settle(None)
+    slot.wait_previous(None)
     bound_context = slot.contexts.bind(arrays, shapes)
     layout = slot.lay_out(bound_context, arrays, None, None)
-    slot.give_inputs(layout, slot.own)
-    slot.contexts.enqueue(bound_context, arrays, layout[0], slot.own)
+    slot.give_inputs(layout, slot.stream_ptr)
+    slot.contexts.enqueue(bound_context, arrays, layout[0], slot.stream_ptr)
     slot.stream.synchronize()
     return bound_context, layout[0]
 
@@ -131,7 +131,7 @@ def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tu
         inside.append(RESIDENT if shape is None else Location(DEVICE, slot.contexts.buffer(tensor).handle))
     graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
     if graph is None:
-        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.own)), False, note
+        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.stream_ptr)), False, note
     return (lambda: graph.launch(slot.stream)), True, ""
 
 
@@ -155,7 +155,7 @@ def profile_slot(
     bound_context.context.profiler = profiler = slot.contexts.loaded.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
-        slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
+        slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
         slot.stream.synchronize()
         if number >= warmup:
             runs.append(dict(times))
