@@ -8,6 +8,7 @@ plain enqueue, which TensorRT needs before a capture anyway.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -41,6 +42,12 @@ class Location(NamedTuple):
 
     place: str
     address: int = 0
+
+
+@functools.lru_cache(256)
+def on_device(address: int) -> Location:
+    """Return one for each address: each call asks for it."""
+    return Location(DEVICE, address)
 
 
 Locations = tuple[Location, ...]

@@ -32,6 +32,7 @@ from trtopt.runtime.contexts import (
     Prepared,
     Replay,
     Source,
+    on_device,
 )
 from trtopt.runtime.stretch import SOURCE, TO, WIDTH, NativeCall, available, calling, copying, same
 
@@ -62,7 +63,7 @@ class Slot:
         self._event = device.event(timing=False)
         self._events: dict[int, Event] = {}
         # id of an array of `Session.pinned` → where it lies.
-        self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
+        self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], Location]] = {}
         self._ordinal = device.info.ordinal
         self._driver = device.cuda.driver
         self.by_stretch = self._driver is not None and available()  # whole calls without the GIL
@@ -129,9 +130,9 @@ class Slot:
                 array.base is not None
                 and array.nbytes >= least
                 and not tensor.on_host
-                and (address := self.pinned_at(array))
+                and (pinned := self.pinned_at(array)) is not None
             ):
-                locations.append(Location(PINNED, address))
+                locations.append(pinned)
             else:
                 locations.append(STAGED)
                 copies.append((staging, array))
@@ -139,9 +140,15 @@ class Slot:
         if out is None and not on_gpu and len(bound_context.results) == len(bound_context.outputs):
             results += [np.empty(shape, dtype) for shape, dtype in bound_context.results]
             return (*locations, *bound_context.staged), copies, results, ()
+        target = self.stream_ptr if stream is None else stream
         for tensor, shape, size in zip(self.signature.outputs, bound_context.outputs, bound_context.sizes):
             given = out.get(tensor.name) if out else None
-            result: Result = given
+            if given is None and on_gpu and shape is not None and not tensor.on_host:
+                results.append(block := self.blocks.take(size, target, stream is None))
+                locations.append(on_device(block.address))
+                if stream is None:
+                    streams.add(LEGACY)
+                continue
             if given is not None and shape is not None:
                 check_shape(tensor, given, shape)
             elif isinstance(given, View):
@@ -149,17 +156,8 @@ class Slot:
                     f"the shape of output {tensor.name!r} depends on the data, so it comes in host memory: give a NumPy "
                     "array of the shape that it will have, or leave it out of out"
                 )
-            elif on_gpu and shape is not None and not tensor.on_host:
-                result = self.blocks.take(size, self.stream_ptr if stream is None else stream, stream is None)
-                if stream is None:
-                    streams.add(LEGACY)
-            elif result is None and shape is not None:
-                result = np.empty(shape, tensor.dtype)
-            results.append(result)
-            if isinstance(result, View):
-                locations.append(self._seen(result, streams))
-            else:
-                locations.append(Location(DEVICE, result.address) if isinstance(result, Block) else STAGED)
+            results.append(np.empty(shape, tensor.dtype) if given is None and shape is not None else given)
+            locations.append(self._seen(given, streams) if isinstance(given, View) else STAGED)
         streams.discard(self.stream_ptr)
         return tuple(locations), copies, results, tuple(streams)
 
@@ -168,7 +166,7 @@ class Slot:
             raise UsageError(f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self._ordinal}")
         if array.stream is not None:
             streams.add(array.stream)
-        return Location(DEVICE, array.address)
+        return on_device(array.address)
 
     def _replay(
         self,
@@ -366,25 +364,23 @@ class Slot:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._event.raw, 0)
             self._pending_stream = None
 
-    def pinned_at(self, array: NDArray[Any]) -> int:
-        """The array's address if it is whole and page-locked, else 0."""
-        if not array.flags.c_contiguous:
-            return 0
+    def pinned_at(self, array: NDArray[Any]) -> Location | None:
+        """Where the array lies if it is whole and page-locked."""
         entry = self._pinned.get(id(array))
         if entry is not None and entry[0]() is array:
             return entry[1]
         owner: Any = array
         while isinstance(owner, np.ndarray):
             owner = owner.base
-        if owner is None:  # NumPy's own memory: asking CUDA takes longer than the rest of this
-            return 0
-        address = start(array)
+        if owner is None or not array.flags.c_contiguous:  # NumPy's own: asking CUDA takes longer than the rest of this
+            return None
+        location = Location(PINNED, start(array))
         if not isinstance(owner, HostBuffer):
-            return address if self.device.is_pinned(address) else 0
+            return location if self.device.is_pinned(location.address) else None
         if len(self._pinned) >= _KNOWN:
             self._pinned.clear()
-        self._pinned[id(array)] = weakref.ref(array), address
-        return address
+        self._pinned[id(array)] = weakref.ref(array), location
+        return location
 
     def after(self, streams: Iterable[int], target: int) -> None:
         """Let what `target` is given from now on come after what those streams have to do by now."""
