@@ -168,25 +168,16 @@ class GpuEngine:
 
 
 def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
-    here, built_for = info.compute_capability, manifest.built_for
+    """EngineMismatch where the engine was built for other GPUs; of some that isn't known."""
+    here, built_for, build_gpu = info.compute_capability, manifest.built_for, manifest.generation.get("gpu")
     if manifest.targets:
-        if here not in built_for and manifest.generation["family"] == "rtx":
-            targets = ", ".join(f"sm{target}" for target in built_for)
-            raise EngineMismatch(
-                f"{engine} is for {targets}; GPU {info.ordinal} is {info}: build it with `target='sm{here}'`"
-            )
-        return
-    if not built_for:
-        return
-    build_gpu, level = manifest.generation.get("gpu"), manifest.spec.get("hardware_compatibility", "none")
-    if level == "ampere_plus":
-        if here < 80:
-            raise EngineMismatch(
-                f"{engine} was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {build_gpu}); GPU "
-                f"{info.ordinal} is {info}: build it here"
-            )
-    elif here not in built_for:
-        raise EngineMismatch(
-            f"{engine} was built on {build_gpu}; GPU {info.ordinal} is {info}: build it here, or with "
-            "`hardware_compatibility='ampere_plus'`"
-        )
+        fits = here in built_for or manifest.generation["family"] != "rtx"
+        made, then = f"is for {', '.join(f'sm{target}' for target in built_for)}", f"build it with `target='sm{here}'`"
+    elif manifest.spec.get("hardware_compatibility") == "ampere_plus":
+        fits, then = here >= 80, "build it here"
+        made = f"was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {build_gpu})"
+    else:
+        fits, made = here in built_for, f"was built on {build_gpu}"
+        then = "build it here, or with `hardware_compatibility='ampere_plus'`"
+    if built_for and not fits:
+        raise EngineMismatch(f"{engine} {made}; GPU {info.ordinal} is {info}: {then}")
