@@ -1,4 +1,4 @@
-"""Many threads on one session: right results, wrong inputs, threads that are killed, closing in between. Nothing may hang.
+"""Many threads on one session: right results, wrong inputs, closing in between. Nothing may hang.
 
 Every step has a watchdog: past its time the stacks of all threads go to stderr and the process ends with status 3.
 """
@@ -6,7 +6,6 @@ Every step has a watchdog: past its time the stacks of all threads go to stderr 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import itertools
 import os
@@ -22,10 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Mix = Sequence[tuple[NDArray[Any], NDArray[Any]]]  # inputs and their results
-
-
-class Killed(BaseException):
-    """Thrown into a thread from outside."""
 
 
 @contextlib.contextmanager
@@ -60,13 +55,12 @@ class Outcome:
     worst: float = 0.0  # largest difference of a result from its reference, of the largest value
     refused: int = 0
     accepted: int = 0  # wrong inputs that weren't refused
-    killed: int = 0
     ended: int = 0  # calls that said that the session is closed
     seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
-        for name in ("calls", "wrong", "refused", "accepted", "killed", "ended"):
+        for name in ("calls", "wrong", "refused", "accepted", "ended"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.worst = max(self.worst, other.worst)
         self.errors += other.errors
@@ -124,21 +118,15 @@ class Load:
         found.add(self.threads(count, 100))
         return found
 
-    def threads(
-        self, count: int, calls: int, *, together: bool = False, wrong_every: int = 0, killer: bool = False
-    ) -> Outcome:
+    def threads(self, count: int, calls: int, *, together: bool = False, wrong_every: int = 0) -> Outcome:
         """`calls` in each of `count` threads.
 
         Args:
             together: whoever is free makes the next of all these calls, so that all threads have work to the end.
             wrong_every: wrong inputs before every so many right ones; 0: none.
-            killer: throw Killed into a thread again and again, most often in the middle of a call. It then goes on.
         """
         total = Outcome()
         gate = threading.Barrier(count + 1)
-        running = threading.Event()
-        running.set()
-        live: set[int] = set()
         shared = iter(range(1, count * calls + 1))  # threads may take from it side by side: a step of it keeps the GIL
 
         def work(seed: int, seen: Outcome) -> None:
@@ -146,20 +134,7 @@ class Load:
             random.Random(seed).shuffle(order)
             numbers = shared if together else iter(range(1, calls + 1))
             gate.wait()
-            if killer:
-                live.add(threading.get_ident())
-            with contextlib.suppress(Killed):  # one that comes between two calls ends the thread
-                while self._go_on(numbers, order, wrong_every, seen):
-                    pass
-            with contextlib.suppress(Killed):
-                live.discard(threading.get_ident())
-
-        def kill() -> None:
-            chosen = random.Random(1)
-            while running.is_set():
-                time.sleep(0.005 + 0.01 * chosen.random())
-                for ident in chosen.sample(sorted(live), min(1, len(live))):
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Killed))
+            self._go_on(numbers, order, wrong_every, seen)
 
         outcomes = [Outcome() for _ in range(count)]
         workers = [threading.Thread(target=work, args=item, daemon=True) for item in enumerate(outcomes)]
@@ -167,35 +142,25 @@ class Load:
             worker.start()
         gate.wait()
         start = time.perf_counter()
-        murderer = threading.Thread(target=kill, daemon=True)
-        if killer:
-            murderer.start()
         for worker in workers:
             worker.join()
         total.seconds = time.perf_counter() - start
-        running.clear()
-        if killer:
-            murderer.join()
         for outcome in outcomes:
             total.add(outcome)
         return total
 
-    def _go_on(self, numbers: Iterator[int], order: Sequence[int], wrong_every: int, seen: Outcome) -> bool:
-        """Call until the numbers are used up; whether there is more to do (a kill came in between)."""
+    def _go_on(self, numbers: Iterator[int], order: Sequence[int], wrong_every: int, seen: Outcome) -> None:
+        """Call until the numbers are used up, or a call fails."""
         try:
             for number in numbers:
                 if wrong_every and number % wrong_every == 0:
                     self.wrong(number // wrong_every, seen)
                 self.once(order[number % len(order)], seen)
-        except Killed:
-            seen.killed += 1
-            return True
         except Exception as error:
             if isinstance(error, self.closed) and "closed" in str(error):
                 seen.ended += 1
             else:
                 seen.errors.append(f"{type(error).__name__}: {error}")
-        return False
 
     def close_during(self, count: int, finish: bool) -> tuple[Outcome, float]:
         """Close while `count` threads call: what they saw, and how long closing took."""

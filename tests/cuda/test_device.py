@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import multiprocessing
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +14,6 @@ from fake_cuda import FakeCuda
 from trtopt.core.errors import DeviceError
 from trtopt.cuda import device as module
 from trtopt.cuda.device import Device, DeviceInfo, probe, require_gpu
-from trtopt.cuda.driver import Driver
 
 INFO = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
 
@@ -31,17 +28,6 @@ def gpu(cuda: FakeCuda) -> Iterator[Device]:
     yield Device(functions=cuda, info=INFO)
     gc.collect()
     assert cuda.live == 0, "something was not freed"
-
-
-def test_copies_run_when_the_stream_is_synchronized(gpu: Device) -> None:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    with gpu.pinned(24) as source, gpu.pinned(24) as target, gpu.buffer(24) as memory, gpu.stream() as stream:
-        source.array(np.float32, (2, 3))[:] = values
-        stream.to_device(memory, source, 24)
-        stream.to_host(target, memory, 24)
-        assert not np.array_equal(target.array(np.float32, (2, 3)), values)
-        stream.synchronize()
-        np.testing.assert_array_equal(target.array(np.float32, (2, 3)), values)
 
 
 def test_freeing_twice_is_harmless_and_use_after_it_is_refused(gpu: Device, cuda: FakeCuda) -> None:
@@ -65,14 +51,6 @@ def test_memory_is_returned_when_nothing_refers_to_it_but_not_while_a_view_does(
     del view
     gc.collect()
     assert not cuda.regions
-
-
-def test_copies_that_do_not_fit_are_refused(gpu: Device) -> None:
-    with gpu.pinned(8) as host, gpu.buffer(16) as memory, gpu.stream() as stream:
-        with pytest.raises(DeviceError, match="copying 16 bytes from a buffer of 8 to one of 16"):
-            stream.to_device(memory, host, 16)
-        with pytest.raises(DeviceError, match="takes 12 bytes; the buffer has 8"):
-            host.array(np.float32, (3,))
 
 
 def test_an_error_code_becomes_an_error_with_name_text_and_advice(gpu: Device) -> None:
@@ -151,38 +129,6 @@ def test_a_capture_that_fails_leaves_the_stream_usable(gpu: Device, cuda: FakeCu
             stream.capture(misuse)
         assert cuda.last == 0, "the capture's error would be reported by a later call"
         stream.synchronize()
-
-
-def test_a_forked_process_is_refused(gpu: Device, cuda: FakeCuda) -> None:
-    """What the driver's last answer wrote is still there in the child, where each is an error."""
-    here = os.getpid()
-
-    def fails(*_: Any) -> int:
-        return 3
-
-    def get(where: Any) -> int:
-        return cuda.get_current(where) if os.getpid() == here else 3
-
-    def put(context: int | None) -> int:
-        return cuda.set_current(context) if os.getpid() == here else 3
-
-    def child() -> None:
-        for driver in (held, None):
-            gpu.cuda.driver = driver
-            with pytest.raises(DeviceError) as refused:
-                gpu.buffer(1)
-            queue.put(str(refused.value))
-
-    gpu.cuda.driver, gpu.cuda.context = held, _ = Driver(fails, fails, fails, fails, get, put, 0, 0, 0, 0), 100
-    cuda.set_current(100)
-    assert held.current() == 100
-    context = multiprocessing.get_context("fork")
-    queue: Any = context.Queue()
-    process = context.Process(target=child)
-    process.start()
-    assert all("spawn" in queue.get(timeout=20) for _ in range(2))
-    process.join(20)
-    assert process.exitcode == 0
 
 
 class FakeDriver:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,15 +188,6 @@ def test_a_request_counts_as_its_samples_and_is_never_divided(cuda: FakeCuda, op
     assert [list(ran) for ran in engine.ran] == [[1] * 8, [2] * 4 + [3] * 4]  # 5 samples run as 8: the last repeated
 
 
-def test_a_fixed_batch_is_filled_up_and_cut(cuda: FakeCuda, open_session: Open) -> None:
-    engine = Engine(cuda, [(8, 8)], fixed=8)
-    with open_session(engine.engine) as session, Batcher(session, max_delay=0) as batcher:
-        assert batcher.max_batch == 8
-        for count in (1, 8, 3):
-            check(sample(count, seed=count), batcher.run(sample(count, seed=count)))
-    assert [list(ran) for ran in engine.ran] == [[1] * 8, [8] * 8, [3] * 8]
-
-
 @pytest.mark.parametrize(
     ("ranges", "capacity", "sizes"),
     [
@@ -224,22 +215,6 @@ def test_torch_in_torch_out(cuda: FakeCuda, open_session: Open) -> None:
         results = batcher.run({name: torch.from_numpy(array) for name, array in inputs.items()})
         assert isinstance(results["y"], torch.Tensor)
         check(inputs, {name: result.numpy() for name, result in results.items()})
-
-
-def test_onnx_runtime_behind_it(tmp_path: Path) -> None:
-    onnx.save(conv_relu(), tmp_path / "net.onnx")
-    with Session(tmp_path / "net.onnx", backend="onnxruntime") as session:
-        with pytest.raises(UsageError, match="max_batch=32"):
-            Batcher(session)
-        with Batcher(session, max_batch=4) as batcher:
-
-            def work(seed: int) -> None:
-                inputs = {"x": values(1 + seed % 3, 3, 8, 8, seed=seed)}
-                wanted = session.run(inputs)["y"]
-                np.testing.assert_allclose(batcher.run(inputs)["y"], wanted, rtol=1e-5, atol=1e-5)
-
-            assert in_threads(8, work) == []
-            assert batcher.stats().requests == 8
 
 
 def test_what_has_its_samples_elsewhere_is_not_cut_on_the_first_axis(tmp_path: Path) -> None:
@@ -339,17 +314,6 @@ def test_a_batch_starts_early_where_others_would_wait_for_room(
         check(sample(1, 2, seed=3), second.result(20))
 
 
-def test_no_memory_for_a_batch_is_an_error_of_who_needs_it(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
-        with monkeypatch.context() as patch:
-            patch.setattr(Session, "pinned", lambda *_: (_ for _ in ()).throw(DeviceError("out of memory")))
-            with pytest.raises(DeviceError, match="out of memory"):
-                batcher.run(sample())
-        check(sample(), batcher.run(sample()))
-
-
 def test_the_next_batch_is_filled_and_launched_while_one_runs(cuda: FakeCuda, open_session: Open) -> None:
     engine = Engine(cuda)
     with open_session(engine.engine, contexts=2) as session, Batcher(session, max_delay=0) as batcher:
@@ -442,15 +406,6 @@ def test_an_error_of_the_run_goes_to_the_whole_batch_and_no_further(cuda: FakeCu
         futures = [batcher.submit(sample(1, seed=seed)) for seed in range(2)]
         for seed, future in enumerate(futures):
             check(sample(1, seed=seed), future.result(20))
-
-
-def test_outputs_that_are_not_of_the_batch_are_an_error(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
-        monkeypatch.setattr(session, "run", lambda inputs: {"y": np.zeros((3, 4)), "s": np.zeros(2)})
-        with pytest.raises(EngineError, match="'y' has shape 3x4 for a batch of 2: axis 0 isn't the batch"):
-            batcher.run(sample(2))
 
 
 @pytest.mark.parametrize(
@@ -567,15 +522,6 @@ def test_close_without_finishing_cancels(cuda: FakeCuda, open_session: Open) -> 
         assert threads() == []
 
 
-def test_an_error_in_the_with_block_cancels_what_waits(cuda: FakeCuda, open_session: Open) -> None:
-    futures: list[Future[dict[str, Any]]] = []
-    with open_session(Engine(cuda).engine) as session:
-        with pytest.raises(ZeroDivisionError), Batcher(session, max_delay=HOUR) as batcher:
-            futures.append(batcher.submit(sample(1)))
-            raise ZeroDivisionError
-        assert futures[0].cancelled()
-
-
 def test_a_closed_session_is_every_requests_error(cuda: FakeCuda, open_session: Open) -> None:
     session = open_session(Engine(cuda).engine)
     with Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
@@ -613,14 +559,6 @@ def test_a_batcher_that_nobody_has_any_more_finishes_and_ends(cuda: FakeCuda, op
         del batcher
         check(sample(1, seed=3), future.result(20))
         until(lambda: gc.collect() >= 0 and gone() is None and threads() == [])
-
-
-def test_results_are_not_kept_while_the_next_batch_is_waited_for(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
-        future = batcher.submit(sample(1))
-        kept = weakref.ref(future.result(20)["y"])
-        del future
-        until(lambda: gc.collect() >= 0 and kept() is None)
 
 
 def test_a_process_that_closes_nothing_ends_and_finishes(tmp_path: Path) -> None:
@@ -682,23 +620,3 @@ def test_a_task_that_is_cancelled_leaves_no_trace(cuda: FakeCuda, open_session: 
 
         asyncio.run(cancel())
         assert [list(ran) for ran in engine.ran] == [[0], [3]]
-
-
-def test_a_loop_that_was_closed_over_a_waiting_task_holds_nobody_up(cuda: FakeCuda, open_session: Open) -> None:
-    with (
-        open_session(Engine(cuda).engine, contexts=1) as session,
-        Batcher(session, max_delay=0, max_batch=1, max_queue=1, slots=1) as batcher,
-    ):
-        with busy(session):
-            first = batcher.submit(sample(1, seed=1))
-            until(lambda: batcher.stats().queued == 0)
-            second = batcher.submit(sample(1, seed=2))
-            loop = asyncio.new_event_loop()
-            task = loop.create_task(batcher.run_async(sample(1, seed=3)))
-            loop.run_until_complete(asyncio.sleep(0))
-            assert batcher.stats().queued == 2
-            loop.close()
-        for seed, future in ((1, first), (2, second)):
-            check(sample(1, seed=seed), future.result(20))
-        check(sample(1, seed=4), batcher.run(sample(1, seed=4), timeout=20))
-        task._log_destroy_pending = False  # type: ignore[attr-defined]

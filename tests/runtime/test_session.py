@@ -128,15 +128,6 @@ def test_stats_count_what_calls_did_and_what_is_kept_for_them(cuda: FakeCuda, op
     assert session.stats().contexts == 0
 
 
-def test_arrays_that_are_not_contiguous_are_taken(cuda: FakeCuda, open_session: Open) -> None:
-    inputs = inputs_of(6)
-    inputs["x"] = np.asfortranarray(inputs["x"])[::-2]
-    assert not inputs["x"].flags.c_contiguous
-    with open_session(adding_engine(cuda)) as session:
-        for _ in range(3):
-            check_run(session, inputs)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -291,19 +282,6 @@ def test_a_result_array_of_ours_that_is_written_again_is_waited_for_again(cuda: 
             np.testing.assert_array_equal(result.numpy(), second["x"] + second["row"])
 
 
-def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda), graphs=2) as session:
-        device = session._gpus[0].device
-        row = OnGpu(device, inputs_of(4)["row"])
-        ring = [OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(20)]
-        for call in range(200):
-            result = session.run({"x": ring[call % len(ring)], "row": row})["y"]
-            expected = inputs_of(4, call % len(ring))
-            np.testing.assert_array_equal(result.numpy(), expected["x"] + inputs_of(4)["row"])
-        assert 0 < session.stats().graphs <= 8
-        assert session.stats().evictions <= 200 // (16 * 8)
-
-
 def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), contexts=2) as session:
         device = session._gpus[0].device
@@ -380,23 +358,6 @@ def test_a_bound_call_that_nobody_holds_gives_its_context_back(cuda: FakeCuda, o
         with pytest.raises(UsageError, match="float64"):
             session.bind({"x": np.zeros((2, 3)), "row": inputs_of(2)["row"]})
         check_run(session, inputs_of(2))
-
-
-def test_work_that_makes_an_input_comes_first(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        device = session._gpus[0].device
-        inputs = inputs_of(4)
-        row = OnGpu(device, inputs["row"])
-        with device.stream() as producer:
-            x = OnGpu(device, np.zeros((4, 3), np.float32), stream=producer.handle)
-            for seed in range(4):
-                values = inputs_of(4, seed)["x"]
-                cuda.push(
-                    producer.handle,
-                    lambda to=x.buffer.handle, values=values: ctypes.memmove(to, values.ctypes.data, values.nbytes),
-                )
-                result = session.run({"x": x, "row": row})["y"]
-                np.testing.assert_array_equal(result.numpy(), values + inputs["row"])
 
 
 def test_values_of_a_shape_tensor_decide_the_output_shape(cuda: FakeCuda, open_session: Open) -> None:
@@ -511,22 +472,10 @@ def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: 
         Session(tmp_path / "net.engine")
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (
-            {"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1"},
-            "built by TensorRT 10.16.1, here is TensorRT",
-        ),
-        (
-            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"},
-            "built by TensorRT 8.6.1, here is TensorRT 8.6.0: build it again",
-        ),
-    ],
-)
 def test_a_plan_for_something_else_is_refused_with_both_named(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], message: str
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"}
     manifest = SimpleNamespace(
         generation=made,
         targets=[],
@@ -538,7 +487,7 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
         check_plan=lambda path, digest: None,
     )
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
-    with pytest.raises(EngineMismatch, match=message):
+    with pytest.raises(EngineMismatch, match=r"built by TensorRT 8\.6\.1, here is TensorRT 8\.6\.0: build it again"):
         open_session(adding_engine(cuda))
 
 

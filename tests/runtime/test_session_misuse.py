@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import multiprocessing
@@ -130,19 +129,6 @@ def test_a_result_over_its_own_input(cuda: FakeCuda, open_session: Open) -> None
                     call({"x": x, "row": row}, out={"y": x})
         result = session.run({"x": x, "row": row})["y"]
         np.testing.assert_array_equal(result.numpy(), before["x"] + before["row"])
-
-
-def test_what_an_engine_writes_in_place_may_be(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    aliased = {"y": "x"}
-    monkeypatch.setattr(FakeEngine, "get_aliased_input_tensor", lambda self, name: aliased.get(name), raising=False)
-    with open_session(adding_engine(cuda)) as session:
-        inputs = inputs_of(2)
-        device = session._gpus[0].device
-        x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
-        session.run({"x": x, "row": row}, out={"y": x})
-        np.testing.assert_array_equal(x.now(), inputs["x"] + inputs["row"])
 
 
 def test_masked_arrays_are_not_taken_for_whole_ones(cuda: FakeCuda, open_session: Open) -> None:
@@ -290,12 +276,6 @@ def test_a_limit_is_met_by_giving_up_blocks_that_nobody_holds(cuda: FakeCuda, op
         assert all(array.numpy()[0, 0] == 8 for array in held)
         held.clear()
         assert session.run({"x": x})["y"].numpy()[0, 0] == 8
-
-
-def test_the_report_outlives_the_file(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        session.engine.unlink()  # a deployment replaces files under running services
-        assert session.memory().plan == 4
 
 
 # Opening and closing ---------------------------------------------------------------------------------------------
@@ -476,24 +456,6 @@ def test_calls_are_refused_after_a_fork(cuda: FakeCuda, open_session: Open) -> N
 # asyncio ---------------------------------------------------------------------------------------------------------
 
 
-def test_closing_with_tasks_in_flight(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(adding_engine(cuda), contexts=1, queue=2)
-
-    async def main() -> None:
-        with busy(session):
-            tasks = [asyncio.ensure_future(session.run_async(inputs_of(1))) for _ in range(5)]
-            await asyncio.sleep(0.05)
-            closing = asyncio.get_running_loop().run_in_executor(None, session.close, False)
-            await asyncio.sleep(0.05)
-        await asyncio.wait_for(closing, 30)
-        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
-        assert all(isinstance(item, (dict, DeviceError, asyncio.CancelledError)) for item in done), done
-        with pytest.raises(DeviceError, match="closed"):
-            await session.run_async(inputs_of(1))
-
-    asyncio.run(main())
-
-
 # As a service meets it ---------------------------------------------------------------------------------------------
 
 
@@ -507,20 +469,6 @@ def test_a_timeout_that_is_no_number_is_refused_before_anything_waits(
             with pytest.raises(UsageError, match=r"timeout is .*; a number of seconds is needed"):
                 call(inputs, timeout=timeout)
         session.run(inputs, timeout=np.float32(2))
-
-
-def test_a_thread_that_cannot_be_started_is_not_called_a_closed_session(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: Any) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    with open_session(adding_engine(cuda), queue=1) as session:
-        monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", refused)
-        for _ in range(2):  # and its place in the queue isn't lost
-            with pytest.raises(DeviceError, match=r"no thread for this call \(cannot schedule .*\): use run"):
-                session.submit(inputs_of(1), timeout=0)
-        check_run(session, inputs_of(1))
 
 
 def test_the_input_that_is_wrong_is_named(cuda: FakeCuda, open_session: Open) -> None:

@@ -19,7 +19,6 @@ import onnx
 import pytest
 import torch  # noqa: TID251
 from graphs import conv_relu
-from numpy.typing import NDArray
 from PIL import Image
 from world import PHOTO, World, crops, has, net, samples
 
@@ -65,43 +64,6 @@ def _encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     held = io.BytesIO()
     image.save(held, kind, **options)
     return held.getvalue()
-
-
-def _shares(session: Session, image: Any) -> list[float]:
-    [best] = session.run_images([image], top=16)
-    found = {item.index: item.score for item in best}
-    return [found[number] for number in range(16)]
-
-
-def test_every_kind_of_file_is_the_picture_that_people_see(session: Session, tmp_path: Path) -> None:
-    photo = Image.fromarray(PHOTO)
-    grey = photo.convert("L")
-    true, dull = _shares(session, PHOTO), _shares(session, np.stack([np.asarray(grey)] * 3, -1))
-    turned = photo.transpose(Image.Transpose.ROTATE_90)
-    exif = turned.getexif()
-    exif[0x0112] = 6
-    lying = _shares(session, np.asarray(turned))
-    assert np.abs(np.subtract(true, dull)).max() > 2e-3, "the net must tell them apart"
-    path = tmp_path / "photo.png"
-    path.write_bytes(_encoded(photo))
-    transparent = photo.convert("RGBA")
-    transparent.putalpha(10)
-    for what, given, wanted, near in (
-        ("path", path, true, 0),
-        ("text", str(path), true, 0),
-        ("bytes", path.read_bytes(), true, 0),
-        ("bytearray", bytearray(path.read_bytes()), true, 0),
-        ("RGBA", _encoded(transparent), true, 0),
-        ("mirrored view", PHOTO[:, ::-1][:, ::-1], true, 0),
-        ("WebP", _encoded(photo, "WEBP", lossless=True), true, 0),
-        ("JPEG", _encoded(photo, "JPEG", quality=98), true, 1e-3),
-        ("rotated by EXIF", _encoded(turned, "JPEG", quality=98, exif=exif), true, 1e-3),
-        ("grey PNG", _encoded(grey), dull, 0),
-        ("16-bit PNG", _encoded(Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)), dull, 1e-4),
-        ("grey JPEG", _encoded(grey, "JPEG", quality=98), dull, 1e-3),
-    ):
-        np.testing.assert_allclose(_shares(session, given), wanted, atol=near + 1e-6, err_msg=what)
-    assert lying != true
 
 
 def test_classes_come_with_names_and_without(session: Session, folder: Path) -> None:
@@ -290,15 +252,6 @@ def _session(path: Path, text: str) -> Session:
     return Session(path, backend="onnxruntime")
 
 
-def test_inputs_that_disagree_in_a_size_are_told_which(tmp_path: Path) -> None:
-    a, b = np.ones((2, 3), np.float32), np.ones((2, 4), np.float32)
-    with _session(tmp_path / "m.onnx", "(float[n,k] a, float[n,k] b) => (float[n,k] y) { y = Mul(a, b) }") as session:
-        for out in (None, {"y": np.zeros((2, 3), np.float32)}):
-            with pytest.raises(UsageError, match=r"'k' is 3 in input 'a' and 4 in 'b'; m.onnx can't be run on that"):
-                session.run({"a": a, "b": b}, out=out)
-        assert session.run({"a": a, "b": a[:1]})["y"].shape == (2, 3)  # the model can do that all the same
-
-
 def test_without_inputs_there_is_one_batch(tmp_path: Path) -> None:
     with _session(tmp_path / "m.onnx", "() => (float[1] y) { y = Constant<value_floats = [1.0]>() }") as session:
         assert session.run_batches({})["y"] == 1
@@ -331,19 +284,6 @@ def test_after_a_fork_what_is_true_is_said(session: Session) -> None:
     has(first, "before the process forked", "open", "'spawn'", "ONNX Runtime's threads")
     has(second, "before the process forked", "open", "'spawn'")
     assert session.run(inputs)["y"].shape == (2, 16)
-
-
-def _spawned(engine: str, array: NDArray[np.float32]) -> NDArray[Any]:
-    with Session(engine, backend="onnxruntime") as session:
-        found: NDArray[Any] = session.run({"x": array})["y"]
-        return found
-
-
-def test_spawned_workers_work(session: Session, folder: Path) -> None:
-    array = samples(3)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply(_spawned, (str(folder / "named.engine"), array))
-    np.testing.assert_array_equal(found, session.run({"x": array})["y"])
 
 
 # The command line ------------------------------------------------------------------------------------------------

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -239,27 +237,6 @@ def test_garbage_collected_during_a_capture_does_not_break_it(
         assert captured == [False] * count
 
 
-def test_memory_is_reported_while_threads_allocate(cuda: FakeCuda, open_session: Open) -> None:
-    def pin(session: Session) -> None:
-        for _ in range(300):
-            session.pinned("x", (1, 3))
-
-    def report(session: Session) -> None:
-        for _ in range(300):
-            assert session.memory().gpu > 0
-
-    before = sys.getswitchinterval()
-    with open_session(adding_engine(cuda)) as session:
-        kept = [session.pinned("x", (1, 3)) for _ in range(200)]  # summing them up takes a while
-        sys.setswitchinterval(1e-6)
-        try:
-            wrong = in_threads(4, lambda number: (report if number % 2 else pin)(session))
-        finally:
-            sys.setswitchinterval(before)
-        assert wrong == []
-        del kept
-
-
 def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(adding_engine(cuda), contexts=2)
     first = session.bind(inputs_of(2))
@@ -281,34 +258,6 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
 
 
 # Python's GIL ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
-) -> None:
-    def launch(graph: int, stream: int) -> int:
-        asked.append("launch")
-        return int(cuda.cudaGraphLaunch(graph, stream)[0]) if works else 201  # CUDA_ERROR_INVALID_CONTEXT
-
-    def upload(to: int, source: int, nbytes: int, stream: int) -> int:
-        asked.append("upload")
-        return int(cuda.cudaMemcpyAsync(to, source, nbytes, 1, stream)[0]) if works else 201
-
-    asked: list[str] = []
-    none, _kept = driver(cuda, [], False)
-    monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
-    with open_session(large_engine(cuda)) as session:
-        hold(session, replace(none, launch=launch, upload=upload), 1)
-        x = session.pinned("x", (2, 40_000))
-        for round_ in range(5):
-            x[:] = np.random.default_rng(round_).normal(size=x.shape)
-            np.testing.assert_array_equal(session.run({"x": x})["y"], x * 2)
-        with session.bind({"x": x}) as bound:
-            x[:] = 3
-            assert (bound()["y"] == 6).all()
-        assert asked.count("upload") == 2  # then the copy is in the graph of an address that has come before
-        assert asked.count("launch") > 2
 
 
 @pytest.fixture
@@ -353,7 +302,7 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
         return 201
 
     native = launch, synchronize, query, get
-    return Driver(fails, fails, fails, query, cuda.get_current, cuda.set_current, *map(address_of, native)), native
+    return Driver(fails, fails, query, cuda.get_current, cuda.set_current, *map(address_of, native)), native
 
 
 @pytest.mark.usefixtures("stretches")
@@ -492,7 +441,7 @@ def _calls_on_the_gpu(session: Session, cuda: FakeCuda) -> list[Any]:
     return said
 
 
-def test_recalled_calls_give_the_same_in_one_stretch_and_in_python(
+def test_calls_on_the_gpu_give_the_same_in_one_stretch_and_in_python(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, stretches: None
 ) -> None:
     found = []
@@ -505,30 +454,16 @@ def test_recalled_calls_give_the_same_in_one_stretch_and_in_python(
                 patch.setattr("trtopt.runtime.slot.available", lambda: False)
             with open_session(adding_engine(cuda), contexts=1) as session:
                 hold(session, held, 1)
-                recalled = _counted(patch)
                 found.append(_calls_on_the_gpu(session, cuda))
-                assert sum(recalled) >= 30
-                assert asked.count("launch") == (0 if way == "python" else pytest.approx(sum(recalled), abs=25))
+                assert session.stats().replays >= 100
+                assert (asked.count("launch") >= 50) == (way != "python")
         del cuda.streams[1]
     assert found[0] == found[1] == found[2]
 
 
-def _counted(patch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether calls from now on were recalled."""
-    seen, recall = list[bool](), Slot.recall
-
-    def counting(slot: Slot, *arguments: Any) -> Any:
-        found = recall(slot, *arguments)
-        seen.append(found is not None)
-        return found
-
-    patch.setattr(Slot, "recall", counting)
-    return seen
-
-
 @pytest.mark.usefixtures("either_way")
 def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alone(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, open_session: Open
 ) -> None:
     """Such memory may have been read there; arrays of the caller's say themselves which streams they are used on."""
     cuda.streams[1], done = [], list[int]()
@@ -538,32 +473,29 @@ def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alo
         device, values = session._gpus[0].device, inputs_of(4)
         given = {name: OnGpu(device, array) for name, array in values.items()}
         out = {"y": OnGpu(device, values["x"]), "s": OnGpu(device, values["x"][:, 0].copy())}
-        recalled = _counted(monkeypatch)
         for _ in range(4):
             session.run(given, out=out)
             session.run(given)
+        before = session.stats().replays
         cuda.push(1, partial(done.append, 1))
         session.run(given, out=out)
         assert not done
         session.run(given)
         assert done
-        assert recalled[-2:] == [True, True]
+        assert session.stats().replays == before + 2
         del given, out
     del cuda.streams[1]
 
 
-def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_session: Open) -> None:
+def test_shapes_and_addresses_that_take_turns_stay_right_when_graphs_go(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), contexts=1, graphs=1) as session:
         device = session._gpus[0].device
         x, row = (OnGpu(device, array) for array in inputs_of(4).values())
         for _ in range(5):
             session.run({"x": x, "row": row})
-        contexts = session._slots._free[0][0].contexts
-        assert contexts.recalled
         for seed in range(40):
             check_run(session, inputs_of(2, seed))
         assert session.stats().evictions > 0
-        assert not contexts.recalled
         result = session.run({"x": x, "row": row})["y"]
         np.testing.assert_array_equal(result.numpy(), x.values + row.values)
         arrays = [x, *(OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(1, 6))]
@@ -652,32 +584,12 @@ def test_a_stream_of_the_callers_is_met_on_its_device(
         mine.free()
 
 
-@pytest.mark.parametrize("before", [None, 101])
-def test_the_engine_goes_while_its_device_is_current(cuda: FakeCuda, open_session: Open, before: int | None) -> None:
-    held, _kept = driver(cuda, [], True)
-    seen: list[int | None] = []
-    with open_session(large_engine(cuda), contexts=3) as session:
-        hold(session, held, 3)
-        weakref.finalize(session._gpus[0]._loaded, lambda: seen.append(held.current()))
-
-        def work(_: int) -> None:
-            for _ in range(3):
-                session.run({"x": np.ones((2, 40_000), np.float32)})
-
-        assert in_threads(3, work) == []
-        with session.bind({"x": np.ones((2, 40_000), np.float32)}):
-            pass
-        cuda.set_current(before)
-    assert seen == [100]
-    assert held.current() == before
-
-
 def hold(session: Session, held: Driver, contexts: int) -> None:
     """Give the session's GPU driver's functions, and slots that know of them."""
     at = session._gpus[0].device.cuda
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
-    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts)
+    session._slots = SlotPool([session._gpus[0].slot], contexts)
 
 
 def _broken(*_: Any) -> None:

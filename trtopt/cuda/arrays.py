@@ -12,7 +12,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,14 +34,8 @@ _KINDS = {0: "int", 1: "uint", 2: "float"}
 
 @dataclass(slots=True)
 class View:
-    """Contiguous GPU memory of an array.
-
-    Attributes:
-        stream: the one that still makes it (1: the legacy default one).
-        owner: what keeps the memory; None: whoever holds the array does.
-        read_only: its owner says that it must not be written.
-        key: all of that but the owner. What was found out of a view goes for every one with the same key.
-    """
+    """Contiguous GPU memory of an array, which `stream` still makes (1: the legacy default one); `owner` keeps it (None:
+    whoever holds the array does)."""
 
     address: int
     shape: Shape
@@ -50,10 +44,6 @@ class View:
     stream: int | None
     owner: Any = None
     read_only: bool = False
-    key: tuple[Any, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self.key = self.address, self.shape, self.dtype, self.ordinal, self.stream, self.read_only
 
 
 class _Device(ctypes.Structure):
@@ -89,9 +79,6 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
     Args:
         obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
         stream: handle of the CUDA stream that will read or write it.
-
-    Raises:
-        UsageError: it is on another kind of device, not contiguous in GPU memory, or of an unknown type.
     """
     if isinstance(obj, np.ndarray):
         if isinstance(obj, np.ma.MaskedArray):
@@ -118,10 +105,7 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
 
 
 def views(objs: Iterable[Any], stream: int, names: Sequence[str], *, write: bool = False) -> list[NDArray[Any] | View]:
-    """Return the `view` of each input, or with `write` of each array for results.
-
-    Raises: as `view`; the message names the input.
-    """
+    """Return the `view` of each input, or with `write` of each array for results; an error names it."""
     found: list[NDArray[Any] | View] = []
     try:
         found.extend(view(obj, stream) for obj in objs)  # those before a wrong one stay in it
@@ -177,11 +161,7 @@ def gpu_of(obj: Any) -> int | None:
 
 
 def stream_handle(stream: Any) -> int:
-    """A stream's handle, from an integer, a torch or CuPy stream, or anything with `__cuda_stream__`.
-
-    Raises:
-        UsageError: it is nothing of that kind.
-    """
+    """A stream's handle, from an integer, a torch or CuPy stream, or anything with `__cuda_stream__`."""
     if isinstance(stream, int):
         return stream or 1  # 0 is the legacy default stream too
     for name in ("cuda_stream", "ptr", "handle"):
@@ -210,15 +190,7 @@ def _from_cupy(array: Any) -> View | None:
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
     memory, stream = array.data, cupy.cuda.get_current_stream().ptr or LEGACY
-    return _known(memory.ptr, array.shape, array.dtype, memory.device_id, stream)
-
-
-@functools.lru_cache(256)
-def _known(
-    address: int, shape: Shape, dtype: np.dtype[Any], ordinal: int, stream: int | None, read_only: bool = False
-) -> View:
-    """One for all arrays that say the same, since it refers to none of them: the caller keeps the array."""
-    return View(address, shape, dtype, ordinal, stream, None, read_only)
+    return View(memory.ptr, array.shape, array.dtype, memory.device_id, stream)
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
@@ -232,7 +204,7 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     if stream == 0:  # forbidden there; the legacy stream is the safe reading
         stream = 1
     address, read_only = interface["data"]
-    return _known(address or 0, shape, dtype, _ordinal(obj), stream, bool(read_only))
+    return View(address or 0, shape, dtype, _ordinal(obj), stream, None, bool(read_only))
 
 
 _of = functools.lru_cache(64)(np.dtype)
@@ -293,22 +265,10 @@ def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
 class _Memory:
     """An address as NumPy takes it; the array keeps this, and this keeps `owner`."""
 
-    def __init__(
-        self,
-        address: int,
-        shape: Shape,
-        strides: Shape | None,
-        dtype: np.dtype[Any],
-        owner: Any,
-    ) -> None:
+    def __init__(self, address: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any], owner: Any) -> None:
         self.owner = owner
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": shape,
-            "strides": strides,
-            "typestr": dtype.str,
-            "version": 3,
-        }
+        interface = {"data": (address, False), "shape": shape, "strides": strides, "typestr": dtype.str, "version": 3}
+        self.__array_interface__ = interface
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -350,24 +310,11 @@ def _scattered(obj: Any) -> UsageError:
 class DeviceArray:
     """A result in GPU memory, for any library with DLPack or `__cuda_array_interface__`; `numpy()` copies it to the host.
 
-    Attributes:
-        shape, dtype, nbytes: as of a NumPy array.
-        ordinal, address: the GPU and where on it.
-        streams: on which it may be read or written when nothing refers to it any more (`trtopt.cuda.memory.Block`).
+    It has shape, dtype and nbytes as a NumPy array, `ordinal` and `address`; on `streams` it may be read or written when
+    nothing refers to it any more (`trtopt.cuda.memory.Block`).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_copy",
-        "_owner",
-        "_ready",
-        "_stream",
-        "address",
-        "dtype",
-        "ordinal",
-        "shape",
-        "streams",
-    )
+    __slots__ = "__weakref__", "_copy", "_owner", "_ready", "_stream", "address", "dtype", "ordinal", "shape", "streams"
 
     def __init__(
         self,

@@ -1,11 +1,8 @@
 """The GPU: finding one, memory, streams, events and graphs. The only importer of cuda-python.
 
-`probe` asks the driver through ctypes, so it needs no package and can't crash; call it before any native code that
-would (TensorRT 8.6's Runtime() segfaults without a GPU). `Device` then wraps the CUDA runtime: each call's return code
-is checked, each resource frees itself once, is a context manager, and refuses to be used after it was freed.
-
-CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what needs it sets it and puts back what was
-there (`Cuda.current`); streams and graphs carry their own.
+`probe` asks the driver through ctypes, so it needs no package and can't crash; call it before native code that would (TensorRT
+8.6's Runtime() segfaults without a GPU). CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what
+needs it sets it and puts back what was there (`Cuda.current`); streams and graphs carry their own.
 """
 
 from __future__ import annotations
@@ -50,10 +47,8 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Probe:
-    """The driver's answer. True where a GPU can be used; else `reason` says why not.
-
-    `driver` is the newest CUDA version that the driver runs, such as (13, 0); None without a driver.
-    """
+    """The driver's answer: True where a GPU can be used, else `reason` says why not; and the newest CUDA version that the
+    driver runs, such as (13, 0)."""
 
     devices: tuple[DeviceInfo, ...] = ()
     driver: tuple[int, int] | None = None
@@ -75,11 +70,7 @@ def probe() -> Probe:
 
 
 def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
-    """The GPU number `ordinal`, for `purpose` ("running an engine").
-
-    Raises:
-        DeviceError: there is none, with the reason.
-    """
+    """The GPU number `ordinal`, for `purpose` ("running an engine"); DeviceError where there is none, with the reason."""
     gpus = probe()
     if not gpus:
         raise DeviceError(f"{purpose} needs an NVIDIA GPU: {gpus.reason}")
@@ -90,13 +81,7 @@ def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
 
 @contextlib.contextmanager
 def current_gpu(ordinal: int) -> Iterator[None]:
-    """Make a GPU this thread's current one in the block; after it, that is what it was. Needs no package.
-
-    GPU 0 is what a thread has by itself: nothing is set for it.
-
-    Raises:
-        DeviceError: the driver can't use it.
-    """
+    """Make a GPU this thread's current one in the block, without any package. (GPU 0 is what a thread has by itself.)"""
     if not ordinal:
         yield
         return
@@ -169,14 +154,9 @@ _STAYS = contextlib.nullcontext()
 
 
 class Cuda:
-    """The CUDA runtime's functions on one device, each return code checked.
+    """The CUDA runtime's functions on one device, each return code checked; others in tests, which have no `driver`.
 
-    Args:
-        functions: replaces the real ones in tests.
-
-    Attributes:
-        driver: its functions; None without one, in tests.
-        context: what `Driver.current` gives where this device is current; None without `driver`.
+    `context` is what `Driver.current` gives where this device is current.
     """
 
     def __init__(self, ordinal: int, functions: Any = None) -> None:
@@ -189,11 +169,7 @@ class Cuda:
             self.use()
 
     def __call__(self, function: str, *arguments: Any) -> Any:
-        """Call it with the device as the current one; give its value (None, one value, or a tuple).
-
-        Raises:
-            DeviceError: it returned an error code.
-        """
+        """Call it with the device as the current one; give its value (None, one value, or a tuple), or raise DeviceError."""
         with self.current():
             code, *values = getattr(self.functions, function)(*arguments)
         if code:
@@ -201,21 +177,14 @@ class Cuda:
         return values[0] if len(values) == 1 else tuple(values) or None
 
     def current(self) -> AbstractContextManager[None]:
-        """Make the device this thread's current one in the block; after it, that is what it was. (Without `driver` it stays.)
-
-        Raises: as `use`.
-        """
+        """Make the device this thread's current one in the block; then what it was. (Without `driver` it stays.)"""
         before = None if self.driver is None else self.driver.current()
         if before is not None and before == self.context:
             return _STAYS
         return _Current(self, before)
 
     def use(self) -> None:
-        """Make the device this thread's current one.
-
-        Raises:
-            DeviceError: it can't be used; or this process was forked from the one that opened it.
-        """
+        """Make the device this thread's current one; DeviceError where it can't be used, as in a process that was forked."""
         if os.getpid() != self._process:
             raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
         (code,) = self.functions.cudaSetDevice(self._ordinal)
@@ -249,11 +218,7 @@ class Resource:
 
     @property
     def raw(self) -> Any:
-        """The handle as cuda-python's functions take it.
-
-        Raises:
-            DeviceError: it was freed.
-        """
+        """The handle as cuda-python's functions take it; DeviceError once it was freed."""
         raw = self._raw
         if raw is None:
             raise DeviceError(f"this {self.kind} was freed; it can't be used any more")
@@ -295,11 +260,8 @@ _capture = _Capture()
 
 
 def after_capture(action: Callable[[], object]) -> None:
-    """Do it now; or, where this thread is capturing a CUDA graph, when that has ended.
-
-    For what frees GPU memory and may be called by the garbage collector, which may strike anywhere: CUDA refuses to free in a
-    thread that captures, and the capture is broken. Other threads may free meanwhile.
-    """
+    """Do it now; or, where this thread is capturing a CUDA graph, when that has ended: for what the garbage collector may call
+    anywhere, since CUDA refuses to free in a thread that captures, and the capture is broken."""
     if _capture.later is None:
         action()
     else:
@@ -393,11 +355,7 @@ class Stream(Resource):
         super().__init__(cuda, handle, "cudaStreamDestroy")
 
     def synchronize(self) -> None:
-        """Wait until its work is done.
-
-        Raises:
-            DeviceError: work before this failed.
-        """
+        """Wait until its work is done; DeviceError where work before this failed."""
         self._cuda("cudaStreamSynchronize", self.raw)
 
     def to_device(self, target: DeviceBuffer, source: HostBuffer, nbytes: int) -> None:
@@ -408,29 +366,36 @@ class Stream(Resource):
         """Copy the first `nbytes`; returns at once, so don't read `target` before `synchronize`."""
         self._copy("cudaMemcpyDeviceToHost", target, source, nbytes)
 
-    def _copy(
-        self, kind: str, target: DeviceBuffer | HostBuffer, source: DeviceBuffer | HostBuffer, nbytes: int
-    ) -> None:
+    def _copy(self, kind: str, target: Any, source: Any, nbytes: int) -> None:
         if nbytes > min(target.nbytes, source.nbytes):
             raise DeviceError(f"copying {nbytes} bytes from a buffer of {source.nbytes} to one of {target.nbytes}")
-        if nbytes:
-            direction = getattr(self._cuda.functions.cudaMemcpyKind, kind)
-            self._cuda("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
+        direction = getattr(self._cuda.functions.cudaMemcpyKind, kind)
+        self._cuda("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
 
     def record(self, event: Event) -> None:
         self._cuda("cudaEventRecord", event.raw, self.raw)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """Record what `enqueue` gives to this stream, without running it.
-
-        Buffers and shapes that it uses are fixed in the graph. Other threads may allocate and free meanwhile; what this one
-        lets go of is freed afterwards.
-
-        Raises:
-            DeviceError: something in it can't be captured; the stream is usable again.
-        """
+        """Record what `enqueue` gives to this stream, without running it; buffers and shapes that it uses are fixed in the
+        graph. Other threads may allocate and free meanwhile; what this one lets go of is freed afterwards. DeviceError where
+        something in it can't be captured; the stream is usable again."""
+        functions = self._cuda.functions
+        mode = functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         with _capturing():
-            graph = self._captured(enqueue)
+            self._cuda("cudaStreamBeginCapture", self.raw, mode)
+            try:
+                enqueue()
+            except BaseException:
+                code, graph = functions.cudaStreamEndCapture(self.raw)
+                if not code and graph is not None:
+                    functions.cudaGraphDestroy(graph)
+                functions.cudaGetLastError()  # a broken capture leaves its error behind; the next call must not report it
+                raise
+            try:
+                graph = self._cuda("cudaStreamEndCapture", self.raw)
+            except DeviceError:
+                functions.cudaGetLastError()
+                raise
         try:
             executable = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
         finally:
@@ -438,39 +403,14 @@ class Stream(Resource):
         self._cuda("cudaGraphUpload", executable.raw, self.raw)
         return executable
 
-    def _captured(self, enqueue: Callable[[], None]) -> Any:
-        """A cudaGraph_t."""
-        functions = self._cuda.functions
-        self._cuda("cudaStreamBeginCapture", self.raw, functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
-        try:
-            enqueue()
-        except BaseException:
-            code, graph = functions.cudaStreamEndCapture(self.raw)
-            if not code and graph is not None:
-                functions.cudaGraphDestroy(graph)
-            functions.cudaGetLastError()  # a broken capture leaves its error behind; the next call must not report it
-            raise
-        try:
-            return self._cuda("cudaStreamEndCapture", self.raw)
-        except DeviceError:
-            functions.cudaGetLastError()
-            raise
-
 
 class Device:
-    """One GPU of this process.
+    """One GPU of this process, by its number as CUDA counts (CUDA_VISIBLE_DEVICES applies).
 
-    Args:
-        ordinal: its number as CUDA counts (CUDA_VISIBLE_DEVICES applies).
-        functions: stands in for cuda.bindings.runtime in tests; then `info` must be given too.
+    In tests `functions` stands in for cuda.bindings.runtime; then `info` must be given too. `current` is `Cuda.current`, for
+    what isn't called through `cuda`, the runtime's functions on it.
 
-    Attributes:
-        cuda: the runtime's functions on it.
-        current: `Cuda.current`, for what isn't called through `cuda`.
-
-    Raises:
-        DeviceError: there is no such GPU, or CUDA can't use it.
-        MissingDependency: cuda-bindings isn't installed.
+    Raises: DeviceError (no such GPU, or CUDA can't use it), MissingDependency (cuda-bindings isn't installed).
     """
 
     def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:

@@ -36,14 +36,12 @@ _here = _Here()
 class Driver:
     """Functions that are called on addresses; the code that they give is for the caller to look at.
 
-    Launches, copies and waits on streams that were made on a device need no current one. All but `synchronize` keep Python's
-    GIL: a launch is short, and letting the GIL go for it costs far more where other threads queue for it. Not for streams that
-    may be full: Python code that the GPU waits for couldn't run. Where one fails, the runtime's call of the same purpose says
-    what is wrong, or works.
+    Launches and waits on streams that were made on a device need no current one. All but `synchronize` keep Python's GIL:
+    letting it go for a launch costs far more where other threads queue for it. (Not for streams that may be full: Python code
+    that the GPU waits for couldn't run.) Where one fails, the runtime's call of the same purpose says what is wrong, or works.
     """
 
     launch: Callable[[int, int], int]  # graph, stream
-    upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
     synchronize: Callable[[int], int]  # stream
     query: Callable[[int], int]  # stream
     get_current: Callable[[Any], int]  # where to write the thread's current context: 0, if it has none
@@ -63,13 +61,13 @@ class Driver:
         library = ctypes.PyDLL(free._name)
         try:
             launch, synchronize, query = library.cuGraphLaunch, free.cuStreamSynchronize, library.cuStreamQuery
-            upload, get, put = library.cuMemcpyHtoDAsync_v2, library.cuCtxGetCurrent, library.cuCtxSetCurrent
+            get, put = library.cuCtxGetCurrent, library.cuCtxSetCurrent
         except AttributeError:
             return None
         launch.argtypes, synchronize.argtypes, query.argtypes = (pointer, pointer), (pointer,), (pointer,)
-        upload.argtypes, put.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer), (pointer,)
+        put.argtypes = (pointer,)
         addresses = map(address_of, (launch, synchronize, query, get))
-        return cls(launch, upload, synchronize, query, get, put, *addresses)
+        return cls(launch, synchronize, query, get, put, *addresses)
 
     def current(self) -> int | None:
         """The thread's current context; None also in a forked process, whose driver gives an error."""

@@ -28,11 +28,7 @@ class Memory:
         self._lock = threading.RLock()
 
     def gpu(self, nbytes: int) -> DeviceBuffer:
-        """Device memory.
-
-        Raises:
-            DeviceError: the limit is reached, or the GPU has no more.
-        """
+        """Device memory; DeviceError where the limit is reached, or the GPU has no more."""
         with self._lock:
             if self.limit is not None and self.gpu_bytes + nbytes > self.limit:
                 raise DeviceError(
@@ -62,11 +58,8 @@ class Memory:
 
 
 class Block:
-    """Device memory lent for one result. It goes back when nothing refers to it any more.
-
-    Attributes:
-        streams: on which it may be written or read even then: handles, `arrays.LEGACY` and `UNKNOWN` among them.
-    """
+    """Device memory lent for one result. It goes back when nothing refers to it any more, perhaps while it is written or read
+    on `streams`: handles, `arrays.LEGACY` and `UNKNOWN` among them."""
 
     __slots__ = ("__weakref__", "_home", "address", "buffer", "streams")
 
@@ -81,11 +74,8 @@ class Blocks:
     """Device memory for results, used again in the order of streams.
 
     A result's last reference may go while kernels of its reader still run. So a block that came back is lent to a call on a
-    stream if nothing but that stream and the legacy default one, which the call is made to follow, had to do with it. Where
+    stream if nothing but that stream and the legacy default one, which the call is made to `follow`, had to do with it. Where
     other streams had (DLPack tells them), a few more blocks are made, and then the whole device is waited for.
-
-    Args:
-        follow: make a stream wait for what the default stream has to do by now.
     """
 
     def __init__(self, memory: Memory, follow: Callable[[int], None]) -> None:
@@ -94,14 +84,8 @@ class Blocks:
         self._returned: OrderedDict[int, deque[tuple[DeviceBuffer, set[int]]]] = OrderedDict()
 
     def take(self, nbytes: int, stream: int, followed: bool = False) -> Block:
-        """A block for a result that is written in the order of a stream: of those that fit, the one that came back last.
-
-        Args:
-            followed: the stream is about to follow the default one anyway. (The block keeps that one: it may come back before.)
-
-        Raises:
-            DeviceError: there is no memory.
-        """
+        """A block for a result that is written in the order of a stream, which (`followed`) is about to follow the default one
+        anyway: of those that fit, the one that came back last."""
         home = self._returned.get(nbytes)
         if home:  # the common case, short
             buffer, streams = entry = home.pop()

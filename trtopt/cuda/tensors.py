@@ -77,22 +77,16 @@ class Signature:
             raise UsageError(f"inputs: {', '.join(wrong)}; the engine takes {takes}")
 
     def profile(self, shapes: Sequence[Shape]) -> int:
-        """The number of the profile for these input shapes: of those they fit, the one tuned for the nearest.
-
-        Raises:
-            UsageError: they fit none; the message gives the shapes allowed.
-        """
+        """The number of the profile for these input shapes: of those they fit, the one tuned for the nearest. UsageError where
+        they fit none: the message gives the shapes allowed."""
         shapes_by_name = {item.name: shape for item, shape in zip(self.inputs, shapes)}
         if not self.profiles:  # the fixed dimensions are all that is known
             for item, shape in zip(self.inputs, shapes):
                 if any(size not in (-1, there) for size, there in zip(item.shape, shape)):
                     raise UsageError(f"input {item.name!r} has shape {x(shape)}; {x(item.shape)} is needed")
             return 0
-        candidates = [
-            index
-            for index, profile in enumerate(self.profiles)
-            if all(profile[name].holds(shape) for name, shape in shapes_by_name.items())
-        ]
+        numbered = enumerate(self.profiles)
+        candidates = [at for at, item in numbered if all(item[name].holds(to) for name, to in shapes_by_name.items())]
         if not candidates:
             ranges = " or ".join(
                 "; ".join(f"{name} {x(item.min)} to {x(item.max)}" for name, item in profile.items())
@@ -102,14 +96,11 @@ class Signature:
             raise UsageError(
                 f"inputs {shapes_text} are outside the engine's shapes: {ranges}; give others, or build it with other `shapes=`"
             )
-        return min(
-            candidates,
-            key=lambda index: sum(
-                abs(size - best)
-                for name, shape in shapes_by_name.items()
-                for size, best in zip(shape, self.profiles[index][name].opt)
-            ),
-        )
+        return min(candidates, key=lambda at: _distance(self.profiles[at], shapes_by_name))
+
+
+def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> int:
+    return sum(abs(a - b) for name, shape in shapes.items() for a, b in zip(shape, profile[name].opt))
 
 
 def check_mapping(what: str, mapping: Any) -> None:
@@ -134,14 +125,9 @@ def check_array(tensor: Tensor, array: Any, role: str = "input") -> None:
 
 
 def signature(engine: Any) -> Signature:
-    """Read off an ICudaEngine.
-
-    Raises:
-        EngineError: an input or output has a type that arrays can't hold.
-    """
+    """Read off an ICudaEngine; EngineError where an input or output has a type that arrays can't hold."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
+    inputs, outputs = list[Tensor](), list[Tensor]()
     for name in names:
         (inputs if engine.get_tensor_mode(name).name == "INPUT" else outputs).append(_describe(engine, name))
     profiles = tuple(

@@ -32,7 +32,7 @@ from trtopt.data.rebatch import share
 from trtopt.runtime.contexts import MAPPED
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot_pool import CLOSED as SESSION_CLOSED
-from trtopt.runtime.stretch import Stretch, available, copying
+from trtopt.runtime.stretch import NativeCall, available, copying
 
 Array = NDArray[Any]
 Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
@@ -46,17 +46,9 @@ CLOSED = "this batcher is closed; make another one"
 
 @dataclass(frozen=True)
 class BatcherStats(Described):
-    """Counts of what a batcher did since it was made.
-
-    Attributes:
-        requests: that ran; cancelled ones aren't counted.
-        samples: of these requests.
-        batches: that ran.
-        full: batches that had no room for another sample, or for the request that came next.
-        mean_batch: samples a batch.
-        queued: samples that were accepted and whose batch hasn't started yet.
-        mean_wait: seconds from a request's call to the start of its batch.
-        longest_wait: the same, of the request that waited longest.
+    """Counts of what a batcher did since it was made: requests that ran and their samples, batches, those of them that had no
+    room for what came next (`full`), samples a batch; samples whose batch hasn't started (`queued`); and the seconds from a
+    request's call to the start of its batch.
     """
 
     requests: int
@@ -76,8 +68,7 @@ class Request:
     Attributes:
         shapes: of one sample, for each input; capacity: the most samples that a batch of them holds.
         example: an array of the library that results are made arrays of; None: NumPy's.
-        accepted: when the caller came, in seconds.
-        rows: its part of each output of the batch.
+        accepted: when the caller came, in seconds; rows: its part of each output of the batch.
     """
 
     shapes: Shapes
@@ -135,32 +126,23 @@ class Batcher:
     """Collects requests of equal shapes into batches that a session runs.
 
     A request joins the batch of its shape that is filling. A batch is due when it is full, when its oldest request has waited
-    `max_delay`, or when more than `max_queue` batches wait. Whenever one of the `slots` is free it takes the due batch whose
-    first request is oldest, copies the samples into its page-locked memory and runs them, so that one batch is copied while
-    another runs and a third fills. A partial batch runs at the next power of two that the engine takes (its last sample is
-    repeated, and the further results are dropped), since each size that runs needs a context and CUDA graphs. A batch doesn't
-    start early because the GPU is idle: after a full batch all its callers come back at once, and the first would take the GPU
-    for itself; where callers are few, `max_delay=0` starts whatever there is as soon as a slot is free.
+    `max_delay`, or when more than `max_queue` batches wait. A free one of the `slots` takes the due batch whose first request
+    is oldest, copies its samples into page-locked memory and runs them: one is copied while another runs and a third fills.
+    A partial batch runs at the next power of two that the engine takes, since each size needs CUDA graphs of its own.
+    Where callers are few, `max_delay=0` starts whatever there is as soon as a slot is free.
 
-    Results are arrays of the caller's own, copied out of the batch's: keeping one keeps no other caller's in memory. Inputs
-    must stay as they are while `run` or `run_async` waits; `submit` copies them. Callbacks of futures run in the batcher's
-    threads: one that waits there holds up a slot. Many tasks of one event loop are served faster than as many threads, which
-    queue for Python's GIL. A process that ends without `close` waits until what was accepted has run, a batch when it is due.
+    Results are arrays of the caller's own. Inputs must stay as they are while `run` or `run_async` waits; `submit` copies them.
+    Callbacks of futures run in the batcher's threads. A process that ends without `close` waits for what was accepted.
 
     Args:
         session: stays the caller's: close it after the batcher. The first axis of each of its inputs must be the batch,
             and some axis of each output (`batch_axis` in `Session.outputs`).
-        max_delay: how long a request waits for others at the most while a slot is free: "2ms", "500us", "0.5s", or seconds
-            as a number.
+        max_delay: how long a request waits for others at the most while a slot is free: "2ms", "500us", or seconds.
         max_batch: samples a batch at the most; None: the largest batch of the session's profiles.
         max_queue: batches that fill or wait for a slot before `submit` holds its callers up.
-        slots: batches that run at the same time, each with page-locked memory for its inputs; more than calls of the session
-            (`contexts`, on each GPU) are of no use; None: two for each GPU.
+        slots: batches that run at the same time, each in a call of the session; None: two for each GPU.
 
-    Raises:
-        UsageError: an argument that can't be right, an input or output without a batch axis, or no profile that says how large
-            batches may be.
-        DeviceError: the session is closed, or this process was forked from the one that opened it.
+    Raises: UsageError (also where inputs or outputs have no batch axis) and DeviceError (the session is closed).
     """
 
     @typed
@@ -225,9 +207,8 @@ class Batcher:
             timeout: seconds to wait for room where `max_queue` batches wait already; 0: not at all.
 
         Raises:
-            UsageError: a name, dtype or shape that the engine doesn't take, more samples than a batch holds (`max_batch`, or
-                the profile of that shape: `Session.run_batches` divides them), or arrays in GPU memory (`Session.run` takes
-                them).
+            UsageError: what the engine doesn't take, more samples than a batch holds (`Session.run_batches` divides them), or
+                arrays in GPU memory.
             Busy: the queue stayed full.
             DeviceError: this or its session is closed, or this process was forked. What `Session.run` raises goes to every
                 request of the batch, by the future's `result()`.
@@ -239,13 +220,7 @@ class Batcher:
         return future
 
     def run(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the results of samples, when their batch has run.
-
-        Args:
-            inputs, timeout: as for `submit`; without `timeout` it waits as long as it takes.
-
-        Raises: as `submit`, and as `Session.run`.
-        """
+        """`submit`, and wait for the results; without `timeout` also for room, as long as it takes."""
         request = self._request(inputs)
         request.done.acquire()
         self._enter(request, timeout, holds_up=timeout is not None)
@@ -257,10 +232,7 @@ class Batcher:
         return request.results()
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """`run` for asyncio: never blocks the event loop.
-
-        Raises: as `run`, without Busy.
-        """
+        """`run` for asyncio: never blocks the event loop."""
         request = self._request(inputs)
         loop = asyncio.get_running_loop()
         request.task = loop, loop.create_future()
@@ -345,11 +317,7 @@ class Batcher:
         return Request(shapes, capacity, samples, arrays, None if type(values[0]) is np.ndarray else values[0])
 
     def _find_sizes(self, shapes: Shapes) -> tuple[int, ...]:
-        """Return the sizes that batches of these samples run at: as few as go, as each needs a context and CUDA graphs.
-
-        Raises:
-            UsageError: no profile takes them; the message is the session's.
-        """
+        """Return the sizes that batches of these samples run at; UsageError, the session's, where no profile takes them."""
         sizes: list[int] = []
         for size in self._sizes:
             with contextlib.suppress(UsageError):
@@ -362,12 +330,7 @@ class Batcher:
         return tuple(sizes)
 
     def _enter(self, request: Request, timeout: float | None, *, holds_up: bool) -> None:
-        """Put a request into a batch; with `holds_up`, when that needs no batch beyond those that may wait.
-
-        Raises:
-            Busy: it did, for `timeout` seconds.
-            DeviceError: this is closed.
-        """
+        """Put a request into a batch; with `holds_up`, when that needs no batch beyond those that may wait."""
         check_timeout(timeout)
         with self._ready:
             request.accepted = time.monotonic()
@@ -390,10 +353,7 @@ class Batcher:
                 if request.shapes in self._open:
                     self._seal(self._open[request.shapes], full=True)
                 if self._serving < self._slots:
-                    try:
-                        self._workers.submit(self._serve)
-                    except RuntimeError as error:  # Python ends
-                        raise DeviceError(f"no thread for this batch ({error}): use Session.run") from None
+                    self._workers.submit(self._serve)
                     self._serving += 1
                 self._ready.notify()  # a thread has to wait until it is due
                 batch = self._open[request.shapes] = Batch(request.shapes, time.monotonic())
@@ -487,7 +447,7 @@ class Batcher:
                 else:
                     target[first:stop] = source
         if rows:
-            Stretch(rows).run()
+            NativeCall(rows).run_without_gil()
         for array in arrays.values() if size > samples else ():
             array[samples:] = array[samples - 1]
         outputs = self._session.run(arrays)
@@ -497,11 +457,7 @@ class Batcher:
 
     def _arrays(self, shapes: Shapes, samples: int) -> dict[str, Array]:
         """Return arrays of so many samples, at the start of this thread's page-locked memory, which only grows. The same
-        objects each time, as far as possible: the session remembers whose addresses it knows.
-
-        Raises:
-            DeviceError: the session is closed, or there is no more page-locked memory.
-        """
+        objects each time, as far as possible: the session remembers whose addresses it knows."""
         memory: dict[str, Array] = self._memory.__dict__.setdefault("flat", {})
         seen: dict[Any, dict[str, Array]] = self._memory.__dict__.setdefault("views", {})
         arrays = seen.get((shapes, samples))

@@ -10,21 +10,16 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import DeviceError, UsageError
-from trtopt.cuda.arrays import LEGACY, View, start
+from trtopt.cuda.arrays import LEGACY, View
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.memory import Block
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import STAGED, Source
-from trtopt.runtime.slot import Copy, Slot, read_on
-from trtopt.runtime.stretch import Stretch, copying
+from trtopt.runtime.contexts import Replay, Source
+from trtopt.runtime.slot import Slot, read_on
 
 
 class BoundCall:
     """Inference on the same arrays again and again: `session.bind(…)` made it, and calling it runs it.
-
-        with session.bind({"input": frame}) as step:
-            while capture(frame):
-                show(step()["logits"])
 
     Nothing is checked or looked up any more, so a call costs what replaying a CUDA graph costs. Until `close` it holds one of
     the session's contexts. Calls from several threads come one after the other.
@@ -50,12 +45,9 @@ class BoundCall:
     def __call__(self) -> Mapping[str, Any]:
         """Infer once, on what the input arrays hold now.
 
-        Returns: `outputs`. They are ready, unless `bind` got a stream and every array is in GPU memory: then they will be,
-        in the order of that stream.
+        Returns: `outputs`, ready; or, where `bind` got a stream and every array is in GPU memory, in that stream's order.
 
-        Raises:
-            DeviceError: a CUDA call failed, this or its session is closed, or this process was forked from the one that bound.
-            EngineError: TensorRT couldn't run it.
+        Raises: DeviceError (also if this or its session is closed) and EngineError, as `Session.run`.
         """
         with self._lock:
             self._call()
@@ -66,10 +58,6 @@ class BoundCall:
         with self._lock:
             self._call, self._references = _closed, None
         self._finalizer()
-
-    def refuse_in_child(self) -> None:
-        """Refuse calls from a fork on, so that they needn't ask where they are."""
-        self._call, self._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
 
     def __enter__(self) -> BoundCall:
         return self
@@ -98,62 +86,47 @@ def prepare_call(
     Raises:
         UsageError: an output's shape depends on the data.
     """
-    slot.settle(None)
+    slot.wait_previous(None)
     slot.shared = True
     bound_context = slot.contexts.bind(arrays, shapes)
     if None in bound_context.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
-    own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
-    if stream is not None:
-        read_on(stream, arrays)
-    makers = {number for array in arrays if isinstance(array, View) for number in (LEGACY, array.stream or LEGACY)}
-    location_list = slot.locate(bound_context, arrays, own, least=0)
-    pairs = zip(bound_context.staging, arrays, location_list)
-    copies_in = [(staging, array) for staging, array, at in pairs if at == STAGED and isinstance(array, np.ndarray)]
-    targets = slot.targets(bound_context, out, bool(makers), own)
-    copies_out: list[Copy] = []
-    for target, landing in zip(targets, bound_context.landing):
-        if isinstance(target, np.ndarray):
-            assert landing is not None
-            copies_out.append((target, landing))
-            location_list.append(STAGED)
-        else:
-            assert target is not None
-            location_list.append(target.address)
-            if isinstance(target, Block) and stream is not None:
-                target.streams.add(stream)
-    locations = tuple(location_list)
+    own, raw = (slot.stream_ptr, slot.stream.raw) if stream is None else (stream, stream)
+    locations, copies_in, targets, streams = slot.lay_out(bound_context, arrays, out, stream, least=0)
+    if any(isinstance(array, View) for array in arrays):
+        streams = tuple({*streams, LEGACY} - {own})
+    layout = locations, copies_in, targets, streams
 
     def enqueue() -> None:
         slot.contexts.enqueue(bound_context, arrays, locations, own)
 
+    slot.give_inputs(layout, own)
     enqueue()  # TensorRT wants one before a capture
-    results = slot.finish(bound_context, targets, out, raw, own, True, example)
+    results = slot.finish(bound_context, targets, out, stream, True, example)
+    if stream is not None:
+        read_on(stream, arrays)
+        for target in targets:
+            if isinstance(target, Block):
+                target.streams.add(stream)
+        layout = locations, copies_in, targets, ()
+    pairs = zip(targets, bound_context.landing)
+    copies_out = [(to, landing) for to, landing in pairs if isinstance(to, np.ndarray) and landing is not None]
     graph, note = slot.contexts.captured(bound_context, arrays, locations)
-    other_streams = tuple(makers - {own}) if stream is None else ()
     waits = bool(stream is None or copies_in or copies_out)
-    raw_graph, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    stretch = None  # the whole of a call, where that can be
-    work = slot.work(address, other_streams) if graph is not None and own == slot.own else []
-    if work and all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
-        before, after = (
-            [copying(start(to), start(source), source.nbytes) for to, source in pairs]
-            for pairs in (copies_in, copies_out)
-        )
-        stretch = Stretch([*before, *work, *after])
+    replay = None if graph is None else Replay(graph, graph.raw, graph.handle)
+    stretches = None  # the whole of a call, where that can be
+    if replay is not None and stream is None and slot.by_stretch:
+        stretches = slot.filled(replay, bound_context, layout, one=True)
 
     def call() -> None:
-        if stretch is not None and not stretch.run():
+        if stretches is not None and not stretches[0].run_without_gil():
             return
-        if other_streams:
-            slot.after(other_streams)
-        for target, source in copies_in:
-            np.copyto(target, source)
-        if raw_graph is None:
+        slot.give_inputs(layout, own)
+        if replay is None:
             with slot.device.current():
                 enqueue()
         else:
-            slot.launch(raw_graph, address, raw, own)
+            slot.launch(replay.raw, replay.address, raw, own)
         if waits:
             slot.wait(raw, own)
         for target, source in copies_out:
@@ -164,10 +137,3 @@ def prepare_call(
 
 def _closed() -> None:
     raise DeviceError("this bound call is closed, or its session is; bind the arrays again")
-
-
-def _forked() -> None:
-    raise DeviceError(
-        "this call was bound before the process forked, and its session doesn't survive that: open one in the child, or start "
-        "workers with multiprocessing's 'spawn'"
-    )

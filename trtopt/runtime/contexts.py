@@ -8,11 +8,12 @@ plain enqueue, which TensorRT needs before a capture anyway.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,29 +21,50 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DeviceError, EngineError, UsageError
 from trtopt.core.values import x
 from trtopt.cuda.arrays import View
-from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
-from trtopt.cuda.memory import Memory
-from trtopt.cuda.tensors import Shape, Signature, Tensor
-from trtopt.runtime.stretch import Stretch
-from trtopt.trt.plans import LoadedEngine
+from trtopt.cuda.device import DeviceBuffer, Graph, HostBuffer, Stream
+from trtopt.cuda.tensors import Shape, Tensor, check_array
+from trtopt.runtime.stretch import NativeCall
+
+if TYPE_CHECKING:
+    from trtopt.runtime.gpu_engine import GpuEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
 Key = tuple[tuple[Shape, ...], tuple[bytes, ...]]
-# Where each input and output lies: an address in GPU memory of the caller's; STAGED: in pinned memory of ours, copied inside
-# the graph; RESIDENT: in GPU memory of ours, copied there before; less: minus the address of pinned memory of the
-# caller's, copied inside the graph. Plain integers, since each call looks its graph up by them.
-Locations = tuple[int, ...]
-STAGED, RESIDENT = 0, -1
+# Places of inputs and outputs: texts, whose hash is kept, since each call looks its graph up by them.
+DEVICE = "GPU memory of the caller's"
+PINNED = "pinned memory of the caller's, copied inside the graph"
+_STAGING = "pinned memory of ours, copied inside the graph"
+_RESIDENT = "GPU memory of ours, copied there before"
 
-MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
+
+class Location(NamedTuple):
+    """Where an input or output lies; `address`: in memory of the caller's."""
+
+    place: str
+    address: int = 0
+
+
+@functools.lru_cache(256)
+def on_device(address: int) -> Location:
+    """Return one for each address: each call asks for it."""
+    return Location(DEVICE, address)
+
+
+Locations = tuple[Location, ...]
+STAGED, RESIDENT = Location(_STAGING), Location(_RESIDENT)
+# A call in one stretch or in two, and the words of the first and of the last where the addresses of the caller's arrays in
+# host memory go: of inputs that are copied, and of outputs.
+Prepared = tuple[NativeCall, NativeCall, tuple[int, ...], tuple[int, ...]]
+
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
+MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 REMEMBERED = 64  # shapes and locations seen once
-_LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
+_MIN_IDLE_CALLS = 16  # calls for each shape or graph that is kept, before one of them makes room for another
 GRAPHS = 4  # for each shape, on average
 # Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done
 # concurrently, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 deadlocked, one thread in a context's first run
 # and one making another context.
-_SLOWLY = threading.RLock()
+_SETUP_LOCK = threading.RLock()
 
 
 @dataclass(slots=True)
@@ -50,33 +72,15 @@ class Replay:
     """A CUDA graph of a call.
 
     Attributes:
-        prepared: a call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait,
-            copies out; and the words of it where their addresses go, of each input that is copied and of each output.
+        last_use: the number of the call that used it last.
+        stretches: by the streams that come first, all of a call but where the caller's arrays in host memory lie.
     """
 
     graph: Graph
     raw: Any
     address: int
-    last_use: int = 0  # the number of the call that used it last
-    prepared: tuple[Stretch, tuple[int, ...], tuple[int, ...]] | None = None
-
-
-@dataclass(slots=True)
-class Recalled:
-    """A call on arrays in GPU memory that came before, and that is a replay of a graph.
-
-    Attributes:
-        streams: what may still make or read these arrays; and the default one, where memory of ours is written, which may have
-            been read on it.
-        sizes: of the results that memory of ours is taken for, in bytes: of all, or of none.
-        replays: where those lie → the graph; what asks for the streams and launches it, and what waits for it (None: there can
-            be none).
-    """
-
-    bound: BoundContext
-    streams: tuple[int, ...]
-    sizes: tuple[int, ...]
-    replays: dict[Locations, tuple[Replay, tuple[Stretch, Stretch] | None]] = field(default_factory=dict)
+    last_use: int = 0
+    stretches: dict[tuple[int, ...], Prepared] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -91,7 +95,7 @@ class BoundContext:
     profile: int | None = None
     outputs: tuple[Shape | None, ...] = ()
     sizes: tuple[int, ...] = ()  # of the outputs, in bytes
-    results: tuple[tuple[str, Shape, np.dtype[Any]], ...] = ()  # name, shape and type of outputs of known shape
+    results: tuple[tuple[Shape, np.dtype[Any]], ...] = ()  # shape and type of outputs of known shape
     staging: tuple[NDArray[Any], ...] = field(default=(), repr=False)  # the inputs' pinned memory in their shapes
     landing: tuple[NDArray[Any] | None, ...] = field(default=(), repr=False)  # the outputs'
     staged: Locations = ()  # `STAGED` for each output
@@ -106,53 +110,37 @@ class BoundContext:
 
 
 class ContextCache:
-    """The contexts of one slot, for its stream.
-
-    Args:
-        graphs: the most shapes with a context and CUDA graphs of their own; 0: plain enqueues only.
-        shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the fallback only.
+    """The contexts of one slot, for its stream; the fallback only where several can't share a profile.
 
     Attributes:
-        loaded: the engine.
         gpu, host: tensor name → its memory on the GPU, and its page-locked memory.
         allocated: outputs whose shape depends on the data → their shape in the last call.
         note: why the last capture failed.
         reads_shapes: an input gives a shape: TensorRT reads it on the host.
         evictions: contexts and graphs that were replaced.
-        recalled: calls that came before, by what their arrays said of themselves. Empty again when a graph goes.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        stream: Stream,
-        engine: LoadedEngine,
-        signature: Signature,
-        memory: Memory,
-        *,
-        graphs: int,
-        shares: bool,
-    ) -> None:
-        self._device, self._stream, self._cuda = device, stream, device.cuda
-        self.loaded, self._signature, self._memory = engine, signature, memory
-        self._shares = shares
+    def __init__(self, engine: GpuEngine, stream: Stream) -> None:
+        assert engine.loaded is not None
+        self._device, self._stream, self._cuda = engine.device, stream, engine.device.cuda
+        self.loaded, self._signature, self._memory = engine.loaded, engine.signature, engine.memory
+        self._shares = engine.shares
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
-        self.reads_shapes = any(item.on_host for item in signature.inputs)
-        self._scratch = memory.gpu(engine.scratch_bytes)
+        self.reads_shapes = any(item.on_host for item in self._signature.inputs)
+        self._scratch = self._memory.gpu(self.loaded.scratch_bytes)
         self._epoch = 0  # grows when buffers move: what was set up or captured before is stale
         self.gpu: dict[str, DeviceBuffer] = {}
         self.host: dict[str, HostBuffer] = {}
         self.allocated: dict[str, Shape] = {}
         self._recent_keys: OrderedDict[Key, None] = OrderedDict()
         self._contexts: dict[Key, BoundContext] = {}
-        self._most_contexts, self._most_graphs = graphs, GRAPHS * graphs
+        self._most_contexts, self._most_graphs = engine.graphs, GRAPHS * engine.graphs
         self._full = 0  # calls: until then no graph can go, so none is looked for: that takes long beside a call
-        self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
-        with _SLOWLY:
+        self._unsized: set[str] = set()  # outputs whose shape depends on the data
+        with _SETUP_LOCK:
             self._fallback: BoundContext | None = self._context()
-        self.recalled: dict[Any, Recalled] = {}
         self.note = ""
         self.calls = self.evictions = 0
 
@@ -168,8 +156,11 @@ class ContextCache:
         key = shapes, values
         bound_context = self._contexts.get(key)
         self.calls += 1
-        if bound_context is None or bound_context.key != key or bound_context.epoch != self._epoch:
-            with _SLOWLY, self._device.current():
+        if bound_context is None or bound_context.key is None or bound_context.epoch != self._epoch:
+            for tensor, array in zip(self._signature.inputs, arrays):
+                check_array(tensor, array)
+            self._signature.profile(shapes)
+            with _SETUP_LOCK, self._device.current():
                 bound_context = bound_context or self._another(key)
                 if bound_context.key != key or bound_context.epoch != self._epoch:
                     self._set_up(bound_context, key, arrays)
@@ -196,20 +187,17 @@ class ContextCache:
         return self._fallback
 
     def _makes_room(self, most: int, kept: list[tuple[int, dict[Any, Any], Any]]) -> bool:
-        """Make room for one more context or graph: of more than `most`, the one used longest ago goes.
+        """Make room for one more context or graph: of more than `most`, the one used longest ago goes; of each `kept` are known
+        the number of the call that used it last, the dict that it is in, and its key there.
 
         But one that was used in the last 16 calls for each that is kept stays, and there is no room: where more shapes take
         turns than there is room for, replacing them all the time would cost more than it gains.
-
-        Args:
-            kept: for each the number of the call that used it last, the dict that it is in, and its key there.
         """
         if len(kept) >= most:
             last_call, cache, key = min(kept, key=lambda item: item[0])
-            if self.calls - last_call < _LATELY * most:
+            if self.calls - last_call < _MIN_IDLE_CALLS * most:
                 return False
             self._device.synchronize()  # it may still run, on a stream of the caller's too
-            self.recalled.clear()
             item = cache.pop(key)
             if isinstance(item, Replay):
                 item.graph.free()
@@ -221,7 +209,6 @@ class ContextCache:
     def _forget(self, bound_context: BoundContext) -> None:
         """Free a context's graphs."""
         self._full = 0
-        self.recalled.clear()
         for replay in bound_context.graphs.values():
             if replay is not None:
                 replay.graph.free()
@@ -278,9 +265,7 @@ class ContextCache:
             for tensor, shape in zip(outputs, output_shapes)
         )
         pairs = zip(outputs, output_shapes)
-        bound_context.results = tuple(
-            (tensor.name, shape, tensor.dtype) for tensor, shape in pairs if shape is not None
-        )
+        bound_context.results = tuple((shape, tensor.dtype) for tensor, shape in pairs if shape is not None)
         bound_context.staged = (STAGED,) * len(outputs)
 
     def _allocate(self, bound_context: BoundContext, tensor: Tensor) -> None:
@@ -305,19 +290,17 @@ class ContextCache:
         return self.host[tensor.name] if tensor.on_host else self.gpu[tensor.name]
 
     def _room_at_once(self, context: Any, number: int) -> None:
-        """Buffers for the profile's largest shapes, unless they are very large: then they never move again."""
-        if number in self._roomy or not self._signature.profiles:
+        """Buffers for the profile's largest shapes, unless they are very large: before results take the memory."""
+        if number in self._roomy or not self._signature.profiles or self.reads_shapes:
             return
         self._roomy.add(number)
-        if any(item.on_host for item in self._signature.inputs):
-            return
-        largest = [self._signature.profiles[number][item.name].max for item in self._signature.inputs]
-        if not all(context.set_input_shape(item.name, shape) for item, shape in zip(self._signature.inputs, largest)):
-            return
-        results = [tuple(int(size) for size in context.get_tensor_shape(item.name)) for item in self._signature.outputs]
-        for tensor, shape in zip((*self._signature.inputs, *self._signature.outputs), (*largest, *results)):
-            if min(shape, default=0) >= 0 and tensor.nbytes(shape) <= _AT_ONCE:
-                self._room(tensor, shape)
+        inputs, outputs = self._signature.inputs, self._signature.outputs
+        largest = [self._signature.profiles[number][item.name].max for item in inputs]
+        if all(context.set_input_shape(item.name, shape) for item, shape in zip(inputs, largest)):
+            results = [tuple(int(size) for size in context.get_tensor_shape(item.name)) for item in outputs]
+            for tensor, shape in zip((*inputs, *outputs), (*largest, *results)):
+                if min(shape, default=0) >= 0 and tensor.nbytes(shape) <= _AT_ONCE:
+                    self._room(tensor, shape)
 
     def _room(self, tensor: Tensor, shape: Shape) -> None:
         """Buffers that hold `shape`; they only grow, and what was captured with old ones is dropped."""
@@ -342,7 +325,6 @@ class ContextCache:
 
     def _moved(self) -> None:
         self._epoch += 1
-        self.recalled.clear()
         for bound_context in self._contexts.values():
             self._forget(bound_context)
 
@@ -354,13 +336,15 @@ class ContextCache:
 
     @property
     def contexts(self) -> int:
-        return len(self._contexts) + (self._fallback is not None)
+        return len(self._all())
 
     @property
     def graphs(self) -> int:
         """CUDA graphs that are kept. Any thread may ask."""
-        contexts = (*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else []))
-        return sum(replay is not None for bound_context in contexts for replay in list(bound_context.graphs.values()))
+        return sum(replay is not None for context in self._all() for replay in list(context.graphs.values()))
+
+    def _all(self) -> list[BoundContext]:
+        return [*list(self._contexts.values()), *([fallback] if (fallback := self._fallback) else [])]
 
     # Launching -----------------------------------------------------------------------------------------------------
 
@@ -369,7 +353,7 @@ class ContextCache:
         if bound_context.warm:
             self._enqueue(bound_context, arrays, locations, target)
             return
-        with _SLOWLY:
+        with _SETUP_LOCK:
             self._enqueue(bound_context, arrays, locations, target)
         bound_context.warm = True
 
@@ -379,24 +363,24 @@ class ContextCache:
         inputs, outputs = self._signature.inputs, self._signature.outputs
         if locations not in bound_context.separate:
             self._check_overlap(bound_context, arrays, locations)
-        for tensor, array, location in zip(inputs, arrays, locations):
+        for tensor, array, (place, address) in zip(inputs, arrays, locations):
             if tensor.on_host:
                 self._address(bound_context, tensor.name, self.host[tensor.name].handle)
-            elif location > 0:
-                self._address(bound_context, tensor.name, location)
+            elif place == DEVICE:
+                self._address(bound_context, tensor.name, address)
             else:
                 inside = self.gpu[tensor.name].handle
                 self._address(bound_context, tensor.name, inside)
-                if location != RESIDENT:
-                    source = -location or self.host[tensor.name].handle
+                if place != _RESIDENT:
+                    source = address or self.host[tensor.name].handle
                     self._copy(inside, source, tensor.nbytes(array.shape), self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
-        for tensor, shape, location in zip(outputs, bound_context.outputs, locations[len(inputs) :]):
+        for tensor, shape, (place, address) in zip(outputs, bound_context.outputs, locations[len(inputs) :]):
             if shape is None:
                 continue
             size = tensor.nbytes(shape)
-            if location:
-                self._address(bound_context, tensor.name, location)
+            if place == DEVICE:
+                self._address(bound_context, tensor.name, address)
             elif tensor.on_host or size <= MAPPED:
                 self._address(bound_context, tensor.name, self.host[tensor.name].handle)
             else:
@@ -424,10 +408,10 @@ class ContextCache:
     def _check_overlap(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> None:
         """Raise UsageError where TensorRT would write a result over an input that it still reads."""
         inputs, outputs = self._signature.inputs, self._signature.outputs
-        for result, size, location in zip(outputs, bound_context.sizes, locations[len(inputs) :]):
-            for tensor, array, address in zip(inputs, arrays, locations):
-                over = location < address + tensor.nbytes(array.shape) and address < location + size
-                if location > 0 and address > 0 and over and not self.loaded.aliases(tensor.name, result.name):
+        for result, size, (to, at) in zip(outputs, bound_context.sizes, locations[len(inputs) :]):
+            for tensor, array, (place, address) in zip(inputs, arrays, locations):
+                over = at < address + tensor.nbytes(array.shape) and address < at + size
+                if to == place == DEVICE and over and not self.loaded.aliases(tensor.name, result.name):
                     raise UsageError(
                         f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
                         "over what it still reads; give an array of its own"
@@ -442,14 +426,10 @@ class ContextCache:
 
     def _worth(self, bound_context: BoundContext, locations: Locations) -> bool:
         """Return True to capture now: a shape that stays, run once before, at addresses that came before."""
-        if (
-            not self._most_contexts
-            or not bound_context.warm
-            or None in bound_context.outputs
-            or self.loaded.captures_itself
-        ):
+        can = bound_context.warm and None not in bound_context.outputs and not self.loaded.captures_itself
+        if not self._most_contexts or not can:
             return False
-        foreign = any(location > 0 or location < RESIDENT for location in locations)
+        foreign = any(location.place in (DEVICE, PINNED) for location in locations)
         if not foreign or locations in bound_context.recent_locations:
             return bound_context is not self._fallback or not self._shares
         if len(bound_context.recent_locations) > REMEMBERED:
@@ -459,9 +439,9 @@ class ContextCache:
 
     def replay(self, bound_context: BoundContext, arrays: Sequence[Source], locations: Locations) -> Replay | None:
         """The CUDA graph for these locations; a new one, if they are worth it and there is room."""
-        if (earlier_replay := bound_context.graphs.get(locations)) is not None:
-            earlier_replay.last_use = self.calls
-            return earlier_replay
+        if (replay := bound_context.graphs.get(locations)) is not None:
+            replay.last_use = self.calls
+            return replay
         full = self.calls < self._full
         if full or locations in bound_context.graphs or not self._worth(bound_context, locations):
             return None
@@ -472,7 +452,7 @@ class ContextCache:
             if replay is not None
         ]
         if not self._makes_room(self._most_graphs, cached):
-            self._full = min(last_call for last_call, *_ in cached) + _LATELY * self._most_graphs
+            self._full = min(last_call for last_call, *_ in cached) + _MIN_IDLE_CALLS * self._most_graphs
             return None
         graph, note = self.captured(bound_context, arrays, locations)
         if graph is None:
@@ -490,7 +470,7 @@ class ContextCache:
         if None in bound_context.outputs:
             return None, "plain enqueues: an output's shape depends on data"
         try:
-            with _SLOWLY, self._device.capturing:
+            with _SETUP_LOCK, self._device.capturing:
                 return self._stream.capture(
                     lambda: self._enqueue(bound_context, arrays, locations, self._stream.handle)
                 ), ""
@@ -499,7 +479,7 @@ class ContextCache:
 
     def close(self) -> None:
         """Free everything; nothing of it may run any more."""
-        for bound_context in (*self._contexts.values(), *([self._fallback] if self._fallback else [])):
+        for bound_context in self._all():
             self._forget(bound_context)
             bound_context.context = None  # before what it points to
         self._contexts.clear()

@@ -53,13 +53,7 @@ def open_gpus(
 ) -> tuple[str, list[GpuEngine], Manifest | None, int]:
     """Return the family of TensorRT that runs the plan `engine`, it on each GPU, what is known of it, and its bytes.
 
-    Args:
-        backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
-        trust: as of `Session`; weights, calib, too: for an engine with a manifest.
-        graphs, limit, trust_host_code: see `GpuEngine`.
-
-    Raises:
-        UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
+    The options are those of `Session`, which says what is raised; `weights` are for an engine with a manifest.
     """
     check_for_gpus(engine.name, "the graph that build kept by `save_onnx=`")
     plan = whole(engine, None)
@@ -101,12 +95,7 @@ def open_gpus(
 
 
 class GpuEngine:
-    """An engine on one GPU: its weights, and what slots are made of.
-
-    Args:
-        graphs: shapes that keep a context and CUDA graphs of their own, in each slot.
-        limit: bytes of GPU memory for scratch and buffers; None: what there is.
-        trust_host_code: let the plan run the machine code that it carries for the host, if any.
+    """An engine on one GPU: its weights, and what slots are made of. The arguments are options of `Session`.
 
     Attributes:
         shares: several contexts may use one profile.
@@ -123,15 +112,15 @@ class GpuEngine:
         limit: int | None,
         trust_host_code: bool,
     ) -> None:
-        self.device, self._graphs = device, graphs
+        self.device, self.graphs = device, graphs
         self.notes: list[str] = []
         self._store, runtime_cache = self._kept(plan) if generation.family == "rtx" else (None, None)
         self.memory = Memory(device, limit)
         with device.current():
-            self._loaded: LoadedEngine | None = generation.load(
+            self.loaded: LoadedEngine | None = generation.load(
                 plan, path.name, host_code=trust_host_code, runtime_cache=runtime_cache, capture=graphs > 0
             )
-            self.signature: Signature = signature(self._loaded.engine)
+            self.signature: Signature = signature(self.loaded.engine)
             self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
@@ -147,7 +136,7 @@ class GpuEngine:
 
     def _second_context(self) -> bool:
         """Return True if a second context can be used: TensorRT 8.6 crashes where it can't."""
-        engine = self._loaded
+        engine = self.loaded
         assert engine is not None
         with self.memory.gpu(engine.scratch_bytes) as scratch:
             contexts = [engine.context(scratch.handle, scratch.nbytes) for _ in range(2)]
@@ -156,16 +145,16 @@ class GpuEngine:
         return shares
 
     def slot(self) -> Slot:
-        if self._loaded is None:
+        if self.loaded is None:
             raise DeviceError(CLOSED)
         with self.device.current():
-            return Slot(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
+            return Slot(self)
 
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""
         with self.device.current():
-            cache = self._loaded.runtime_cache() if self._loaded is not None and self._store is not None else None
-            self._loaded = None
+            cache = self.loaded.runtime_cache() if self.loaded is not None and self._store is not None else None
+            self.loaded = None
         if self._store is not None and cache:
             try:
                 write_bytes(self._store, cache)
@@ -175,25 +164,16 @@ class GpuEngine:
 
 
 def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
-    here, built_for = info.compute_capability, manifest.built_for
+    """EngineMismatch where the engine was built for other GPUs; of some that isn't known."""
+    here, built_for, build_gpu = info.compute_capability, manifest.built_for, manifest.generation.get("gpu")
     if manifest.targets:
-        if here not in built_for and manifest.generation["family"] == "rtx":
-            targets = ", ".join(f"sm{target}" for target in built_for)
-            raise EngineMismatch(
-                f"{engine} is for {targets}; GPU {info.ordinal} is {info}: build it with `target='sm{here}'`"
-            )
-        return
-    if not built_for:
-        return
-    build_gpu, level = manifest.generation.get("gpu"), manifest.spec.get("hardware_compatibility", "none")
-    if level == "ampere_plus":
-        if here < 80:
-            raise EngineMismatch(
-                f"{engine} was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {build_gpu}); GPU "
-                f"{info.ordinal} is {info}: build it here"
-            )
-    elif here not in built_for:
-        raise EngineMismatch(
-            f"{engine} was built on {build_gpu}; GPU {info.ordinal} is {info}: build it here, or with "
-            "`hardware_compatibility='ampere_plus'`"
-        )
+        fits = here in built_for or manifest.generation["family"] != "rtx"
+        made, then = f"is for {', '.join(f'sm{target}' for target in built_for)}", f"build it with `target='sm{here}'`"
+    elif manifest.spec.get("hardware_compatibility") == "ampere_plus":
+        fits, then = here >= 80, "build it here"
+        made = f"was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {build_gpu})"
+    else:
+        fits, made = here in built_for, f"was built on {build_gpu}"
+        then = "build it here, or with `hardware_compatibility='ampere_plus'`"
+    if built_for and not fits:
+        raise EngineMismatch(f"{engine} {made}; GPU {info.ordinal} is {info}: {then}")

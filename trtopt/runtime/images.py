@@ -52,11 +52,7 @@ def run_images(session: Session, images: Any, top: int) -> list[list[Prediction]
 
 
 def preparation(session: Session) -> Preprocess:
-    """Return how an image becomes the session's input.
-
-    Raises:
-        UsageError: the engine's preprocessing isn't known, or it has several inputs.
-    """
+    """Return how an image becomes the session's input; UsageError where that isn't known, or it has several."""
     inputs, manifest = session.inputs, session.manifest
     if session.preprocess is None or len(inputs) != 1:
         why, instead = f"it has {len(inputs)} inputs ({', '.join(info.name for info in inputs)})", ""
@@ -82,11 +78,8 @@ def scores_classes(session: Session, name: str, output: NDArray[Any]) -> bool:
 
 
 def best(session: Session, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
-    """Return the best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one).
-
-    Raises:
-        EngineError: a score is NaN or plus infinity, so that none is the best.
-    """
+    """Return the best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one); EngineError
+    where a score is NaN or plus infinity, so that none is the best."""
     scores = np.asarray(scores, np.float64)
     if not (scores < np.inf).all():
         odd = int((~(scores < np.inf)).sum())

@@ -21,7 +21,7 @@ from trtopt.core.files import check_writable, existing_file, made_folder, write_
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
-from trtopt.core.values import TensorInfo, x
+from trtopt.core.values import TensorInfo
 from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import converted
@@ -43,7 +43,7 @@ _SHOWN = 8  # samples whose best classes are kept for an output of samples × cl
 
 @dataclass(frozen=True)
 class OutputSummary:
-    """One output. `minimum`, `maximum`: of the finite values, None without any; `not_finite`: NaN and infinite ones."""
+    """One output; `minimum`, `maximum` of its finite values, None without any; and how many are NaN or infinite."""
 
     name: str
     dtype: str
@@ -64,16 +64,10 @@ class Ranked:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outputs of an engine.
+    """The outputs of an engine: a summary of each, and `arrays` by name, samples where each has them (`Session.outputs`).
 
-    Attributes:
-        outputs: a summary of each output.
-        arrays: output name → array, samples where each output has them (`Session.outputs`).
-        ranked: best classes of each image, or of the first samples of an output of samples × classes.
-        skipped: images that can't be used, with the reason.
-        files: what was written.
-        milliseconds: host time of each call of the engine, images already prepared.
-        images: those that were run, in order; empty for arrays.
+    `ranked` are best classes of each image, or of the first samples of an output of samples × classes; `skipped` images can't
+    be used; `files` were written; `milliseconds` is host time of each call of the engine; `images` are those that were run.
     """
 
     engine: Path
@@ -113,19 +107,11 @@ def run(request: RunRequest) -> RunResult:
         engine: a plan, or with backend "onnxruntime" an ONNX file.
         data: an array or .npy file for an engine with one input; an .npz file or mapping by input name; "NAME=x.npy"; a folder
             of files; or a list of these. More samples than the engine takes at once are run in several calls.
-        input: another name of `data`.
         images: a folder, image files, encoded images in memory, or uint8 arrays (height × width × 3, RGB).
-        output: a folder: each output as NAME.npy, and beside them the images' best classes as predictions.json, or where an
-            engine gives none their names as images.json.
-        preprocess: how images become inputs, as for `calibrate`; None: as the manifest says. A mapping without `preset` changes
-            what the manifest says.
-        limit: use so many samples or images at the most, the first ones.
-        classes: names of the classes, as for `build`; None: as the manifest says.
-        output_kind: what outputs hold, as for `build`; of others the manifest says it.
-        top: how many of the best classes to give.
-        backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
-        trust: as for `Session`: load a plan that no manifest describes.
-        trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
+        output: a folder: each output as NAME.npy, and of images their best classes as predictions.json, or their names as
+            images.json.
+        preprocess: how images become inputs; None, and keys that a mapping leaves out: as the manifest says.
+        input, limit, classes, output_kind, top, backend, device, trust, trust_host_code, reporter: see `RunRequest`.
 
     Raises:
         UsageError: not exactly one of `data` and `images`, a folder or file that isn't there, no image in a folder, or
@@ -188,17 +174,12 @@ _Ran = tuple[list[dict[str, Array]], list[float], list[str], list[Skipped]]  # o
 
 
 def _run_arrays(session: Session, request: RunRequest) -> _Ran:
-    option = "data" if request.input is None else "input"
-    parts = _parts(getattr(request, option), session.inputs, f"`{option}=`", request.limit)
+    parts = _parts(request.input if request.data is None else request.data, session.inputs, request.limit)
     infos = {info.name: info for info in session.inputs}
     for part in parts:
-        wrong = [f"unknown {name!r}" for name in part if name not in infos]
-        wrong += [f"missing {name!r}" for name in infos if name not in part]
-        if wrong:
-            takes = "; ".join(f"{info.name!r} {info.dtype} {x(info.shape)}" for info in session.inputs)
-            raise UsageError(f"`{option}=`: {', '.join(wrong)}; the engine takes {takes}")
+        session._signature.check_names(part)
         for name, info in infos.items():
-            part[name] = _fitting(part[name], info, f"`{option}=`: {name!r}", request.reporter)
+            part[name] = _fitting(part[name], info, f"`data=`: {name!r}", request.reporter)
     each_call = calls(
         _together(parts, session.inputs), session.inputs, session.outputs, session.profiles, limit=request.limit
     )
@@ -219,75 +200,65 @@ def _called(session: Session, given: Iterable[Call], milliseconds: list[float]) 
         yield call.cut(outputs, session.outputs)
 
 
-def _parts(source: Any, inputs: Sequence[TensorInfo], option: str, limit: int | None) -> list[dict[str, Array]]:
-    """Arrays by input name, from whatever form they were given in; several, where each has all inputs.
-
-    Raises:
-        UsageError: an input given twice, or without its name where there are several.
-        DataError: a file that can't be read.
-    """
+def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
+    """Arrays by input name, from whatever form they were given in; several, where each has all inputs."""
     single = _is_path(source) or isinstance(source, Mapping) or hasattr(source, "__array__")
     if not single and not isinstance(source, Iterable):
-        raise _unknown(source, option)
+        raise _unknown(source)
     items = [source] if single else list(source)
-    read = [part for item in items for part in _read(item, inputs, option, limit)]
+    read = [part for item in items for part in _read(item, inputs, limit)]
     if len(read) > 1 and all(part.keys() == {info.name for info in inputs} for part in read):
         return read
     arrays: dict[str, Array] = {}
     for part in read:
         if twice := sorted(set(part) & set(arrays)):
-            raise UsageError(f"{option} gives {', '.join(map(repr, twice))} twice; give each input once")
+            raise UsageError(f"`data=` gives {', '.join(map(repr, twice))} twice; give each input once")
         arrays |= part
     return [arrays]
 
 
-def _unknown(item: Any, option: str) -> UsageError:
+def _unknown(item: Any) -> UsageError:
     return UsageError(
-        f"{option} holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them "
-        "is needed"
+        f"`data=` holds {type(item).__name__}; an array, a file, a mapping of input names to these, or a list of them is needed"
     )
 
 
-def _read(item: Any, inputs: Sequence[TensorInfo], option: str, limit: int | None) -> list[dict[str, Array]]:
+def _read(item: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[dict[str, Array]]:
     if isinstance(item, Mapping):
-        return [{str(key): _loaded(held, option) if _is_path(held) else np.asarray(held) for key, held in item.items()}]
+        return [{str(key): _loaded(held) if _is_path(held) else np.asarray(held) for key, held in item.items()}]
     if hasattr(item, "__array__"):
-        return [{_only(inputs, "an array", option): np.asarray(item)}]
+        return [{_only(inputs, "an array"): np.asarray(item)}]
     if not _is_path(item):
-        raise _unknown(item, option)
+        raise _unknown(item)
     text = os.fspath(item)
     name, equals, path = text.partition("=")
     if equals and not Path(text).exists():
-        return [{name: _loaded(path, option)}]
+        return [{name: _loaded(path)}]
     if Path(text).is_dir():
         files = sorted(file for file in Path(text).rglob("*") if file.suffix in (".npz", ".npy") and file.is_file())
         if not files:
-            raise UsageError(
-                f"{option}: there is no .npz or .npy file in {text}; for its images give `images='{text}'`"
-            )
-        return [part for file in files[:limit] for part in _read(file, inputs, option, limit)]
+            raise UsageError(f"`data=`: there is no .npz or .npy file in {text}; for its images give `images='{text}'`")
+        return [part for file in files[:limit] for part in _read(file, inputs, limit)]
     if not text.endswith(".npz"):
-        return [{_only(inputs, text, option): _loaded(text, option)}]
-    return [{name: np.array(array[...]) for name, array in stored_arrays(existing_file(text, option)).items()}]
+        return [{_only(inputs, text): _loaded(text)}]
+    return [{name: np.array(array[...]) for name, array in stored_arrays(existing_file(text, "`data=`")).items()}]
 
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, os.PathLike))
 
 
-def _loaded(source: str | os.PathLike[str], option: str) -> Array:
-    path = existing_file(source, option)
+def _loaded(source: str | os.PathLike[str]) -> Array:
+    path = existing_file(source, "`data=`")
     if path.suffix != ".npy":
-        raise UsageError(f"{option}: {path} can't be read as arrays: give x.npy, NAME=x.npy, arrays.npz or a folder")
+        raise UsageError(f"`data=`: {path} can't be read as arrays: give x.npy, NAME=x.npy, arrays.npz or a folder")
     return np.array(stored_array(path))
 
 
-def _only(inputs: Sequence[TensorInfo], what: str, option: str) -> str:
+def _only(inputs: Sequence[TensorInfo], what: str) -> str:
     if len(inputs) != 1:
         names = ", ".join(repr(info.name) for info in inputs)
-        raise UsageError(
-            f"{option}: {what} fits an engine with one input; this one has {names}: write NAME=x.npy, or give an .npz"
-        )
+        raise UsageError(f"`data=`: {what} fits one input; the engine has {names}: write NAME=x.npy, or give an .npz")
     return inputs[0].name
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from trtopt.core.errors import DataError, DeviceError, EngineError, UsageError
 from trtopt.core.values import ShapeRange, x
 from trtopt.cuda.arrays import View, like_host
-from trtopt.cuda.tensors import Shape, Signature, Tensor
+from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import load_model
@@ -23,13 +23,8 @@ class OnnxSlot:
     """Runs an ONNX file on the CPU. One with Q/DQ runs node by node as it is written: ONNX Runtime's fused INT8 kernels
     saturate where a CPU lacks VNNI.
 
-    Args:
-        manifest: of the engine that was built from it: its profiles bound the shapes here, too.
-        threads: of one call; None: one per core.
-
-    Raises:
-        EngineMismatch: the file isn't the graph that the engine was built from.
-        InvalidModel, MissingDependency: see `OnnxRunner`.
+    The manifest's profiles bound the shapes here, too. EngineMismatch where the file isn't the graph that the engine was built
+    from.
     """
 
     def __init__(
@@ -47,14 +42,13 @@ class OnnxSlot:
             tuple(Tensor(item.name, numpy_dtype(item.dtype), item.sizes, batch_axis=item.batch_axis) for item in items)
             for items in (graph.inputs, graph.outputs)
         )
-        self.declared = {item.name: item.shape for item in graph.inputs}
         # As the engine itself would give them: fixed inputs, which the manifest leaves out, with their shape.
         fixed = {item.name: ShapeRange(*[item.shape] * 3) for item in inputs}
         profiles = tuple({**{name: fixed[name] for name in fixed if name not in given}, **given} for given in ranges)
         self.signature = Signature(inputs, outputs, profiles)
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(graph.proto), threads=threads)
 
-    own = 0  # there is no stream
+    stream_ptr = 0  # there is none
 
     def run(
         self,
@@ -63,13 +57,15 @@ class OnnxSlot:
         out: Mapping[str, Any] | None = None,
         stream: int | None = None,
         example: Any = None,
-        key: Any = None,
     ) -> dict[str, Any]:
         """Infer once as `Slot.run` does, on arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
             raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:
             raise DeviceError("this session is closed; open the engine again")
+        for tensor, array in zip(self.signature.inputs, arrays):
+            check_array(tensor, array)
+        self.signature.profile(shapes)
         try:
             outputs = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
         except DataError as error:
@@ -90,9 +86,6 @@ class OnnxSlot:
                 name: array if out and name in out else like_host(example, array) for name, array in results.items()
             }
         return results
-
-    def recall(self, key: Any, out: Mapping[str, Any] | None, example: Any) -> None:
-        """There is nothing to be remembered."""
 
     def close(self) -> None:
         self._runner = None

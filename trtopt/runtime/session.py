@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Described, converted
-from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
+from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import typed
 from trtopt.core.values import (
@@ -49,7 +49,7 @@ from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, check_for_gpus, open_gpus, ordinals
 from trtopt.runtime.images import Prediction
-from trtopt.runtime.slot import Slot, call_key, check_out
+from trtopt.runtime.slot import Slot, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import LayerTimes, Timing, profile_slot, time_slot
 
@@ -65,15 +65,9 @@ BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 @dataclass(frozen=True)
 class MemoryReport(Described):
-    """Bytes that a session holds.
-
-    Attributes:
-        gpu: scratch memory, inputs and results, over all slots and GPUs; without the weights.
-        pinned: page-locked host memory.
-        plan: the plan file, which the weights are most of; once on each GPU.
-        limit: of `gpu` on each GPU; None: not limited.
-        slots: how many calls can run at the same time with what is there now.
-    """
+    """Bytes that a session holds: scratch memory, inputs and results (`gpu`, over all slots and GPUs, of which `limit` is
+    allowed on each), page-locked memory, the plan file (its weights are on each GPU); and `slots`, calls that fit in side by
+    side."""
 
     gpu: int
     pinned: int
@@ -86,13 +80,8 @@ class MemoryReport(Described):
 class SessionStats:
     """Counts of what a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
 
-    Attributes:
-        contexts: execution contexts that are there now, over all slots and GPUs.
-        graphs: CUDA graphs that are kept now for calls of `run`.
-        replays: calls that were one replay of a CUDA graph; the others were enqueued. Calls of `bind` aren't counted.
-        waits: calls that found every slot in use and queued for one.
-        evictions: contexts and graphs that were given up for another shape or other addresses. Where this grows with the
-            calls, open the session with more `graphs`.
+    `contexts` and CUDA `graphs` are there now; `replays` are calls of `run` that were one replay of a graph; `waits` found
+    every slot in use; `evictions` were made for another shape or other addresses: where they grow, open it with more `graphs`.
     """
 
     contexts: int
@@ -106,51 +95,26 @@ class Session:
     """A TensorRT engine, ready to run.
 
     Args:
-        engine: a plan file, which must be the one that the manifest beside it describes.
-        device: the GPU's number.
-        devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. No
-            call changes which device is the calling thread's current one.
+        engine: a plan file, which must be the one that the manifest beside it describes; for "onnxruntime" also an ONNX file.
+        device: the GPU's number; devices: several ("all", or their numbers): a call goes to the one with fewest of them.
         backend: "auto" (the TensorRT here that runs the plan, the full one before the lean runtime), "tensorrt", "lean",
-            "rtx", or "onnxruntime": without a GPU, on the CPU, the graph that `build --save-onnx` kept (or an ONNX file given
-            as `engine`), one call at a time: `device`, `devices`, `contexts`, `graphs` and `memory` mean nothing there. It is
-            never taken unless asked for.
-        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
-            every thread that calls: those beyond only wait, and handing contexts over takes time.
+            "rtx"; or "onnxruntime", never taken unless asked for: on the CPU, the graph that `build --save-onnx` kept.
+        contexts: calls at the same time on each GPU, at the most. Give one for every thread that calls: those beyond wait.
         queue: calls that `submit` holds at the most; beyond, it waits.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
-        trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
-            library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust;
-            `trust` is included.
-        weights: an ONNX model whose weights the plan takes in place of its own, or that one built with `strip=True` lacks; the
-            file stays as it is. As `trtopt.refit` does it: with its conditions, and its errors.
+        trust_host_code: open also a plan built with `--version-compatible`, which carries a library that runs on the host.
+        weights: an ONNX model whose weights the plan takes in place of its own, as `trtopt.refit` does it.
         calib: the calibration table of an INT8 or FP8 engine, for `weights`.
-        threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
-            each does more with its share of them, since threads that wait for others spin.
+        threads: CPU threads of a call with backend "onnxruntime"; None: one per core.
 
-    Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. One that is
-    only let go of frees its memory, too, but writes no file. Each process opens its own: a session isn't pickled, and doesn't
-    work in a fork of the process that opened it.
+    Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. It isn't
+    pickled, and doesn't work in a fork of the process that opened it. It has `engine`, `backend`, `manifest`, `inputs` and
+    `outputs` (`TensorInfo`), `profiles`, `classes`, `preprocess`, `embedded`, `kinds` of outputs, and `notes`.
 
-    Attributes:
-        engine: the file.
-        backend: what runs it: "tensorrt8", "tensorrt10", "tensorrt11", "rtx" or "onnxruntime".
-        inputs, outputs: `TensorInfo` of each: name, dtype, shape (-1: open) and where samples lie.
-        profiles: for each profile its inputs' `ShapeRange`: the shapes that are taken, and those it is tuned for; none: any
-            that fit `inputs`.
-        classes: their names; None where the manifest has none.
-        kinds: what outputs hold, by name, where the manifest isn't to be believed.
-        preprocess, embedded: how an image becomes an input, and what of that the engine does itself; None if not known.
-        manifest: what is known of the build; None without one.
-        notes: what else is to be known, such as how it was limited.
-
-    Raises:
-        UsageError: no such file, arguments that can't be right, or a plan that needs `trust` or `trust_host_code`.
-        DeviceError: no GPU, no driver, or not enough memory.
-        EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
-        EngineError: the plan or its manifest is damaged.
-        NoBackend: the TensorRT that made it isn't installed.
+    Raises: UsageError, DeviceError (no GPU, driver or memory), EngineMismatch (not for this GPU or TensorRT, or not what its
+    manifest describes), EngineError (damaged), NoBackend.
     """
 
     @typed
@@ -189,10 +153,8 @@ class Session:
         if calib is not None and weights is None:
             raise UsageError("`calib=` has the scales for other weights: give the model as `weights=`, or drop it")
         if weights is not None and (self.manifest is None or backend == "onnxruntime"):
-            what = (
-                "runs a graph, which has its own" if backend == "onnxruntime" else f"{self.engine.name} has no manifest"
-            )
-            raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {what}")
+            why = "a graph has its own" if backend == "onnxruntime" else f"{self.engine.name} has no manifest"
+            raise UsageError(f"`weights=` is for engines that trtopt built with `refit=True` or `strip=True`: {why}")
         self._forked = False
         _opened.add(self)
         self._queue, self._places = queue, threading.BoundedSemaphore(queue)
@@ -230,29 +192,13 @@ class Session:
             self.classes = tuple(self.manifest.classes)
         self.kinds: dict[str, str] = {}
         self._names = tuple(item.name for item in self.inputs)
-        self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._workers: ThreadPoolExecutor | None = None
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
 
     @classmethod
-    @typed
-    def for_model(
-        cls,
-        model: str | os.PathLike[str] | Any,
-        *,
-        device: int = 0,
-        devices: str | Sequence[int] | None = None,
-        backend: str = "auto",
-        contexts: int = 16,
-        queue: int = 64,
-        graphs: int = 16,
-        memory: str | int | None = None,
-        trust_host_code: bool = False,
-        threads: int | None = None,
-        **build: Any,
-    ) -> Session:
+    def for_model(cls, model: str | os.PathLike[str] | Any, **options: Any) -> Session:
         """A session on an ONNX model's engine, which is taken from the engine store, or built and stored first.
 
             with trtopt.Session.for_model("resnet50.onnx", int8=True, calib="resnet50.calib.json") as session: ...
@@ -262,10 +208,8 @@ class Session:
 
         Args:
             model: an ONNX file or model.
-            device, devices, backend, contexts, queue, graphs, memory, trust_host_code, threads: as of `Session`; with backend
-                "onnxruntime" the graph that TensorRT was given runs on the CPU.
-            build: as of `trtopt.build`, but `output`: precision, `calib`, `shapes`, `reporter`, `store` (None:
-                $TRTOPT_STORE, or "local"), ….
+            options: of `Session`, but `trust`, `weights` and its `calib` (backend "onnxruntime" runs the graph that TensorRT
+                was given on the CPU); and of `trtopt.build`, but `output`: precision, `calib`, `shapes`, `store`, ….
 
         Raises: as `trtopt.build` without comparing, and as `Session`.
         """
@@ -274,32 +218,25 @@ class Session:
         from trtopt.engine.store import PLAN
         from trtopt.runtime.stored import opened
 
-        if backend != "onnxruntime":
+        backend, devices = options.get("backend", "auto"), options.pop("devices", None)
+        if on_gpu := backend != "onnxruntime":
             chosen_builder(backend)
-        first = device if devices is None else ordinals(devices)[0]
-        beside = {} if backend == "onnxruntime" else {"backend": backend}
-        options = {"output": PLAN, "device": first, **beside, **build}
-
-        of_plan = functools.partial(
-            cls,
-            device=device,
-            devices=devices,
-            backend=backend,
-            contexts=contexts,
-            queue=queue,
-            graphs=graphs,
-            memory=memory,
-            trust_host_code=trust_host_code,
-            threads=threads,
-        )
+        device = options.get("device", 0)
+        of_plan = functools.partial(cls, device=device, devices=devices, backend=backend)
+        for name in ("contexts", "queue", "graphs", "memory", "trust_host_code", "threads"):
+            if name in options:
+                of_plan.keywords[name] = options.pop(name)
+        build = {**options, "device": device if devices is None else ordinals(devices)[0]}
+        if not on_gpu:
+            build.pop("backend")
 
         @taking(BuildRequest, writes=False)
         def for_model(request: BuildRequest) -> Session:
-            if backend != "onnxruntime":  # said before the build
+            if on_gpu:  # said before the build
                 check_for_gpus("an engine", "its graph")
-            return opened(request, of_plan, with_graph=backend == "onnxruntime")
+            return opened(request, of_plan, with_graph=not on_gpu)
 
-        return for_model(model, **options)
+        return for_model(model, **{"output": PLAN, **build})
 
     def _open_onnx(self, threads: int | None) -> None:
         self.backend, self._plan_bytes = "onnxruntime", self.engine.stat().st_size
@@ -316,15 +253,10 @@ class Session:
 
         slot = OnnxSlot(graph, self.manifest, threads)
         self._signature = slot.signature
-        self._declared = slot.declared
-        self._slots: SlotPool[AnySlot] = SlotPool(
-            lambda number: slot,
-            1,
-            instead="open several sessions: ONNX Runtime runs one call of each at a time",
-        )
+        instead = "open several sessions: ONNX Runtime runs one call of each at a time"
+        self._slots: SlotPool[AnySlot] = SlotPool([lambda: slot], 1, instead)
 
     def _use_gpus(self, gpus: list[GpuEngine], contexts: int) -> None:
-        self._declared = {item["name"]: item["shape"] for item in self.manifest.inputs} if self.manifest else {}
         self.notes += [note for gpu in gpus for note in gpu.notes]
         self._signature = gpus[0].signature
         if not gpus[0].shares:
@@ -333,13 +265,8 @@ class Session:
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
-        # Not of `self`: the session would be in a cycle, and stay until the garbage collector comes.
-        self._slots = SlotPool(
-            lambda number: gpus[number % len(gpus)].slot(),
-            contexts * len(gpus),
-            groups=len(gpus),
-            instead="open the session with more `contexts=`",
-        )
+        instead = "open the session with more `contexts=`"
+        self._slots = SlotPool([gpu.slot for gpu in gpus], contexts, instead)
         self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
 
     # Running -------------------------------------------------------------------------------------------------------
@@ -356,24 +283,18 @@ class Session:
 
         Args:
             inputs: input name → NumPy array, torch or CuPy tensor, or anything with DLPack or `__cuda_array_interface__`, of
-                the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't
-                copied; in page-locked memory (`pinned`) it is copied by the GPU alone.
-            out: output name → array to write that result into, instead of a new one. One that says it is read-only (NumPy's
-                flag, the CUDA array interface's) is refused.
+                the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't copied.
+            out: output name → array to write that result into, instead of a new one.
             stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
-                are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
-                inputs alone until then.
+                are in GPU memory this returns at once, and they are in the order of that stream: leave the inputs alone.
             timeout: seconds to wait for a free context; None: as long as it takes.
 
         Returns:
             One array for each output: in GPU memory if any input is (torch tensors for torch, CuPy arrays for CuPy, else a
             `DeviceArray`), otherwise in host memory. A result whose shape depends on the data is always in host memory.
 
-        Raises:
-            UsageError: a name, dtype or shape that the engine doesn't take; the message gives those it takes.
-            Busy: no context came free within `timeout`.
-            EngineError: TensorRT couldn't run it.
-            DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
+        Raises: UsageError (also for a name, dtype or shape that the engine doesn't take), Busy (no context came free within
+            `timeout`), EngineError (TensorRT couldn't run it), DeviceError (CUDA failed, this is closed, or was forked).
         """
         if self._forked:
             self._alive()
@@ -384,36 +305,22 @@ class Session:
             raise
         if len(values) != len(inputs):
             self._signature.check_names(inputs)
-        if stream is None and out is None and {*map(type, values)} == _PLAIN:
-            shapes = self._accept(values)
-            slot = self._slots.take(None, timeout)
-            try:
-                return slot.run(values, shapes)
-            except EngineError as error:
-                self._refuse_uneven(shapes, error)
-                raise
-            finally:
-                self._slots.give(slot)
         if out is not None and type(out) is not dict:
             check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
-        slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
+        plain = stream is None and out is None and {*map(type, values)} == _PLAIN
+        slot = self._slots.take(None if plain or len(self._gpus) < 2 else self._nearby(values, out), timeout)
         try:
-            target = slot.own if handle is None else handle
+            if plain:
+                shapes = self._accept(values)
+                return slot.run(values, shapes)
+            target = slot.stream_ptr if handle is None else handle
             arrays = views(values, target, self._names)
+            shapes = self._accept(arrays)
             results = dict(zip(out, views(out.values(), target, [*out], write=True))) if out else None
-            example = values[0] if values else None
-            key = call_key(arrays, results, out) if handle is None else None
-            outputs = None if key is None else slot.recall(key, results, example)
-            if outputs is None:
-                shapes = self._accept(arrays)
-                if results and out:
-                    check_out(self._signature, results, out)
-                try:
-                    outputs = slot.run(arrays, shapes, results, handle, example, key)
-                except EngineError as error:
-                    self._refuse_uneven(shapes, error)
-                    raise
+            if results and out:
+                check_out(self._signature, results, out)
+            outputs = slot.run(arrays, shapes, results, handle, values[0] if values else None)
         finally:
             self._slots.give(slot)
         if out:
@@ -431,47 +338,42 @@ class Session:
         """Prepare inference on arrays that stay where they are; calling the result runs it, at the cost of a graph replay.
 
         Args:
-            inputs: as for `run`. What they hold at a call is what it runs on. Arrays in GPU memory are read in place, and
-                those of `pinned` copied by the GPU alone. What other streams than the default one write into them must be
+            inputs: what they hold at a call is what it runs on. What other streams than the default one write into them must be
                 there before a call, unless it is written in the order of `stream`.
             out: as for `run`; else arrays are made, once.
-            stream: the stream to run on, as for `run`.
-            timeout: seconds to wait for a free context, as for `run`.
+            stream, timeout: as for `run`.
 
-        Raises:
-            UsageError: as `run`; or an output's shape depends on the data.
-            Busy, EngineError, DeviceError: as `run`.
+        Raises: as `run`; UsageError also where an output's shape depends on the data.
         """
         self._alive()
         if not self._gpus:
             outputs = self.run(inputs, out=out, stream=stream, timeout=timeout)
-            bound_call = BoundCall(
-                lambda: self.run(inputs, out=outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
-            )
+            again = functools.partial(self.run, inputs, out=outputs)
+            bound_call = BoundCall(again, outputs, "ONNX Runtime runs it", inputs, lambda: None)
             self._bound.add(bound_call)
             return bound_call
+        out = {} if out is None else out
         self._signature.check_names(inputs)
-        check_mapping("out", {} if out is None else out)
+        check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
         values = [inputs[name] for name in self._names]
         slot = self._slots.take(self._nearby(values, out) if len(self._gpus) > 1 else None, timeout)
         try:
             assert isinstance(slot, Slot)
-            target = slot.own if handle is None else handle
+            target = slot.stream_ptr if handle is None else handle
             arrays = views(values, target, self._names)
             shapes = self._accept(arrays)
-            out = {} if out is None else out
             results = dict(zip(out, views(out.values(), target, [*out], write=True)))
             check_out(self._signature, results, out)
             with slot.device.current():
-                call, call_outputs, note, references = prepare_call(
+                call, outputs, note, references = prepare_call(
                     slot, arrays, shapes, results, handle, values[0] if values else None
                 )
-            release = self._slots.keep(slot)
         except BaseException:
             self._slots.give(slot)
             raise
-        bound_call = BoundCall(call, {**call_outputs, **(out or {})}, note, (self, references, values, out), release)
+        release, held = functools.partial(self._slots.drop, slot), (self, references, values, out)
+        bound_call = BoundCall(call, {**outputs, **out}, note, held, release)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound_call)
@@ -479,54 +381,28 @@ class Session:
         bound_call.close()  # `close` has looked for bound calls already, and waits for this one's slot
         raise DeviceError(CLOSED)
 
-    def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
-        """Tell the slots that a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
-        ordinal = next(
-            (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None), None
-        )
-        if ordinal is None:
+    def _nearby(self, values: Sequence[Any], out: Mapping[str, Any] | None) -> int | None:
+        """Return the number of the GPU where a call's arrays are, among the session's; None, any, if they are on the host."""
+        found = (number for array in (*values, *(out or {}).values()) if (number := gpu_of(array)) is not None)
+        if (ordinal := next(found, None)) is None:
             return None
-        if ordinal not in [gpu.device.info.ordinal for gpu in self._gpus]:
+        ordinals = [gpu.device.info.ordinal for gpu in self._gpus]
+        if ordinal not in ordinals:
             raise UsageError(f"an input lies on GPU {ordinal}, which this session doesn't use")
-        return lambda slot: isinstance(slot, Slot) and slot.device.info.ordinal == ordinal
+        return ordinals.index(ordinal)
 
     def _accept(self, arrays: Sequence[Source]) -> tuple[Shape, ...]:
-        """Check types, ranks and shapes; the last two only when they weren't seen before."""
+        """Check types. (Ranks and shapes a slot checks that doesn't know them.)"""
         for tensor, array in zip(self._signature.inputs, arrays):
             if array.dtype != tensor.dtype:
                 check_array(tensor, array)
-        shapes = tuple([array.shape for array in arrays])
-        if shapes not in self._checked:
-            for tensor, array in zip(self._signature.inputs, arrays):
-                check_array(tensor, array)
-            self._signature.profile(shapes)
-            if len(self._checked) > 4096:
-                self._checked.clear()
-            self._checked.add(shapes)
-        return shapes
-
-    def _refuse_uneven(self, shapes: Sequence[Shape], error: EngineError) -> None:
-        """Raise UsageError if sizes differ that the model calls the same: then that is why it failed. (Names in models may be
-        wrong, so that these alone are no reason to refuse a call.)"""
-        seen: dict[str, tuple[int, str]] = {}
-        for name, shape in zip(self._names, shapes):
-            for size, declared in zip(shape, self._declared.get(name, ())):
-                before, where = seen.setdefault(declared, (size, name)) if isinstance(declared, str) else (size, name)
-                if size != before:
-                    raise UsageError(
-                        f"{declared!r} is {before} in input {where!r} and {size} in {name!r}; {self.engine.name} can't be run "
-                        "on that: give inputs of one size"
-                    ) from error
+        return tuple([array.shape for array in arrays])
 
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
         """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
 
-        Then it waits for one to end, at most `timeout` seconds: a service that is asked for more than it can do slows its
-        callers down instead of filling its memory. The inputs aren't copied: leave them alone until the future is done.
-
-        Raises:
-            Busy: the queue stayed full.
-            DeviceError: this is closed. What `run` raises comes from the future's `result()`.
+        Then it waits for one to end, at most `timeout` seconds, and raises Busy: a service that is asked for more than it can
+        do slows its callers down instead of filling its memory. Leave the inputs alone until the future is done.
         """
         self._alive()
         check_timeout(timeout)
@@ -555,10 +431,7 @@ class Session:
                 raise DeviceError(CLOSED)
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix=_NAME)
-            try:
-                return self._workers.submit(self.run, inputs)
-            except RuntimeError as error:  # Python ends
-                raise DeviceError(f"no thread for this call ({error}): use run") from None
+            return self._workers.submit(self.run, inputs)
 
     def run_images(
         self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
@@ -566,57 +439,39 @@ class Session:
         """Decode, preprocess as at calibration (the manifest knows how) and run; batches fit the profiles.
 
         Args:
-            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB; also an array of several,
-                images × height × width × 3.
+            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB; also one array of several.
             top: how many of the best classes to give for each image.
 
         Returns:
-            For an engine with one output of images × classes (see `trtopt.runtime.images.scores_classes`): for each image its
-            best classes (softmax scores). Otherwise the outputs as arrays, the images along the first axis.
+            For an engine with one output of images × classes: for each image its best classes (softmax scores). Otherwise the
+            outputs as arrays, the images along the first axis.
 
-        Raises:
-            UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
-            DataError: an image can't be decoded; it is named. None is run then.
-            EngineError: the scores of an image are NaN.
+        Raises: as `run`; UsageError where the engine takes no images, DataError for one that can't be decoded, before any runs.
         """
         return images_of.run_images(self, images, top)
 
     def preparing(self, given: Any) -> Preprocess:
         """Return preprocessing by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.
-
-        Raises:
-            UsageError: it can't be read, or changes what the engine does itself.
-        """
+        UsageError where that changes what the engine does itself."""
         if self.embedded is None:
             return Preprocess.load(given, self.preprocess)
         return self.embedded.leaving(Preprocess.load(given, self.embedded.preprocess))
 
     def taken(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Inputs of the model, as this engine takes them: FP16 where it was built without FP32 inputs, and pixels where its
-        preprocessing is embedded.
-
-        Raises:
-            DataError: they weren't made of pixels.
-        """
+        preprocessing is embedded; DataError where they weren't made of pixels."""
         arrays = dict(inputs) if self.embedded is None else self.embedded.to_pixels(inputs)
         types = {item.name: item.dtype for item in self._signature.inputs}
         return {name: np.asarray(item).astype(types.get(name, item.dtype), copy=False) for name, item in arrays.items()}
 
     def prepare(self, image: str | os.PathLike[str] | bytes | NDArray[np.uint8]) -> NDArray[Any]:
-        """Return an image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
-
-        Raises:
-            UsageError: the engine's preprocessing isn't known, it has several inputs, or this is nothing that holds an image.
-            DataError: it can't be decoded.
-        """
+        """Return an image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does
+        it."""
         return images_of.preparation(self)(pixels(image, 0))
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """`run` on any number of samples in host memory, in batches as large as the engine takes: cut and joined on the axis
-        where each input and output has them (`batch_axis`). Inputs that don't count samples are the same in all batches.
-
-        Raises: as `run`; UsageError also where what an output gives can't be cut or joined, or an input lies in GPU memory.
-        """
+        where each input and output has them (`batch_axis`). Inputs that don't count samples are the same in all batches."""
         self._signature.check_names(inputs)
         arrays: dict[str, NDArray[Any]] = {}
         for name, array in zip(self._names, views([inputs[name] for name in self._names], 0, self._names)):
@@ -636,12 +491,7 @@ class Session:
 
     @typed
     def pinned(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
-        """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing.
-
-        Raises:
-            UsageError: there is no such input, or it has no such shape.
-            DeviceError: this is closed, or there is no more page-locked memory.
-        """
+        """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing."""
         self._alive()
         if self._closing:
             raise DeviceError(CLOSED)
@@ -683,13 +533,12 @@ class Session:
 
         Raises: as `run`; UsageError without a GPU.
         """
-        arrays, shapes = self._to_measure(inputs, iterations, warmup)
+        arrays = self._to_measure(inputs, iterations, warmup)
         slot = self._slots.take()
         try:
-            if not isinstance(slot, Slot):
-                raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+            assert isinstance(slot, Slot)
             with slot.device.current():
-                return time_slot(slot, arrays, shapes, iterations, warmup)
+                return time_slot(slot, arrays, self._accept(arrays), iterations, warmup)
         finally:
             self._slots.give(slot)
 
@@ -699,9 +548,7 @@ class Session:
 
         Raises: as `run`; UsageError without a GPU, and for an engine that lets one context use its profile.
         """
-        arrays, shapes = self._to_measure(inputs, iterations, warmup)
-        if not self._gpus:
-            raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
+        arrays = self._to_measure(inputs, iterations, warmup)
         if not self._gpus[0].shares:
             raise UsageError(
                 "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
@@ -710,26 +557,22 @@ class Session:
         slot = self._gpus[0].slot()
         try:
             with slot.device.current():
-                return profile_slot(slot, arrays, shapes, layer_infos, iterations, warmup)
+                return profile_slot(slot, arrays, self._accept(arrays), layer_infos, iterations, warmup)
         finally:
             slot.close()
 
-    def _to_measure(
-        self, inputs: Mapping[str, Any], iterations: int, warmup: int
-    ) -> tuple[list[NDArray[Any]], tuple[Shape, ...]]:
+    def _to_measure(self, inputs: Mapping[str, Any], iterations: int, warmup: int) -> list[NDArray[Any]]:
         if not (isinstance(iterations, int) and isinstance(warmup, int)) or iterations < 1 or warmup < 0:
             raise UsageError(f"iterations is {iterations!r} and warmup {warmup!r}; at least 1 and 0 are needed")
         self._alive()
+        if not self._gpus:
+            raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
         self._signature.check_names(inputs)
-        arrays = [np.asarray(inputs[name]) for name in self._names]
-        return arrays, self._accept(arrays)
+        return [np.asarray(inputs[name]) for name in self._names]
 
     def close(self, finish: bool = True) -> None:
-        """Free everything. Calls that run are waited for. A second call does nothing.
-
-        Args:
-            finish: let calls that wait, in `run` or in the queue, run too; else they are cancelled.
-        """
+        """Free everything. Calls that run are waited for; those that wait, in `run` or in the queue, run too with `finish`,
+        else they are cancelled. A second call does nothing."""
         with self._opening:
             if self._closing:
                 return
@@ -786,8 +629,8 @@ def _tell_child() -> None:
     """Mark sessions at the fork, so that calls needn't ask where they are: that takes a system call."""
     for session in tuple(_opened):
         session._forked = True
-        for bound_call in tuple(getattr(session, "_bound", ())):
-            bound_call.refuse_in_child()
+        for bound_call in tuple(getattr(session, "_bound", ())):  # a thread that isn't here may have its lock
+            bound_call._call, bound_call._lock = session._alive, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_tell_child)

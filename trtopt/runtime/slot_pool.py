@@ -1,110 +1,90 @@
-"""A pool of slots, handed out first come, first served."""
+"""A FIFO pool of slots."""
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from trtopt.core.errors import Busy, DeviceError
 from trtopt.core.values import check_timeout
 
 T = TypeVar("T")
-_LOOK = 1.0  # seconds between looks for what a finalizer gave back, or a thread that ended has lost
+_LOOK = 1.0  # seconds between looks for what a finalizer gave back
+_PATIENCE = 60  # looks of `close` though nothing comes back: an interrupt at a wrong moment lost it
 CLOSED = "this session is closed; open the engine again"
 
 
 class _Waiter(Generic[T]):
     """A place in the queue. `ready` is released when `item` is there or the end has come."""
 
-    def __init__(self, accepts: Callable[[T], bool] | None) -> None:
-        self.accepts, self.thread = accepts, threading.get_ident()
+    def __init__(self, group: int | None) -> None:
+        self.group = group
         self.item: T | None = None
         self.ready = threading.Lock()
         self.ready.acquire()
 
 
 class SlotPool(Generic[T]):
-    """A pool of `most` items at the most, made by `make` when all there are are taken.
+    """A pool of items in groups, as slots on one GPU; each group has `each` at the most, made when all there are are taken.
 
-    Items go straight from who gives one back to who has waited longest, so nobody is overtaken. A thread has one at a time:
-    one that got lost, because an exception was thrown into it at the wrong moment, comes back when it asks again or has ended.
+    Items go straight from who gives one back to who has waited longest, so nobody is overtaken. Whoever needs one gets it from
+    the group that has most free, so that none is idle while another is busy.
 
     Args:
-        groups: items with the same number modulo this belong together, as slots on one GPU; whoever needs one gets it from the
-            group that has most free, so that none is idle while another is busy.
+        makes: for each group what makes an item of it.
         instead: what else than calling less often helps who waits too long.
 
     Attributes:
         waits: askers for whom nothing was free at once.
     """
 
-    def __init__(self, make: Callable[[int], T], most: int, *, groups: int = 1, instead: str = "") -> None:
-        self._make, self.most, self._instead = make, most, instead
-        self._holders: dict[int, T] = {}  # thread → what it has
+    def __init__(self, makes: Sequence[Callable[[], T]], each: int, instead: str = "") -> None:
+        self._makes, self._each, self._instead = makes, each, instead
+        self.most = each * len(makes)
         self._lock = threading.Lock()
         self._returned = threading.Condition(self._lock)
-        self._free: list[list[T]] = [[] for _ in range(groups)]
+        self._counts = [0] * len(makes)  # of the items that were made
+        self._free: list[list[T]] = [[] for _ in makes]
         self._homes: dict[T, list[T]] = {}  # item → the list of these that it comes back to
         self._waiting: deque[_Waiter[T]] = deque()
-        self._dropped: deque[T] = deque()  # what was kept and isn't any more
-        self._count = 0
+        self._dropped: deque[T] = deque()
         self._closed = False
         self.waits = 0
 
-    def take(self, accepts: Callable[[T], bool] | None = None, timeout: float | None = None) -> T:
-        """Return an item for the caller alone, one that `accepts` is true of; wait for it at most `timeout` seconds.
-
-        Raises:
-            Busy: none came free in time.
-            UsageError: `timeout` is no time.
-            DeviceError: `close` was called.
-        """
+    def take(self, group: int | None = None, timeout: float | None = None) -> T:
+        """Return an item for the caller alone, of that group or any; wait for it at most `timeout` seconds, then raise Busy."""
         if timeout is not None:
             check_timeout(timeout)
-        thread = threading.get_ident()
         waiter: _Waiter[T] | None = None
         with self._lock:
-            if accepts is None:  # the common case, short: it stands between every call and its launch
-                free = self._free[0] if len(self._free) == 1 else max(self._free, key=len)
-                if free and not (self._waiting or self._closed or self._dropped) and thread not in self._holders:
-                    return self._hand(free, -1, thread)
             if self._closed:
                 raise DeviceError(CLOSED)
-            self._reclaim(thread)
-            if not self._waiting and (item := self._find_free(accepts, thread)) is not None:
+            if self._dropped:
+                self._serve()
+            if not self._waiting and (item := self._find_free(group)) is not None:
                 return item
-            number = self._count
-            if number < self.most:
-                self._count += 1
+            number = min(range(len(self._counts)), key=self._counts.__getitem__) if group is None else group
+            if self._counts[number] < self._each:
+                self._counts[number] += 1
             else:
-                waiter = _Waiter(accepts)
+                waiter = _Waiter(group)
                 self._waiting.append(waiter)
                 self.waits += 1
                 self._serve()
-        if waiter is not None:
-            return self._wait(waiter, timeout)
-        item = self._made(number)
-        if accepts is None or accepts(item):
-            return item
-        self.give(item)
-        return self.take(accepts, timeout)
+        return self._made(number) if waiter is None else self._wait(waiter, timeout)
 
     def _made(self, number: int) -> T:
         try:
-            item = self._make(number)
+            item = self._makes[number]()
         except BaseException:
             with self._lock:
-                self._count -= 1
+                self._counts[number] -= 1
                 self._returned.notify_all()
             raise
-        with self._lock:
-            self._homes[item] = self._free[number % len(self._free)]
-            self._holders[threading.get_ident()] = item
+        self._homes[item] = self._free[number]
         return item
 
     def _wait(self, waiter: _Waiter[T], timeout: float | None) -> T:
@@ -114,43 +94,35 @@ class SlotPool(Generic[T]):
                 timeout=_LOOK if end is None else max(0.0, min(_LOOK, end - time.monotonic()))
             ):
                 with self._lock:
-                    self._reclaim()
                     self._serve()
                     if waiter.item is None and end is not None and time.monotonic() >= end:
-                        others = len(self._waiting) - 1
                         raise Busy(
-                            f"nothing came free in {timeout:.3g} s: all {self.most} are in use and {others} calls wait; call "
-                            f"less often, or {self._instead}"
+                            f"nothing came free in {timeout:.3g} s: all {self.most} are in use and "
+                            f"{len(self._waiting) - 1} calls wait; call less often, or {self._instead}"
                         )
         except BaseException:
             with self._lock:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
-                self._reclaim(waiter.thread)  # it may have come meanwhile
+                elif waiter.item is not None:  # it came meanwhile
+                    self._homes[waiter.item].append(waiter.item)
                 self._serve()
             raise
         if waiter.item is None:
             raise DeviceError(CLOSED)
         return waiter.item
 
-    def keep(self, item: T) -> Callable[[], None]:
-        """Hold on to the item that this thread took, whatever the thread does, until anybody calls the result.
-
-        That takes no lock: the garbage collector may call it, in a thread that has it.
-        """
-        with self._lock:
-            del self._holders[threading.get_ident()]
-        return functools.partial(self._dropped.append, item)
-
     def give(self, item: T) -> None:
         """Give an item back."""
         with self._lock:
-            if self._holders.pop(threading.get_ident(), None) is not item:
-                raise RuntimeError("given back by a thread that didn't take it")
             self._homes[item].append(item)
             if self._waiting or self._closed:
                 self._serve()
                 self._returned.notify_all()
+
+    def drop(self, item: T) -> None:
+        """Give an item back without a lock, as the garbage collector has to: it may call in a thread that has it."""
+        self._dropped.append(item)
 
     def all(self) -> list[T]:
         """Return those that were made, free or not."""
@@ -163,51 +135,38 @@ class SlotPool(Generic[T]):
             finish: serve those who wait already; else they get an error.
         """
         with self._lock:
-            self._closed = True
-            while self._waiting and not finish:
-                self._waiting.popleft().ready.release()
-            self._reclaim(threading.get_ident())  # who closes isn't in a call
+            self._closed, patience = True, _PATIENCE
             self._serve()
-            while sum(map(len, self._free)) < self._count or self._waiting:
-                self._returned.wait(_LOOK)
-                self._reclaim()
+            while sum(map(len, self._free)) < sum(self._counts) or self._waiting:
+                while self._waiting and not (finish and patience):
+                    self._waiting.popleft().ready.release()
+                if not patience:
+                    break
+                patience = _PATIENCE if self._returned.wait(_LOOK) else patience - 1
                 self._serve()
             items = [item for free in self._free for item in free]
-            self._free, self._homes, self._count = [[]], {}, 0
+            self._free, self._homes, self._counts = [[]], {}, [0]
         return items
 
     # All of these with the lock held.
 
     def _serve(self) -> None:
         """Match free items with those who wait, in their order."""
+        while self._dropped:
+            item = self._dropped.popleft()
+            self._homes[item].append(item)
         for waiter in tuple(self._waiting):
             if not any(self._free):
                 break
-            waiter.item = self._find_free(waiter.accepts, waiter.thread)
+            waiter.item = self._find_free(waiter.group)
             if waiter.item is not None:
                 self._waiting.remove(waiter)
                 waiter.ready.release()
 
-    def _find_free(self, accepts: Callable[[T], bool] | None, thread: int) -> T | None:
-        """Hand a free item to the thread."""
-        for free in sorted(self._free, key=len, reverse=True):
-            for index in range(len(free) - 1, -1, -1):  # the last used one has the warmest memory
-                if accepts is None or accepts(free[index]):
-                    return self._hand(free, index, thread)
-        return None
-
-    def _hand(self, free: list[T], index: int, thread: int) -> T:
-        item = free[index]
-        self._holders[thread] = item  # first: what is in neither place, an exception thrown in here would lose
-        del free[index]
-        return item
-
-    def _reclaim(self, thread: int | None = None) -> None:
-        """Take back what nobody keeps any more, and what threads lost that have ended, or ask for another as `thread` does."""
-        gone = self._holders.keys() - sys._current_frames().keys() if thread is None else {thread}
-        lost = [self._holders.pop(number) for number in gone if number in self._holders]
-        while self._dropped:
-            lost.append(self._dropped.popleft())
-        for item in lost:
-            if item not in self._homes[item]:
-                self._homes[item].append(item)
+    def _find_free(self, group: int | None) -> T | None:
+        """Take a free item away, the one that was used last: it has the warmest memory."""
+        if group is not None:
+            free = self._free[group]
+        else:
+            free = self._free[0] if len(self._free) == 1 else max(self._free, key=len)
+        return free.pop() if free else None

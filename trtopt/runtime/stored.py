@@ -28,15 +28,8 @@ _SEVERAL = ("best", "min_agreement", "labels", "metric", "min", "budget", "save_
 
 
 def opened(request: BuildRequest, open_session: Callable[[Path], Opened], *, with_graph: bool = False) -> Opened:
-    """Return what `open_session` makes of the plan that a request asks for: of the store, where it is built if need be.
-
-    Args:
-        with_graph: the entry needs the graph that TensorRT was given, too.
-
-    Raises:
-        UsageError: options that only make sense where several engines are compared.
-        and as `trtopt.build` without comparing, and as `open_session`.
-    """
+    """Return what `open_session` makes of the plan that a request asks for: of the store, where it is built if need be;
+    with the graph that TensorRT was given, if `with_graph`. Options that compare several engines are refused."""
     if request.output != PLAN or request.save_onnx is not None:
         raise UsageError("`output=` and `save_onnx=` name files; the store has its own: use trtopt.build to write them")
     for name in _SEVERAL:
@@ -82,11 +75,8 @@ def _entry(request: BuildRequest, store: Store) -> Entry:
 def _question(request: BuildRequest) -> dict[str, Any] | None:
     """The request as JSON, with what it depends on beside its files; None where it isn't all files and plain values."""
     options = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in _ASIDE}
-    if (
-        options["images"] is not None
-        or options["data"] is not None
-        or not isinstance(options["model"], (str, os.PathLike))
-    ):
+    samples = options["images"] is not None or options["data"] is not None
+    if samples or not isinstance(options["model"], (str, os.PathLike)):
         return None
     for name in _FILES:
         if isinstance(options[name], (str, os.PathLike)) and Path(options[name]).exists():

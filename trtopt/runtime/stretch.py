@@ -36,7 +36,7 @@ def same(at: int, value: int) -> Row:
     return _SAME, at, value, 0
 
 
-class Stretch:
+class NativeCall:
     """Rows, done one after another; for one thread at a time.
 
     Attributes:
@@ -50,12 +50,12 @@ class Stretch:
         self.words = (ctypes.c_int64 * (WIDTH * self._count))(*[word for row in rows for word in row])
         self._at = ctypes.addressof(self.words)
 
-    def run(self) -> int:
+    def run_without_gil(self) -> int:
         """Do them. What the last one gave, an int32: 0, or why the rows behind it weren't done."""
         assert native.run is not None
         return native.run(self._at, self._count)
 
-    def hold(self) -> int:
+    def run_with_gil(self) -> int:
         """The same without letting the GIL go: for a launch, which takes less time than other threads may keep it."""
         assert native.hold is not None
         return native.hold(self._at, self._count)

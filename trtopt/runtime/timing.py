@@ -15,7 +15,7 @@ from trtopt.core.documents import Described
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, Locations, Source
+from trtopt.runtime.contexts import DEVICE, RESIDENT, BoundContext, Location, Locations, Source
 from trtopt.runtime.slot import Slot
 
 T = TypeVar("T")
@@ -39,13 +39,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing(Described):
-    """The time of one inference, without copies to and from the host.
-
-    Attributes:
-        gpu: between CUDA events, with the next launches already queued, so the GPU never waits for the host.
-        host: wall time from launch to synchronized, one at a time.
-        cuda_graph: whether a CUDA graph was replayed; if not, `note` says why and each launch was a plain enqueue.
-    """
+    """The time of one inference, without copies to and from the host: between CUDA events, with the next launches already
+    queued, so the GPU never waits for the host (`gpu`); and from launch to synchronized, one at a time (`host`). Where no CUDA
+    graph was replayed, `note` says why."""
 
     gpu: Spread
     host: Spread
@@ -56,13 +52,8 @@ class Timing(Described):
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer of the engine; of a fused one `nodes` are all that it computes.
-
-    Attributes:
-        ms: median over the inferences; low, high: the fastest and the slowest of them.
-        kind: "convolution", "deconvolution", "matmul" or "other"; precision: it computes in; None: not known.
-        nodes: of the ONNX graph.
-    """
+    """One layer of the engine: its median, fastest and slowest time, its kind ("convolution", "deconvolution", "matmul" or
+    "other"), the precision it computes in (None: not known), and the ONNX nodes that it computes."""
 
     name: str
     ms: float
@@ -75,13 +66,8 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """An engine's layers in the order that they run in.
-
-    Attributes:
-        shapes: input → "32x3x224x224".
-        gpu: the whole inference between CUDA events, without the profiler. The layers' times add up to more: with a profiler
-            they run one by one, each between two events, and not as a CUDA graph.
-    """
+    """An engine's layers in the order that they run in, on inputs of `shapes`; beside the whole inference's time (`gpu`).
+    Theirs add up to more: with a profiler they run one by one, each between two events, and not as a CUDA graph."""
 
     shapes: Mapping[str, str]
     layers: tuple[LayerTime, ...]
@@ -128,27 +114,24 @@ def time_slot(
 
 def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[BoundContext, Locations]:
     """Copy the inputs in and run; what is bound then, and where each input and output is."""
-    slot.settle(None)
+    slot.wait_previous(None)
     bound_context = slot.contexts.bind(arrays, shapes)
-    locations = (
-        *slot.uploaded(arrays, slot.locate(bound_context, arrays, slot.own), slot.own),
-        *[STAGED] * len(bound_context.outputs),
-    )
-    slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
+    layout = slot.lay_out(bound_context, arrays, None, None)
+    slot.give_inputs(layout, slot.stream_ptr)
+    slot.contexts.enqueue(bound_context, arrays, layout[0], slot.stream_ptr)
     slot.stream.synchronize()
-    return bound_context, locations
+    return bound_context, layout[0]
 
 
 def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
-    """Copy the inputs in, and give a function that launches the inference alone, with results left in the slot's GPU memory;
-    whether that is a CUDA graph, and if not, why."""
+    """Copy the inputs in; return a function that launches the inference alone, True for a CUDA graph, and why it is none."""
     bound_context, locations = run_once(slot, arrays, shapes)
-    inside = [RESIDENT if location == STAGED else location for location in locations[: len(arrays)]]
+    inside = [location if location.place == DEVICE else RESIDENT for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound_context.outputs):
-        inside.append(RESIDENT if shape is None else slot.contexts.buffer(tensor).handle)
+        inside.append(RESIDENT if shape is None else Location(DEVICE, slot.contexts.buffer(tensor).handle))
     graph, note = slot.contexts.captured(bound_context, arrays, tuple(inside))
     if graph is None:
-        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.own)), False, note
+        return (lambda: slot.contexts.enqueue(bound_context, arrays, tuple(inside), slot.stream_ptr)), False, note
     return (lambda: graph.launch(slot.stream)), True, ""
 
 
@@ -160,12 +143,7 @@ def profile_slot(
     iterations: int,
     warmup: int,
 ) -> LayerTimes:
-    """Time each layer on `arrays`.
-
-    Args:
-        slot: one that nothing else uses, now or later: its context keeps the profiler.
-        layer_infos: what the manifest says of the layers.
-    """
+    """Time each layer on `arrays`, in a slot that nothing else uses, now or later: its context keeps the profiler."""
     whole = time_slot(slot, arrays, shapes, iterations, warmup)
     bound_context, locations = run_once(slot, arrays, shapes)
     times: dict[str, float] = {}
@@ -177,7 +155,7 @@ def profile_slot(
     bound_context.context.profiler = profiler = slot.contexts.loaded.profiler(note)
     for number in range(warmup + iterations):
         times.clear()
-        slot.contexts.enqueue(bound_context, arrays, locations, slot.own)
+        slot.contexts.enqueue(bound_context, arrays, locations, slot.stream_ptr)
         slot.stream.synchronize()
         if number >= warmup:
             runs.append(dict(times))
@@ -202,11 +180,9 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
 def in_turns(
     ways: Mapping[str, Callable[[], float]], count: int, *, rounds: int, seconds: float = math.inf
 ) -> dict[str, list[float]]:
-    """Measure several ways of running a model in rounds, so that falling clocks or a busy machine meet each alike.
-
-    Args:
-        ways: name → one measurement, in milliseconds. Every other round goes through them from the last to the first.
-        count: measurements of each way; fewer where they take longer than `seconds` in all, but one in each round.
+    """Measure several ways of running a model, each by a function that gives milliseconds, in rounds, so that falling clocks or
+    a busy machine meet each alike; every other round goes from the last to the first. `count` times each; fewer where they take
+    longer than `seconds` in all, but once in each round.
     """
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
