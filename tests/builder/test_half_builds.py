@@ -156,7 +156,7 @@ def test_what_samples_are_not_for(tmp_path: Path, options: dict[str, Any]) -> No
 
 
 def _lowered(proto: ModelProto, table: Table, *, typed: bool) -> Lowered:
-    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, conv_borders="")
+    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, quantized_between={})
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(fold(proto)[0], BuildSpec(precision=Precision.INT8), generation, table)
 

@@ -56,7 +56,7 @@ def _lower(
     given = {key: spec.pop(key) for key in ("embedded", "measured") if key in spec}
     can = SimpleNamespace(
         stored_codes=typed if stored is None else stored, max_opset=None if typed else 17, float_only={}, float_only_fp8={},
-        conv_borders="",
+        quantized_between={},
     )  # fmt: skip
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can)
     return lower(proto, BuildSpec(**{"precision": Precision.INT8, **spec}), generation, table, **given)

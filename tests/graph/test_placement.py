@@ -494,11 +494,13 @@ def test_grouped_convolutions_whose_result_is_not_quantized(behind: list[onnx.No
     for name, bound in (("low", 0.0), ("high", 6.0)):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(bound), name))
     assert "grouped" in points_of(proto).quantized
-    points = points_of(proto, conv_borders="no such kernel")
+    points = points_of(proto, between={"grouped Conv": "no such kernel"})
     assert ("grouped" in points.quantized) == quantized and {"first", "last"} <= set(points.quantized)
     reasons = {item.node: item.reason for item in points.kept}
     assert reasons.get("grouped") == (None if quantized else "no such kernel")
-    forced = points_of(proto, conv_borders="no such kernel", overrides=[Override("grouped", Precision.INT8)])
+    forced = points_of(
+        proto, between={"grouped Conv": "no such kernel"}, overrides=[Override("grouped", Precision.INT8)]
+    )
     assert "grouped" in forced.quantized
 
 
@@ -507,7 +509,7 @@ def test_nothing_is_quantized_right_behind_a_floating_grouped_convolution(out: s
     proto = grouped(node("Relu", "b", "r"))
     left_out = {"overrides": [Override(out, Precision.FP16)]}
     assert "last" in points_of(proto, **left_out).quantized
-    points = points_of(proto, conv_borders="no such kernel", **left_out)
+    points = points_of(proto, between={"grouped Conv": "no such kernel"}, **left_out)
     if out == "first":  # the grouped one still runs in INT8
         assert {"grouped", "last"} <= set(points.quantized)
         return
@@ -520,8 +522,8 @@ def test_nothing_is_quantized_right_behind_a_floating_convolution_and_a_clip(act
     proto = grouped(node(activation, "b", "r"), group=1)
     left_out = {"overrides": [Override("grouped", Precision.FP16)]}
     assert "last" in points_of(proto, **left_out).quantized
-    assert ("last" in points_of(proto, conv_borders="no such kernel", **left_out).quantized) == quantized
-    assert {"grouped", "last"} <= set(points_of(proto, conv_borders="no such kernel").quantized)
+    assert ("last" in points_of(proto, between={"grouped Conv": "no such kernel"}, **left_out).quantized) == quantized
+    assert {"grouped", "last"} <= set(points_of(proto, between={"grouped Conv": "no such kernel"}).quantized)
 
 
 def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -> None:
@@ -533,12 +535,34 @@ def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -
     proto = model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights)
     left_out = {"overrides": [Override("grouped", Precision.FP16)]}
     assert set(points_of(proto, **left_out).reads) == {"x", "a", "s"}
-    assert set(points_of(proto, conv_borders="no such kernel", **left_out).reads) == {"x", "s"}
+    assert set(points_of(proto, between={"grouped Conv": "no such kernel"}, **left_out).reads) == {"x", "s"}
 
 
 def test_a_dense_convolution_may_give_floats() -> None:
     proto = grouped(node("Sigmoid", "b", "s"), node("Mul", "b s", "r"), group=1)
-    assert "grouped" in points_of(proto, conv_borders="no such kernel").quantized
+    assert "grouped" in points_of(proto, between={"grouped Conv": "no such kernel"}).quantized
+
+
+@pytest.mark.parametrize(
+    ("behind", "quantized"),
+    [
+        ("r = Relu (b) y = Conv (r, w2)", True),
+        ("y = Sigmoid (b)", False),
+        ("s = Add (b, x) y = Conv (s, w2)", False),
+        ("j = Concat <axis = 1> (b, x) y = Conv (j, w3)", True),
+        (
+            "r = Relu (b) [next] y = ConvTranspose (r, w1)",
+            False,
+        ),  # nor is the next one quantized, which gives the output
+    ],
+)
+def test_transposed_convolutions_whose_result_is_not_quantized(behind: str, quantized: bool) -> None:
+    weights = {"w1": values(32, 32, 1, 1), "w2": values(32, 32, 1, 1), "w3": values(32, 64, 1, 1)}
+    used = {name: weight for name, weight in weights.items() if name == "w1" or name in behind}
+    proto = model(graph_nodes(f"[up] b = ConvTranspose (x, w1) {behind}"), inputs={"x": ["n", 32, 8, 8]}, weights=used)
+    points = points_of(proto, between={"ConvTranspose": "no such kernel"})
+    assert ("up" in points.quantized) == quantized and "next" not in points.quantized
+    assert "up" in points_of(proto).quantized
 
 
 def gated(activation: str = "silu", sigmoid: str = "Sigmoid", mean: str = "GlobalAveragePool") -> ModelProto:
@@ -570,8 +594,8 @@ def test_squeeze_and_excite_is_quantized_whole_where_that_is_asked_for(
     whole = points_of(proto, gates=["p_node"])
     assert set(whole.reads) == {"x", "a", "m", "r", "k", "p"} and not whole.kept
     assert set(whole.reads["a"]) == {("m_node", 0), ("p_node", 1)} and set(whole.reads["k"]) == {("p_node", 0)}
-    assert "g_node" not in points_of(proto, conv_borders="no such kernel").quantized
-    assert "g_node" in points_of(proto, conv_borders="no such kernel", gates=["p_node"]).quantized
+    assert "g_node" not in points_of(proto, between={"grouped Conv": "no such kernel"}).quantized
+    assert "g_node" in points_of(proto, between={"grouped Conv": "no such kernel"}, gates=["p_node"]).quantized
 
 
 @pytest.mark.parametrize("fault", ["another tensor's mean", "no convolution", "no mean"])

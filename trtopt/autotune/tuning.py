@@ -178,7 +178,7 @@ class _TunedModel:
             base=self.spec.base,
             overrides=(*self.spec.overrides, *kept_out(left_out, self.spec.base)),
             excluded=can.float_only,
-            conv_borders=can.conv_borders,
+            between=can.quantized_between,
             gates=gates,
         )
 

@@ -168,7 +168,7 @@ def _quantize(
         base=spec.base,
         overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
         excluded={**capabilities.float_only, **({} if int8 else capabilities.float_only_fp8)},
-        conv_borders=capabilities.conv_borders if int8 else "",
+        between=capabilities.quantized_between if int8 else None,
         gates=table.gates if int8 else (),
     )
     kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)

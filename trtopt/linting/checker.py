@@ -242,7 +242,7 @@ def check(request: CheckRequest) -> CheckReport:
         fixed=output,
         verified=verified if output else None,
         shapes=suggestion,
-        nodes=listed(to_ir(folded), *((can.float_only, can.conv_borders) if can else ())) if request.nodes else (),
+        nodes=listed(to_ir(folded), *((can.float_only, can.quantized_between) if can else ())) if request.nodes else (),
     )
 
 

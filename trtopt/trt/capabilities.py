@@ -52,7 +52,7 @@ class Capabilities:
         float_only_fp8: the same, of what runs in INT8 but not in FP8.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
-        conv_borders: what it can't do where types change behind a convolution (`placement.find_points`); empty: it can do all.
+        quantized_between: operator → why it runs quantized only where its result is quantized, too.
         gates_in_int8: squeeze-and-excite may be faster as a whole in INT8, so that `tune` tries it.
         stored_codes: it takes weights as stored codes; without, as floats with Q/DQ behind them (`passes.old_parser`).
     """
@@ -75,7 +75,7 @@ class Capabilities:
     float_only_fp8: Mapping[str, str] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
-    conv_borders: str = ""
+    quantized_between: Mapping[str, str] = field(default_factory=dict)
     gates_in_int8: bool = False
     stored_codes: bool = False
 

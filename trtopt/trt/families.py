@@ -34,8 +34,10 @@ class TensorRT8(Generation):
         "gates_in_int8": True,  # measured on H100s (docs/results/accuracy.md)
         # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
         # and convolves in FP16 or, in a profile of batch 1, in FP32.
-        "conv_borders": "TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "
-        "or behind a Relu or Clip",
+        "quantized_between": {
+            "grouped Conv": "TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind "
+            "it, or behind a Relu or Clip"
+        },
     }
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:

@@ -88,7 +88,13 @@ class Generation(Loader):
         capabilities: what it honours, as its module shows, and as is `known` of its family.
     """
 
-    known: ClassVar[Mapping[str, Any]] = {}
+    known: ClassVar[Mapping[str, Any]] = {
+        # Seen on 10.6 (docs/results/tensorrt-10.md): "No supported formats", at any kernel, stride and level.
+        "quantized_between": {
+            "ConvTranspose": "TensorRT 10 builds a transposed convolution in INT8 only where its result is quantized right "
+            "behind it, or behind a Relu or Clip"
+        }
+    }
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)

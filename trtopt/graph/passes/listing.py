@@ -33,15 +33,15 @@ class ListedNode(Plain):
 
 
 def listed(
-    model: ir.Model, float_only: Mapping[str, str] | None = None, conv_borders: str = ""
+    model: ir.Model, float_only: Mapping[str, str] | None = None, between: Mapping[str, str] | None = None
 ) -> tuple[ListedNode, ...]:
     """The nodes of the main graph in their order.
 
     Args:
-        float_only, conv_borders: what the target can't run quantized, see `trt.Capabilities`.
+        float_only, between: what the target can't run quantized, see `trt.Capabilities`.
     """
     quantized = any(node.op_type in QDQ for node in model.graph)
-    points = Points({}) if quantized else find_points(model, excluded=float_only, conv_borders=conv_borders)
+    points = Points({}) if quantized else find_points(model, excluded=float_only, between=between)
     precisions = {item.node: (str(item.precision), item.reason) for item in points.kept}
     precisions |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
     precisions |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}

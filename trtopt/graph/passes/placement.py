@@ -111,7 +111,7 @@ def find_points(
     base: Precision = Precision.FP16,
     overrides: Sequence[Override] = (),
     excluded: Mapping[str, str] | None = None,
-    conv_borders: str = "",
+    between: Mapping[str, str] | None = None,
     gates: Collection[str] = (),
 ) -> Points:
     """Decide the Q/DQ placement for a folded graph (every node named, every weight constant), which stays as it is.
@@ -121,32 +121,26 @@ def find_points(
         base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
         overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
         excluded: operator, or `GROUPED`, → why the target can't run it quantized.
-        conv_borders: what the target can't do where types change behind a convolution, in words; empty: it can do it. Where it
-            can't, a grouped convolution is quantized only if what reads its result is, and nothing is quantized right behind a
-            floating convolution that is grouped or has a Clip behind it: TensorRT 8.6.0 then computes something else, without a
-            word (docs/results/accuracy.md).
+        between: operator, or `GROUPED`, → why the target runs it quantized only where its result is quantized, too. If
+            `GROUPED` is among them, nothing is quantized right behind a floating convolution that is grouped or has a Clip
+            behind it, either: TensorRT 8.6.0 then computes something else, without a word (docs/results/accuracy.md).
         gates: products of squeeze-and-excite (`gates_of`) whose whole block is quantized: both operands, what the mean reads,
             and the convolutions of one pixel.
     """
     blocks = [item for item in _gates(model) if item.product.name in gates] if gates else []
-    barred, bare = dict[str, str](), set[str]()
+    barred, bare, between = dict[str, str](), set[str](), between or {}
     while True:
         search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred, bare, blocks))
-        if not conv_borders:
-            return search.points
-        quantized = set(search.quantized)
-        ends = {node: _end(node) for node in model.graph if node.op_type == "Conv"}
-        apart = {node for node in ends if _is_grouped(node)}
         giving = {
-            str(node.name)
-            for node in apart & quantized
-            if _gives_floats(search, _result(node) if blocks else ends[node])  # measured so with these blocks alone
+            str(node.name): between[_operator(node)]
+            for node in search.quantized
+            # measured so with these blocks alone
+            if _operator(node) in between and _gives_floats(search, _result(node) if blocks else _end(node))
         }
-        apart |= {node for node, end in ends.items() if (last := end.producer()) and last.op_type == "Clip"}
-        floats = {str(ends[node].name) for node in apart - quantized} & search.reads.keys()
-        if giving <= barred.keys() and not floats:  # what is left of them was asked for by name
+        floats = _floating_ends(search) & search.reads.keys() if GROUPED in between else set()
+        if giving.keys() <= barred.keys() and not floats:  # what is left of them was asked for by name
             return search.points
-        barred.update(dict.fromkeys(giving, conv_borders))
+        barred.update(giving)
         bare |= floats
 
 
@@ -219,6 +213,21 @@ def _is_grouped(node: ir.Node) -> bool:
     return node.op_type == "Conv" and bool(attribute(node, "group", 1) > 1)
 
 
+def _operator(node: ir.Node) -> str:
+    """Return what targets that can't run some operators quantized call a node's."""
+    return GROUPED if _is_grouped(node) else node.op_type
+
+
+def _floating_ends(search: _Search) -> set[str]:
+    """Return the results of floating convolutions that are grouped or have a Clip behind them."""
+    ends = {node: _end(node) for node in search.model.graph if node.op_type == "Conv" and node not in search.quantized}
+    return {
+        str(end.name)
+        for node, end in ends.items()
+        if _is_grouped(node) or ((last := end.producer()) is not None and last.op_type == "Clip")
+    }
+
+
 def _end(node: ir.Node) -> ir.Value:
     """The result of a convolution, behind its activation if it has one."""
     value = node.outputs[0]
@@ -284,7 +293,7 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     weight = None if tensor is None else tuple(int(size) for size in tensor.shape.numpy())
     if precision is not None and not precision.quantized:
         reason, kept_in = f"`precision_override=` asks for {precision}", precision
-    elif (operator := GROUPED if _is_grouped(node) else node.op_type) in search.excluded:
+    elif (operator := _operator(node)) in search.excluded:
         reason = search.excluded[operator]
     elif not forced and str(node.name) in search.barred:
         reason = search.barred[str(node.name)]
