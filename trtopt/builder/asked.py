@@ -17,7 +17,6 @@ from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
 from trtopt.graph.lengths import max_input_lengths
-from trtopt.graph.work import lost_shapes
 from trtopt.trt.profiles import validate_profiles
 
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
@@ -89,9 +88,7 @@ def with_profiles(
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        validate_profiles(
-            inputs, (), longest=ends, seen=seen(), lost=lost_shapes(model.proto)
-        )  # raises, listing what is open
+        validate_profiles(inputs, (), longest=ends, seen=seen())  # raises, listing what is open
     profile = {
         item.name: ShapeRange(
             *(

@@ -23,7 +23,6 @@ from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.core.errors import AccuracyLost, BackendError, ModelError, OutputError, PrecisionLost, UnsupportedOperator
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.options import named
-from trtopt.core.shapes import shapes_option, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, overriding
 from trtopt.core.words import first_of
@@ -41,7 +40,7 @@ from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
-from trtopt.graph.work import lost_shapes, macs, sizes_in
+from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import explained
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
 from trtopt.ort.folding import held_against, proven
@@ -265,18 +264,10 @@ def _planned(
                 raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
             raise explained(error, plan.model, graph) from error
     except BackendError as error:
-        raise type(error)(Origins(plan.model.proto, graph).explained(str(error)) + _agreeing(plan, graph)) from error
+        raise type(error)(Origins(plan.model.proto, graph).explained(str(error))) from error
     old = {node.name for node in graph.graph.node}
     new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
     return _planned(plan, parts, unsafe, {**unquantized, **new}, folder)
-
-
-def _agreeing(plan: BuildPlan, graph: onnx.ModelProto) -> str:
-    """Propose sizes where those that were given contradict each other in the model."""
-    given = plan.spec.profiles[0] if plan.spec.profiles else {}
-    asked = {info.name: given[info.name] for info in plan.model.inputs if info.open_axes and info.name in given}
-    line = suggested_shapes(plan.model.inputs, given, lost=lost_shapes(graph)).option
-    return f"; these go together: {line}" if line not in ("", shapes_option([asked])) else ""
 
 
 def _reading(plan: BuildPlan, error: str, graph: onnx.ModelProto) -> dict[str, str]:

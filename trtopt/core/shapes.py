@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations_with_replacement
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trtopt.core.errors import UsageError
@@ -14,10 +13,7 @@ from trtopt.core.words import named
 
 Key = tuple[str, int] | str  # a dimension, as `TensorInfo.dimension` names it
 Sizes = tuple[int, int, int]  # min, opt, max
-Lost = Callable[[Mapping[Key, int]], int]  # how much of a model contradicts sizes (`graph.work.lost_shapes`)
 SeenSizes = Mapping[tuple[str, int], tuple[int, int, int]]  # (input, axis) → least, commonest, largest
-_LONGER = (4, 16, 64, 256)  # times: audio has as many samples for what text has a token for
-_TRIALS = 200  # at most, of other ranges
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
 
@@ -135,7 +131,6 @@ def suggested_shapes(
     values: Mapping[str, int] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
     seen: SeenSizes | None = None,
-    lost: Lost | None = None,
 ) -> Suggestion:
     """The `shapes=` option for inputs that leave sizes open.
 
@@ -144,13 +139,11 @@ def suggested_shapes(
         values: inputs whose values decide shapes, with how many they hold; "N" stands for them.
         longest: the largest size that an input may have on an axis, where that is known.
         seen: `seen_sizes` of samples; of others it is a guess.
-        lost: says what contradicts sizes; ranges are changed where less does then.
     """
     values = values or {}
     needing = [info for info in inputs if info.open_axes]
     places = [(info, axis, info.dimension(axis)) for info in needing for axis in info.open_axes]
     ranges = {key: seen[info.name, axis] for info, axis, key in places if seen and (info.name, axis) in seen}
-    fixed = set(ranges)
     for info, axis, key in places:
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
@@ -165,9 +158,7 @@ def suggested_shapes(
             low, best, high = ranges[key]
             ranges[key] = min(low, end), min(best, end), min(high, end)
     sums = {key for key in ranges if summed(key, ranges) is not None}
-    if lost is not None:
-        ranges = _agreeing(ranges, [key for key in ranges if key not in fixed | sums], lost)
-    ranges = _with_sums(ranges)
+    ranges = {key: summed(key, ranges) or sizes for key, sizes in ranges.items()}
     guesses = [f"{label} {','.join(map(str, ranges[key]))}" for key, label in labels.items() if key not in sums]
     texts: dict[str, ShapeRange | str] = {}
     for info in needing:
@@ -190,45 +181,8 @@ def summed(key: Key, ranges: Mapping[Key, Sizes]) -> Sizes | None:
     parts = [part.strip() for part in key.split("+")] if isinstance(key, str) else []
     if len(parts) < 2 or not all(part.isdecimal() or part in ranges for part in parts):
         return None
-    return _added([(int(part),) * 3 if part.isdecimal() else ranges[part] for part in parts])
-
-
-def _with_sums(ranges: Mapping[Key, Sizes]) -> dict[Key, Sizes]:
-    return {key: summed(key, ranges) or sizes for key, sizes in ranges.items()}
-
-
-def _added(ranges: Iterable[Sizes]) -> Sizes:
-    low, best, high = map(sum, zip(*ranges))
+    low, best, high = map(sum, zip(*((int(part),) * 3 if part.isdecimal() else ranges[part] for part in parts)))
     return low, best, high
-
-
-def _agreeing(ranges: Mapping[Key, Sizes], free: Sequence[Key], lost: Lost) -> dict[Key, Sizes]:
-    """The ranges, one after the other changed for that of another dimension, the sum of two, one more, or a longer one, as
-    long as less of the model contradicts them."""
-
-    def problem(ranges: Mapping[Key, Sizes]) -> int:
-        return sum(lost({key: sizes[place] for key, sizes in _with_sums(ranges).items()}) for place in (0, 2))
-
-    best, least = dict(ranges), problem(ranges)
-    while least > 0:
-        others = dict.fromkeys(best.values())
-        others |= dict.fromkeys(_added(pair) for pair in combinations_with_replacement(list(others), 2))
-        others |= dict.fromkeys(_added((sizes, (1, 1, 1))) for sizes in best.values())
-        alike = [[key for key in free if best[key] == sizes] for sizes in dict.fromkeys(best.values())]
-        changes = [
-            (sizes < best[keys[0]], keys, sizes)
-            for keys in (*([key] for key in free), *(keys for keys in alike if len(keys) > 1))
-            for sizes in (*others, *(_added([best[keys[0]]] * times) for times in _LONGER))
-            if sizes != best[keys[0]]
-        ]
-        trials = [best | dict.fromkeys(keys, sizes) for _, keys, sizes in sorted(changes, key=lambda item: item[0])]
-        trials = trials[:_TRIALS]
-        problems = list(map(problem, trials))
-        if min(problems, default=least) >= least:
-            break
-        least = min(problems)
-        best = trials[problems.index(least)]
-    return best
 
 
 def seen_sizes(inputs: Sequence[TensorInfo], batches: Iterable[Mapping[str, Any]]) -> SeenSizes:
