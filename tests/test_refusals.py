@@ -164,7 +164,7 @@ inspect short.engine => short.engine isn't a TensorRT plan
 # Words of other tools
 build m.onnx --precision fp16 => --fp16, --bf16, --int8 or --fp8
 build -m m.onnx => trtopt build MODEL.onnx
-check m.onnx -o c.onnx => --fix FILE writes the cleaned model
+check m.onnx -o c.onnx => writes the cleaned model with --fix FILE
 verify a.onnx b.onnx --tolerance 1 => --min-snr DB
 calibrate m.onnx --input s.npz => --data F.npz
 quantize m.onnx => trtopt build MODEL.onnx --int8

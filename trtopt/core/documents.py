@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 from trtopt.core.errors import UsageError
-from trtopt.core.files import WHOLE, whole, why_no_path
+from trtopt.core.files import WHOLE, whole
 
 DEPTH = 64
 JSON_LIMIT, TOML_LIMIT = WHOLE, 1 << 20  # bytes of a file
@@ -165,18 +165,6 @@ class Described:
         return dict(plain(self))
 
 
-def path_in(folder: Path, text: str) -> Path:
-    """Join the path that a document in `folder` names, which may be there or not.
-
-    Raises:
-        Damaged: no system could have such a path.
-    """
-    path = folder / text
-    if why := why_no_path(path):
-        raise Damaged(f"{text[:40]!r}{'…' * (len(text) > 40)} can't be a path: {why}")
-    return path
-
-
 def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
     """Convert a value out of a document into what it is meant to be.
 
@@ -192,8 +180,6 @@ def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
         return msgspec.convert(value, kind, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise _damaged(str(error), value, where) from None
-    except UnicodeEncodeError:  # of a name, or where names are allowed
-        raise Damaged(f"{where or 'it'} has a text that can't be encoded") from None
 
 
 def checked(value: Any, kind: type[Kind], where: str = "") -> Kind:

@@ -200,11 +200,8 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         top = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         what = "is not installed" if absent else f"is installed but fails to import ({error})"
-        extras = _NEEDED.get(purpose, (extra,))
-        raise MissingDependency(
-            f"{purpose} needs {top}, which {what}: {to_install(*extras)} (trtopt's extra{'s' * (len(extras) > 1)} "
-            f"{' and '.join(extras)})"
-        ) from error
+        install = _install(_NEEDED.get(purpose, (extra,)))
+        raise MissingDependency(f"{purpose} needs {top}, which {what}: {install}") from error
 
 
 def without_graphs(error: Exception, command: str = "") -> MissingDependency | None:
@@ -215,9 +212,9 @@ def without_graphs(error: Exception, command: str = "") -> MissingDependency | N
     """
     if not isinstance(error, ModuleNotFoundError) or error.name not in _ON_GRAPHS:
         return None
-    extras = _NEEDED.get(command, ("onnx",))
-    which = " and ".join(extras) if command in _NEEDED else "onnx, which those that build, calibrate or export include"
-    return MissingDependency(
-        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install(*extras)} (trtopt's "
-        f"extra{'s' * (len(extras) > 1)} {which})"
-    )
+    install = _install(_NEEDED.get(command, ("onnx",)))
+    return MissingDependency(f"this works on ONNX graphs and needs {error.name}, which isn't installed: {install}")
+
+
+def _install(extras: tuple[str, ...]) -> str:
+    return f"{to_install(*extras)} (trtopt's extra{'s' * (len(extras) > 1)} {' and '.join(extras)})"

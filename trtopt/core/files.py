@@ -60,14 +60,8 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
                 partial.chmod(mode)
                 if not is_scratch(partial):
                     sync(partial)
-            created = [target for target in targets if not target.exists()]
-            try:
-                for partial, target in zip(partials, targets):
-                    partial.replace(target)
-            except OSError:
-                for target in created:  # one without the others says something wrong
-                    target.unlink(missing_ok=True)
-                raise
+            for partial, target in zip(partials, targets):
+                partial.replace(target)
     except OSError as error:
         failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
         raise _output_error((failed or targets)[0], error) from error
@@ -208,17 +202,6 @@ def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: 
     except (OSError, ValueError) as error:
         raise OutputError(f"can't make {what} {folder}: {_reason(error)}", advice) from error
     return folder
-
-
-def why_no_path(path: str | os.PathLike[str], *, any_length: bool = False) -> str:
-    """Tell why nothing can be called so: a NUL in it, half of a surrogate pair, or too much; empty: something can."""
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return str(error.strerror) if error.errno == errno.ENAMETOOLONG and not any_length else ""
-    except ValueError as error:
-        return "it can't be encoded" if isinstance(error, UnicodeError) else "it has a NUL"
-    return ""
 
 
 def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from trtopt.core.errors import UsageError
-from trtopt.core.files import why_no_path
 from trtopt.core.removed import went
 from trtopt.core.words import NAMED, keyed as keyed, named as named, spoken as spoken
 
@@ -180,7 +179,7 @@ def fitting(request: R) -> R:
     """The request; one text or path in place of what may be repeated made a list of it, and an iterator for a list, too.
 
     Raises:
-        UsageError: a value isn't of the field's type or too small, or a text can't be a path.
+        UsageError: a value isn't of the field's type or too small, or a path is empty.
     """
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
@@ -188,8 +187,8 @@ def fitting(request: R) -> R:
         takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
         path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
         for text in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(text, (str, os.PathLike)):
-                _refuse_unless_written(name, text, path=path)
+            if path and isinstance(text, (str, os.PathLike)) and not os.fspath(text):
+                raise UsageError(f"{named(name)} is '': a path is needed")
         if item.default == () and isinstance(value, (str, os.PathLike)):
             changes[name] = value = (value,)
         elif isinstance(value, Iterator) and "Sequence" in str(item.type):
@@ -237,14 +236,6 @@ def _refuse_other(name: str, value: Any, written: str) -> None:
     if (kind := _kind(written)) is not None and not kind.fits(value):
         shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
         raise UsageError(f"{named(name)} is {shown}; {kind} is needed")
-
-
-def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bool) -> None:
-    """Raise UsageError for what no file can be called: with a NUL, with half of a surrogate pair, or (of a path) nothing or
-    something too long."""
-    said = os.fspath(value)
-    if why := "a path is needed" if path and not said else why_no_path(said, any_length=not path):
-        raise UsageError(f"{named(name)} is {said[:40]!a}{'…' * (len(said) > 40)}: {why}")
 
 
 def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
