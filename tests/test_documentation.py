@@ -30,13 +30,6 @@ def test_what_is_to_be_typed_is_complete(page: str) -> None:
             parse(command)
 
 
-def test_commands_are_found_in_blocks_text_and_tables() -> None:
-    text = "`trtopt check\nm.onnx`, `build --int8`, `no --x`\n\n    $ trtopt report M \\\n        -q\n\n"
-    text += "|a|`trtopt build M.onnx`|\n\n```bash\nA=1 trtopt run M && trtopt version\n```\n"
-    found = sorted(" ".join(command.split()[1:]) for command in commands(text))
-    assert found == ["build --int8", "build M.onnx", "check m.onnx", "report M -q", "run M", "version"]
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [

@@ -17,9 +17,7 @@ from onnx import ModelProto, numpy_helper
 from PIL import Image
 from world import PHOTO, RTX, World, has, net, samples
 
-from trtopt.core.errors import InvalidModel
 from trtopt.core.version import to_install
-from trtopt.graph.io import load_model
 
 FOR = " ".join(RTX)
 
@@ -260,15 +258,6 @@ def test_without_the_mistakes_everything_works(world: World) -> None:
     has(said, "--backend onnxruntime runs the graph that was kept beside m.engine", "build with --save-onnx")
 
 
-def test_no_cut_of_a_model_is_taken_for_one(tmp_path: Path) -> None:
-    """A protobuf message cut between two fields is one as well."""
-    whole, path = net().SerializeToString(), tmp_path / "cut.onnx"
-    for size in [*range(600), *range(600, len(whole), 97), *range(len(whole) - 40, len(whole))]:
-        path.write_bytes(whole[:size])
-        with pytest.raises(InvalidModel):
-            load_model(path)
-
-
 @pytest.mark.usefixtures("files", "rtx")
 def test_nodes_that_the_parser_refuses_are_named_and_the_model_as_the_user_knows_it(world: World) -> None:
     for precision in ("--fp16", "--int8 --data data.npz"):
@@ -276,19 +265,6 @@ def test_nodes_that_the_parser_refuses_are_named_and_the_model_as_the_user_knows
         has(message, "can't take 1 part of kernel.onnx", "conv2 (Conv)", "Kernel weight dimension")
         assert "/model.onnx" not in message
     assert world.run("check", "kernel.onnx", "--backend", "rtx").status == 1
-
-
-@pytest.mark.usefixtures("files")
-def test_bad_files_among_good_ones_are_skipped_and_counted(world: World) -> None:
-    bad = {path.name: path.rename(world.photos / path.name) for path in Path("bad").iterdir()}
-    typed = ("calibrate", world.model, "--images", "photos", "--preprocess", "imagenet")
-    found = world.run(*typed, "-o", "out/t.calib.json", "--json")
-    assert found.status == 0, found.err
-    result, table = json.loads(found.out), json.loads(Path("out/t.calib.json").read_bytes())
-    assert result["samples"] == 4
-    assert {item["name"] for item in result["skipped"]} == {item["name"] for item in table["skipped"]} == set(bad)
-    assert all(item["reason"] for item in result["skipped"])
-    has(found.err, "3 files can't be used and were left out", "only 4 samples")
 
 
 def test_a_model_that_overflows_names_the_tensor(world: World) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from graphs import values, written
+from world import requests
 
-import trtopt
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import write_bytes, writing_together
 from trtopt.core.kept import Call, keeping
@@ -49,17 +47,9 @@ READS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "jobs": ("jobs.toml", ("jobs.toml",)),
     "migrate": ("script.sh", ("script.sh",)),
 }
-REQUESTS = [
-    item
-    for path in sorted(Path(trtopt.__file__).parent.glob("*/request.py"))
-    for item in vars(importlib.import_module(f"trtopt.{path.parent.name}.request")).values()
-    if isinstance(item, type)
-    and dataclasses.is_dataclass(item)
-    and item.__module__.endswith(f"{path.parent.name}.request")
-]
 WRITES = [
     (request, name)
-    for request in REQUESTS
+    for request in requests()
     for name, (_, said) in options(request).items()
     if said.writes and said.writes != FOLDER
 ]
@@ -69,17 +59,8 @@ WRITES = [
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a user's files."""
     folder = tmp_path_factory.mktemp("home")
-    weights = np.ones((4, 4), np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-        [onnx.numpy_helper.from_array(weights, "w")],
-    )
-    onnx.save(
-        helper.make_model(graph), folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
-    )
+    model = written("(float[1,4] x) => (float[1,4] y) { y = MatMul (x, w) }", w=values(4, 4))
+    onnx.save(model, folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     for name in ("dd/sub", "photos"):
         (folder / name).mkdir(parents=True)
     (folder / "e.engine.json").write_text(

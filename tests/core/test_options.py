@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import os
 import pydoc
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch  # noqa: TID251
+from world import requests
 
-import trtopt
 from trtopt.core.errors import UsageError
 from trtopt.core.options import about, idle, keyed, option, options, spoken, taking, typed, without
 from trtopt.core.progress import SILENT, Reporter
@@ -284,15 +283,7 @@ def test_an_option_beside_what_it_belongs_to_is_taken() -> None:
     beside(source="m", against=["onnxruntime", "torch"], tolerance=0.2)
 
 
-REQUESTS = [
-    request
-    for room in sorted(path.parent.name for path in Path(trtopt.__file__).parent.glob("*/request.py"))
-    for name, request in vars(importlib.import_module(f"trtopt.{room}.request")).items()
-    if name.endswith("Request") and request.__module__ == f"trtopt.{room}.request"
-]
-
-
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.__name__)
+@pytest.mark.parametrize("request_", requests(), ids=lambda request: request.__name__)
 def test_what_an_option_belongs_to_is_an_option(request_: type[Any]) -> None:
     entries = options(request_)
     plain = request_(**{name: "m" for name, (item, _) in entries.items() if item.default is MISSING})

@@ -11,7 +11,7 @@ import pytest
 
 from trtopt.core import progress
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.progress import SILENT, PlainReporter, QuietReporter, Reporter, TerminalReporter, recorded, reporter
+from trtopt.core.progress import SILENT, PlainReporter, Reporter, TerminalReporter, recorded, reporter
 
 
 def test_a_log_gets_a_heartbeat_and_the_time_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,17 +87,6 @@ def test_a_log_on_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     with recorded(Heard(), tmp_path / "b.log") as told:
         told.note("kept")
     assert [text for text in warnings if "isn't whole: No space left" in text] == warnings != []
-
-
-def test_quiet_leaves_warnings() -> None:
-    stream = io.StringIO()
-    quiet = reporter(stream, quiet=True)
-    assert isinstance(quiet, QuietReporter)
-    quiet.note("kept")
-    quiet.warn("few samples")
-    with quiet.phase("build"):
-        pass
-    assert stream.getvalue() == "warning: few samples\n"
 
 
 @pytest.mark.parametrize("verbose", ["", "1"])

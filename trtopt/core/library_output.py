@@ -119,8 +119,7 @@ def _muted() -> Iterator[None]:
         try:
             yield
         finally:
-            if logging.Logger.callHandlers is call:  # else somebody else took it over meanwhile, and ours passes on
-                setattr(logging.Logger, "callHandlers", before)  # noqa: B010
+            setattr(logging.Logger, "callHandlers", before)  # noqa: B010
 
 
 _quiet = Shared(_muted)
