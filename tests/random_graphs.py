@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
 OPSETS = (13, 15, 17, 18, 19, 21, 23)
-ROUNDED = {"QuantizeLinear", "DequantizeLinear", "Floor"}  # a rounding more or less moves what they give by a step
+ROUNDED = {"Floor"}  # a rounding more or less moves what they give by a step
 
 Shape = tuple[int, ...]
 
@@ -135,7 +135,7 @@ class RandomGraph:
         out = group * self.draw(1, 3) if self.chance(0.5) or self.size % group else self.size
         kernel = [self.draw(1, min(3, size)) for size in sizes]
         form = (channels, out // group, *kernel) if transposed else (out, channels // group, *kernel)
-        inputs = [x, self.held(self.values(form), 1 if transposed else 0)]
+        inputs = [x, self.weight(self.values(form))]
         if self.chance(0.5):
             inputs.append("" if self.chance(0.1) else self.weight(self.values((out,)) * self.chance(0.8)))
         padding: dict[str, Any] = {"pads": [self.draw(0, size - 1) for size in kernel * 2]} if self.chance(0.7) else {}
@@ -150,17 +150,6 @@ class RandomGraph:
             dilations=[self.draw(1, 2) for _ in sizes] if self.chance(0.2) and not transposed else None,
             **padding,
         )
-
-    def held(self, array: NDArray[np.float32], axis: int) -> str:
-        """A weight, at times as its codes behind DequantizeLinear."""
-        if not self.chance(0.12):
-            return self.weight(array)
-        channels = self.chance(0.5)
-        scale = np.full(array.shape[axis] if channels else (), 2 / 127, np.float32)
-        inputs = [self.weight(np.round(array / (2 / 127)), np.int8), self.weight(scale)]
-        if self.chance(0.5):
-            inputs.append(self.weight(np.zeros(scale.shape), np.int8))
-        return self.add("DequantizeLinear", inputs, axis=axis if channels else None)
 
     def normalization(self) -> None:
         x = self.source((2, 3, 4, 5))
@@ -374,32 +363,6 @@ class RandomGraph:
         else:
             self.add(self.one(["MaxPool", "AveragePool"]), [x], kernel_shape=kernel, pads=pads)
 
-    def quantize(self) -> None:
-        x = self.source()
-        shape, axis = self.shapes[x], 0
-        form: Shape = ()
-        if shape and self.chance(0.3):
-            axis = self.draw(0, len(shape) - 1)
-            form = (shape[axis],)
-        scale, zero = self.weight(self.values(form, 0.02, 0.1)), self.weight(np.zeros(form), np.int8)
-        codes = self.add("QuantizeLinear", [x, scale, zero], axis=axis if form else None)
-        self.add("DequantizeLinear", [codes, scale, zero], axis=axis if form else None)
-
-    def branch(self) -> None:
-        """An If by a constant or by the input, whose bodies read, or give, what is around them."""
-        x = self.source()
-        if self.chance(0.3):
-            condition = self.weight(self.chance(0.5), np.bool_)
-        else:
-            total = self.add("ReduceMax", [next(iter(self.feed))], keepdims=0)
-            condition = self.add("Greater", [total, self.weight(self.one([-9.0, 9.0]))])
-        bodies = {}
-        for name in ("then_branch", "else_branch"):
-            result = helper.make_tensor_value_info(f"{name}{len(self.nodes)}", TensorProto.FLOAT, self.shapes[x])
-            op = helper.make_node(self.one(["Identity", "Relu", "Neg"]), [x], [result.name])
-            bodies[name] = helper.make_graph([op], name, [], [result])
-        self.add("If", [condition], shape=self.shapes[x], **bodies)
-
     def padded_convolution(self) -> None:
         self.pad()
         self.convolution()
@@ -444,7 +407,7 @@ _USUAL = (
     "scaled scaled scaled scaled chain chain arithmetic arithmetic padded_convolution padded_convolution reshaped_gemm"
 )
 _OTHERS = "reshaped_gemm convolution normalization gemm product pair pad cut transpose reshape squeeze reduce elementwise clip"
-_LAST = "cast join split expand gather pool quantize branch"
+_LAST = "cast join split expand gather pool"
 KINDS: list[Callable[[RandomGraph], None]] = [
     getattr(RandomGraph, name) for name in f"{_USUAL} {_OTHERS} {_LAST}".split()
 ]

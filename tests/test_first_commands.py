@@ -153,20 +153,6 @@ def test_the_size_of_the_images_is_the_engines_where_no_shapes_are_given(world: 
     has(refused, "images are prepared in 64x48, which --shapes x:1x3x96x96,1x3x128x128,2x3x256x256 leaves out")
 
 
-def test_fp16_is_not_suggested_where_build_refuses_it(world: World) -> None:
-    trees = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}
-    leaf = {"target_ids": [0], "target_nodeids": [0], "target_treeids": [0], "target_weights": [1.0], "n_targets": 1}
-    rest = {"nodes_values": [0.0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0]}
-    tree = node("TreeEnsembleRegressor", "x", "y", "trees", domain="ai.onnx.ml", **trees, **leaf, **rest)
-    proto = model([tree], inputs={"x": ["n", 4]}, outputs={"y": ["n", 1]})
-    proto.opset_import.add(domain="ai.onnx.ml", version=3)
-    onnx.save(proto, world.folder / "trees.onnx")
-    np.savez(world.folder / "rows.npz", x=values(16, 4))
-    said = world.refused("calibrate", world.folder / "trees.onnx", "--data", world.folder / "rows.npz", "-o", "t.json")
-    has(said, "nothing to quantize", "TensorRT takes TreeEnsembleRegressor of ai.onnx.ml with a plugin alone")
-    assert "--fp16" not in said
-
-
 def test_options_of_trtexec_are_answered_by_a_command_that_translates_them(world: World) -> None:
     for typed in (["--onnx=m.onnx", "--saveEngine=m.engine"], ["m.onnx", "--memPoolSize=workspace:64"]):
         said = world.refused("build", *typed)

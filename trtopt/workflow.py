@@ -223,33 +223,13 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A recipe, and what a request makes of it.
-
-    Attributes:
-        has_scales: the recipe's model is quantized already, and its scales are built as they are.
-        limits: the recipe's own; None: it has none.
-    """
+    """A recipe, and what a request makes of it."""
 
     recipe: Recipe
     precision: Precision
-    has_scales: bool
-    limits: Limits | None
-
-    @property
-    def calibrates(self) -> bool:
-        return self.precision.quantized and not self.has_scales
-
-    @property
-    def reference(self) -> str:
-        return "quantized model" if self.has_scales else "FP32 model"
-
-    def compared_on(self, photos: Sequence[Path]) -> str:
-        """Tell what the engine's graph is compared on, in words; empty: it isn't compared."""
-        if photos:
-            return "labelled photos"
-        if self.limits is None:
-            return ""
-        return "samples of those it was calibrated on" if self.calibrates else "samples"
+    limits: Limits | None  # the recipe's own
+    reference: str
+    calibrates: bool
 
 
 def _subject(request: PipelineRequest) -> _Subject:
@@ -258,31 +238,27 @@ def _subject(request: PipelineRequest) -> _Subject:
     if request.precision is not None:
         choice(request.precision, precisions, "`precision=`")
     recipe = load_recipe(request.recipe)
-    precision = Precision(
-        choice(request.precision or recipe.precision or "int8", precisions, f"the recipe {recipe.path}: precision")
-    )
-    limits = Limits.of(recipe.min_agreement, recipe.min_snr)
+    asked = request.precision or recipe.precision or "int8"
+    precision = Precision(choice(asked, precisions, f"the recipe {recipe.path}: precision"))
     recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
     if recipe.preprocess is not None:
         Preprocess.load(recipe.preprocess)  # with arrays, too, beside which it has no effect
-    has_scales = False
-    if recipe.onnx is not None:
-        model = load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True)
-        has_scales = is_quantized(model.proto)
-    subject = _Subject(recipe, precision, has_scales, limits)
-    if request.method != "auto" and not subject.calibrates:
+    has_scales = recipe.onnx is not None and is_quantized(
+        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
+    )
+    calibrates = precision.quantized and not has_scales
+    if request.method != "auto" and not calibrates:
         why = "holds its scales already" if has_scales else f"is built in {precision.upper()}"
         raise UsageError(f"`method=` is how scales are chosen, and {recipe.name} {why}: drop it")
-    if subject.calibrates and not (
-        request.images or request.data or recipe.images or recipe.data or recipe.calibration
-    ):
+    if calibrates and not (request.images or request.data or recipe.images or recipe.data or recipe.calibration):
         raise UsageError(
             f"the recipe {recipe.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
             "needs none, `precision='fp16'`"
         )
-    return subject
+    reference = "quantized model" if has_scales else "FP32 model"
+    return _Subject(recipe, precision, Limits.of(recipe.min_agreement, recipe.min_snr), reference, calibrates)
 
 
 def _chained(request: PipelineRequest) -> PipelineResult:
@@ -323,7 +299,8 @@ def _chained(request: PipelineRequest) -> PipelineResult:
         ledger.run("table", {"digest": table.digest}, [table_file], lambda: table.save(table_file))
     photos = recipe.labelled_files()
     real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
-    compared_on, agreement = subject.compared_on(photos), None
+    judged_on = "samples of those it was calibrated on" if subject.calibrates else "samples"
+    compared_on, agreement = "labelled photos" if photos else judged_on if subject.limits else "", None
     if compared_on and real_samples:
         agreement = _agreement(subject, original, real_samples, bool(photos), files, ledger, reporter)
     timing, not_run = _timed(real_samples, clean, files["engine"], request.backend)

@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import warnings
@@ -31,7 +30,6 @@ from world import net, samples, unnumbered
 import trtopt
 from trtopt.builder.construction import build
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core import library_output
 from trtopt.core.errors import DeviceError
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
@@ -161,27 +159,6 @@ def test_threads_at_work_change_nothing_of_the_process(
         [""] + [f"heard {number}" for number in range(THREADS) for _ in range(rounds * len(stages.all))]
     )
     assert said.err == ""
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        'from trtopt.core.errors import require; require("cv2", "ort", "images")',
-        'import trtopt; trtopt.export("own.py:small", "e.onnx", inputs={"x": ("batch", 3, 8, 8)})',
-    ],
-)
-def test_what_is_imported_meanwhile_leaves_the_environment(tmp_path: Path, work: str) -> None:
-    """In a process of its own, as OpenCV and torch's compiler set variables only when they are first imported."""
-    (tmp_path / "own.py").write_text(FACTORY)
-    script = f"import os\nbefore = dict(os.environ)\n{work}\nassert dict(os.environ) == before, set(os.environ) - set(before)"
-    root = Path(library_output.__file__).parents[2]
-    subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(root)},
-        check=True,
-        capture_output=True,
-    )
 
 
 def test_what_measures_and_serves_changes_nothing_either(

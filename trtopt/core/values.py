@@ -224,17 +224,11 @@ class BuildSpec:
     """Everything a build depends on except the model and the scales.
 
     Attributes:
-        precision: what the heavy layers run in.
-        remainder: what the rest runs in when `precision` is INT8 or FP8.
-        io_fp32: keep the network's inputs and outputs FP32 in a reduced-precision build.
-        embed_preprocess: take an image as pixels; `profiles` are of the model's own inputs all the same.
-        overrides: exceptions by node name or operator, the last match wins.
-        profiles: optimization profiles; empty: static, or made from the model's own sizes.
-        targets: compute capabilities (TensorRT-RTX), such as (89, 120).
-        calibrator: "trtopt", or "native" for TensorRT's own IInt8EntropyCalibrator2 (8.6 and 10 only).
-        workspace: bytes the tactics may use; None: TensorRT's default.
-        optimization_level: 0 to 5; None: TensorRT's default (3).
+        precision, remainder: what the heavy layers run in, and what the rest does where they are quantized.
+        profiles: of the model's own inputs; empty: static, or made from the model's own sizes.
         device: number of the GPU to build on; no part of what is asked for, and not described.
+
+    The others are `BuildRequest`'s options, read.
     """
 
     precision: Precision = Precision.FP32
@@ -340,12 +334,10 @@ class LayerInfo:
     """One layer as the built engine reports it.
 
     Attributes:
-        name: the engine's own layer name.
         kind: "convolution", "deconvolution", "matmul" or "other".
         precision: what it computes in (its input type).
         nodes: names of the ONNX nodes it came from, where the engine says.
-        reads, writes: type and format of each tensor, in TensorRT's words ("Int8 (NHWC) Channel major format"); empty: not
-            known, or of a manifest from before there were these fields.
+        reads, writes: type and format of each tensor, in TensorRT's words; empty: not known.
         tactic: name or number of the kernel that TensorRT chose; empty: not known.
     """
 
