@@ -97,17 +97,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def check_ending(
     path: str | os.PathLike[str], others: Sequence[str], what: str, other: str, ending: str, more: str = ""
 ) -> None:
-    """Refuse a name that says another kind of file than is written, which would be taken for it, or replace one.
-
-    Args:
-        others: endings of the other kind.
-        what, other: what is written, and what the name says.
-        ending: of what is written.
-        more: ends the message.
-
-    Raises:
-        UsageError: the name has one of these endings.
-    """
+    """Raise UsageError for a name that ends as `other` kinds of files do (`others`) where `what`, with another `ending`, is
+    written: it would be taken for one, or replace one. `more` ends the message."""
     name = Path(os.fspath(path))
     if name.suffix.lower() in others:
         raise UsageError(

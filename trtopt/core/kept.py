@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import mmap
 import os
 import re
@@ -176,8 +175,7 @@ def _weights(path: Path) -> list[str]:
 
 def _lost(option: str, given: str, file: Path, by: str) -> UsageError:
     path = Path(given, "out") if Path(given).name in ("", "..") else Path(given)
-    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
-    free = str(next(name for name in names if not os.path.lexists(name)))
+    free = str(path.with_name(f"{path.stem}-1{path.suffix}"))
     return UsageError(
         f"{named(option)} would overwrite {file}, which {by}: give another name, such as {named(option, free)}"
     )
