@@ -340,29 +340,6 @@ class RandomGraph:
         sizes = [first, shape[axis] - first]
         self.add("Split", [x, self.weight(sizes, np.int64)], 2, axis=axis)
 
-    def expand(self) -> None:
-        x = self.source()
-        shape = [self.draw(1, 3) if size == 1 else self.one([1, size]) for size in self.shapes[x]]
-        shape = [self.draw(1, 2), *shape] if self.chance(0.2) else shape
-        self.add("Expand", [x, self.weight(shape, np.int64)])
-
-    def gather(self) -> None:
-        x = self.source()
-        shape = self.shapes[x]
-        axis = self.draw(0, len(shape) - 1)
-        form: Shape = self.one([(), (2,), (1,)])
-        indices = self.rng.integers(-shape[axis], shape[axis], form)
-        self.add("Gather", [x, self.weight(indices, np.int64)], axis=axis)
-
-    def pool(self) -> None:
-        x = self.source((3, 4, 5))
-        kernel = [self.draw(1, min(2, size)) for size in self.shapes[x][2:]]
-        pads = [self.draw(0, size - 1) for size in kernel * 2]
-        if self.chance(0.4):
-            self.add("GlobalAveragePool", [x])
-        else:
-            self.add(self.one(["MaxPool", "AveragePool"]), [x], kernel_shape=kernel, pads=pads)
-
     def padded_convolution(self) -> None:
         self.pad()
         self.convolution()
@@ -407,7 +384,7 @@ _USUAL = (
     "scaled scaled scaled scaled chain chain arithmetic arithmetic padded_convolution padded_convolution reshaped_gemm"
 )
 _OTHERS = "reshaped_gemm convolution normalization gemm product pair pad cut transpose reshape squeeze reduce elementwise clip"
-_LAST = "cast join split expand gather pool"
+_LAST = "cast join split"
 KINDS: list[Callable[[RandomGraph], None]] = [
     getattr(RandomGraph, name) for name in f"{_USUAL} {_OTHERS} {_LAST}".split()
 ]

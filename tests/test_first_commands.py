@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -159,13 +158,3 @@ def test_options_of_trtexec_are_answered_by_a_command_that_translates_them(world
         command = re.search(r"it is trtexec's; trtopt (doctor --migrate '.*?') says", said)
         assert command, said
         assert "trtopt build" in world.run(*shlex.split(command[1])).out
-
-
-def test_shapes_are_proposed_for_the_samples(world: World, tmp_path: Path) -> None:
-    inputs: dict[str, Any] = {"x": ["n", 3, "h", "w"]}
-    net, samples = tmp_path / "net.onnx", tmp_path / "samples.npz"
-    onnx.save(model([node("Conv", "x w", "y", "conv")], weights={"w": values(4, 3, 1, 1)}, inputs=inputs), net)
-    np.savez(samples, x=values(4, 3, 24, 40))
-    line = "--shapes x:1x3x24x40,1x3x24x40,8x3x24x40"
-    has(world.run("check", net, "--data", samples).out, line)
-    has(world.refused("build", net, "--int8", "--data", samples, *FOR, "-o", world.output / "e.engine"), line)

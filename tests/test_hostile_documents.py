@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hostile_values import TERMINAL, answers, changed, mutants, toml_file
 from world import World
@@ -20,7 +19,7 @@ from trtopt.calibration.quality import refuse
 from trtopt.calibration.table import Table
 from trtopt.core.errors import UsageError
 from trtopt.core.options import options
-from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.data.preprocess import Preprocess
 from trtopt.jobs.joblist import load_jobs
 from trtopt.jobs.runner import show_jobs
 from trtopt.recipes.loader import load_recipe
@@ -40,11 +39,17 @@ RECIPE: dict[str, Any] = {
     "classes": "imagenet",
     "inputs": {"x": {"shape": ["batch", 3, 32, 32], "dtype": "float32", "range": "1x3x32x32,2x3x32x32,8x3x32x32"}},
 }
-PREPROCESSING = PRESETS["yolo"].describe() | {
-    "preset": "yolo",
-    "size": [32, 32],
-    "dtype": "float32",
-    "std": [1.0, 2.0, 3.0],
+JOB: dict[str, Any] = {
+    "kind": "build",
+    "model": "model.onnx",
+    "precision": ["fp16", "int8"],
+    "data": "arrays",
+    "target": ["sm89", "sm80,sm120"],
+    "resource": "accelerator_type:H200",
+    "shapes": "x:1x3x32x32,2x3x32x32,4x3x32x32",
+    "workspace": "1GiB",
+    "min_snr": 20.0,
+    "output_kind": {"y": "embedding"},
 }
 JOBS: dict[str, Any] = {
     "output": "tables",
@@ -53,22 +58,7 @@ JOBS: dict[str, Any] = {
         "photos": {"images": "photos", "preprocess": {"preset": "imagenet", "size": [32, 32]}, "limit": 4},
         "arrays": {"data": "data.npz", "allow_unusual_data": True},
     },
-    "job": [
-        {"model": ["mod*.onnx"], "data": ["photos"], "method": ["auto"], "precision_override": ["a=fp32"]},
-        {"name": "n", "model": "model.onnx", "data": "arrays", "method": "minmax"},
-        {
-            "kind": "build",
-            "model": "model.onnx",
-            "precision": ["fp16", "int8"],
-            "data": "arrays",
-            "target": ["sm89", "sm80,sm120"],
-            "resource": "accelerator_type:H200",
-            "shapes": "x:1x3x32x32,2x3x32x32,4x3x32x32",
-            "workspace": "1GiB",
-            "min_snr": 20.0,
-            "output_kind": {"y": "embedding"},
-        },
-    ],
+    "job": [{"model": ["mod*.onnx"], "data": ["photos"], "method": ["auto"], "precision_override": ["a=fp32"]}, JOB],
 }
 RECORD: dict[str, Any] = {"state": "failed", "key": "k", "error": {"type": "ModelError", "message": "m"}}
 RECORD |= {"notes": ["n"], "seconds": 1.5, "samples": 8, "tensors": {"minmax": 3}, "targets": ["sm89"]}
@@ -95,11 +85,6 @@ def recipe(path: Path) -> None:
     load_recipe(path).labelled_files()
 
 
-def preprocessing(path: Path) -> None:
-    with np.errstate(all="ignore"):
-        Preprocess.load(path)(np.zeros((40, 60, 3), np.uint8))
-
-
 def jobs(path: Path) -> None:
     for job in load_jobs(path):
         job.output.is_file()
@@ -123,7 +108,6 @@ def ledger(path: Path) -> None:
 READERS = {
     table: ".calib.json",
     recipe: ".toml",
-    preprocessing: ".toml",
     jobs: ".toml",
     state: ".state",
     ledger: ".json",
@@ -139,7 +123,7 @@ def documents(world: World) -> dict[str, Any]:
     for work in (lambda: RESULT, lambda: pytest.fail("it ran again")):
         done = stages._Ledger(world.folder).run("verify", {"a": 1}, [], work, stages.Compared)
         assert done == RESULT
-    found = {"table": whole, "recipe": RECIPE, "preprocessing": PREPROCESSING, "jobs": JOBS, "state": STATE}
+    found = {"table": whole, "recipe": RECIPE, "jobs": JOBS, "state": STATE}
     return found | {"ledger": json.loads((world.folder / "pipeline.json").read_bytes())}
 
 
@@ -164,8 +148,8 @@ def test_a_job_lists_options_are_those_of_builds(world: World) -> None:
     assert small
     wrong = {"min_agreement": 7, "budget": "soon", "min_snr": "x", "workspace": -1, "device": -1, "classes": 7}
     for name, value in {**small, **wrong, "preprocess": [], "report": ""}.items():
-        path.write_bytes(toml_file(changed(JOBS, ("job", 2, name), value)))
-        with pytest.raises(UsageError, match=rf"jobs\.toml: \[\[job\]\] 3: .*{name}"):
+        path.write_bytes(toml_file(changed(JOBS, ("job", 1, name), value)))
+        with pytest.raises(UsageError, match=rf"jobs\.toml: \[\[job\]\] 2: .*{name}"):
             load_jobs(path)
 
 

@@ -291,20 +291,10 @@ WRITERS = (
 @pytest.mark.usefixtures("files", "rtx")
 @pytest.mark.parametrize("writer", WRITERS)
 def test_outputs_that_cannot_be_written(world: World, writer: str) -> None:
-    for folder in ("folder", "shut", "b.engine.json"):
+    for folder in ("folder", "b.engine.json"):
         Path("out", folder).mkdir()
-    Path("out/shut").chmod(0o555)
-    places = {
-        "out/folder": "can't write out/folder | it is a folder, give a file name",
-        "out/new/": "new/: that is the name of a folder, give a file name",
-        "out/gone/m.out": "can't write | gone doesn't exist, create it with mkdir -p",
-        "out/file/m.out": "can't write | out/file",
-        f"out/{'long' * 100}": "name too long",
-    }
-    if os.geteuid():  # root may write everywhere
-        places["out/shut/m.out"] = "can't write | Permission denied"
-    for place, said in places.items():
-        has(world.refused(*writer.split(), place), *said.split(" | "))
+    has(world.refused(*writer.split(), "out/folder"), "can't write out/folder", "it is a folder, give a file name")
+    has(world.refused(*writer.split(), "out/gone/m"), "can't write", "gone doesn't exist, create it with mkdir -p")
     if writer.startswith("build"):
         has(world.refused("build", "model.onnx", "--fp16", "-o", "out/b.engine"), "can't write out/b.engine.json")
 
