@@ -80,11 +80,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        Damaged: it can't be read, isn't JSON, or is beyond the limits.
-    """
+    """Read a JSON file; Damaged where it can't be read, isn't JSON, or is beyond the limits."""
     return parsed_json(_content(path, JSON_LIMIT))
 
 
@@ -94,11 +90,7 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        Damaged: it can't be read, isn't TOML, or is beyond the limits.
-    """
+    """Read a TOML file; Damaged where it can't be read, isn't TOML, or is beyond the limits."""
     content = _content(path, TOML_LIMIT)
     # editors add a mark
     return cast("dict[str, Any]", _within_limits("TOML", lambda text: tomllib.loads(text.decode("utf-8-sig")), content))
@@ -166,15 +158,13 @@ class Described:
 
 
 def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
-    """Convert a value out of a document into what it is meant to be.
+    """Convert a value out of a document into what it is meant to be; Damaged, with place, value and what is needed, where it
+    isn't.
 
     Args:
         kind: a dataclass or another type that msgspec knows. What a dataclass doesn't have, as from a newer trtopt, is left
             out; what it lacks takes its default. `Annotated[type, Meta(…)]` says which values of the type are allowed.
         where: what messages call it.
-
-    Raises:
-        Damaged: a value of another type, or that isn't allowed; its place, the value and what is needed are named.
     """
     try:
         return msgspec.convert(value, kind, dec_hook=_path)

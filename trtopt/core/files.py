@@ -36,11 +36,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path; on success it becomes `path`, on any error it is removed.
 
     A link that the user named is followed: what it points at is written. A file that is there gives the new one its mode.
-
-    Raises:
-        UsageError: `path` is what a call in progress reads.
-        OutputError: `path` is there and isn't a file, its folder doesn't exist or isn't writable, or the disk is full.
-    """
+    UsageError where a call in progress reads `path`, OutputError where it can't be written."""
     with writing_together(path) as (partial,):
         yield partial
 
@@ -69,11 +65,7 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
 
 @contextlib.contextmanager
 def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary folder from which files can be renamed to `path`.
-
-    Raises:
-        OutputError: it can't be made.
-    """
+    """A temporary folder from which files can be renamed to `path`; OutputError where it can't be made."""
     target = _target(path)
     with contextlib.ExitStack() as stack:
         try:
@@ -84,12 +76,8 @@ def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Fail now rather than after the long work: `path` can be created or replaced, and is no input.
-
-    Raises:
-        UsageError: it is one of what the call reads, which it would destroy.
-        OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
-    """
+    """Fail now rather than after the long work: UsageError where `path` is an input, which would be lost; OutputError where it
+    isn't a file, its folder is missing, or it isn't writable."""
     with folder_beside(path):
         pass
 
@@ -171,20 +159,12 @@ def cache_path() -> Path:
 
 
 def cache_folder(*parts: str) -> Path:
-    """A folder under `cache_path()`, made if absent.
-
-    Raises:
-        OutputError: it can't be made.
-    """
+    """A folder under `cache_path()`, made if absent; OutputError where it can't be."""
     return made_folder(cache_path().joinpath(*parts), "the cache folder", "set TRTOPT_CACHE to another")
 
 
 def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: str = "give another `output=`") -> Path:
-    """A folder, made if absent, with those above it.
-
-    Raises:
-        OutputError: it can't be made.
-    """
+    """A folder, made if absent, with those above it; OutputError where it can't be."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,12 +206,7 @@ def _kind(mode: int) -> str:
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
-    """The file to write: where `path` is a link that the user named, what it points at; another is replaced by the file.
-
-    Raises:
-        UsageError: a call in progress reads it.
-        OutputError: it is there and isn't a file, or its folder doesn't exist.
-    """
+    """The file to write: where `path` is a link that the user named, what it points at; another is replaced by the file."""
     target, calls = Path(path), CALLS.get()
     for call in calls:
         call.refuse(target)

@@ -25,11 +25,7 @@ def wanted() -> bool:
 
 
 class Shared(AbstractContextManager[None]):
-    """A change of the process for all threads that are inside: the first one makes it, the last one puts it back.
-
-    Args:
-        change: makes it on entering, and puts it back on leaving.
-    """
+    """A `change` of the process for all threads that are inside: the first one makes it, the last one puts it back."""
 
     def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
         self._change, self._lock = change, threading.Lock()
@@ -50,11 +46,8 @@ class Shared(AbstractContextManager[None]):
 
 @contextlib.contextmanager
 def variable(name: str, value: str | None = None) -> Iterator[None]:
-    """Put a variable of the environment back afterwards, whatever a library sets it to. Use it in `Shared`.
-
-    Args:
-        value: what it is meanwhile; one that is set is the user's word, and stays.
-    """
+    """Put a variable of the environment back afterwards, whatever a library sets it to; meanwhile it is `value`, unless the
+    user has set it. Use it in `Shared`."""
     before = os.environ.get(name)
     if before is None and value is not None:
         os.environ[name] = value

@@ -153,11 +153,8 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
 
 
 def typed(work: Callable[P, T]) -> Callable[P, T]:
-    """The function, which refuses an argument of another type than it says, by name; classes and functions aren't looked at.
-
-    Raises (when it is called):
-        UsageError: a value of another type.
-    """
+    """The function, which raises UsageError for an argument of another type than it says; classes and functions aren't looked
+    at."""
     known = signature(work)
 
     @functools.wraps(work)
@@ -177,10 +174,7 @@ def typed(work: Callable[P, T]) -> Callable[P, T]:
 
 def fitting(request: R) -> R:
     """The request; one text or path in place of what may be repeated made a list of it, and an iterator for a list, too.
-
-    Raises:
-        UsageError: a value isn't of the field's type or too small, or a path is empty.
-    """
+    UsageError where a value isn't of the field's type or too small, or a path is empty."""
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value = getattr(request, name)
@@ -259,12 +253,7 @@ def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
 
 
 class _Kind(NamedTuple):
-    """Values that an annotation allows.
-
-    Attributes:
-        words: what each alternative is, for people.
-        listed: what the items of each list among the alternatives are.
-    """
+    """Values that an annotation allows: `words` for each alternative, and for the items of each list among them (`listed`)."""
 
     fits: Callable[[Any], bool]
     words: tuple[str, ...] = ()

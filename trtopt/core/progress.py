@@ -50,11 +50,8 @@ class Phase:
 
 
 class Reporter:
-    """Receives notes, warnings and phases. This base is silent; it is the API's default.
-
-    Attributes:
-        flags: of the options that texts name (`trtopt.core.options`), on the command line.
-    """
+    """Receives notes, warnings and phases, with `flags` for the options that they name. This base is silent; it is the API's
+    default."""
 
     flags: Mapping[str, str] = {}
 
@@ -113,16 +110,9 @@ class _Recorder(Reporter):
 
 @contextlib.contextmanager
 def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[Reporter]:
-    """A reporter that hands all on to `heard`.
-
-    Args:
-        log: a file to write all that is said into, TensorRT's own messages too (the verbose ones with TRTOPT_DEBUG, which
-            is `trtopt -v`), as it comes, and the error that ends it. An earlier log is replaced, and nothing else.
-
-    Raises:
-        UsageError: something else than a log is there.
-        OutputError: the log can't be written.
-    """
+    """A reporter that hands all on to `heard`, and writes it into the file `log`, TensorRT's own messages too (the verbose ones
+    with TRTOPT_DEBUG, which is `trtopt -v`), as it comes, and the error that ends it. An earlier log is replaced, and nothing
+    else: UsageError where something else is there."""
     if log is None:
         yield heard
         return

@@ -19,13 +19,8 @@ _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:
 
 
 def parse_profile(text: str) -> dict[str, ShapeRange]:
-    """Read `NAME:MIN,OPT,MAX[;NAME:…]`, each shape as 1x3x224x224; one shape alone stands for all three.
-
-    Between inputs a comma does too, as in trtexec's options.
-
-    Raises:
-        UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
-    """
+    """Read `NAME:MIN,OPT,MAX[;NAME:…]`, each shape as 1x3x224x224; one shape alone stands for all three. Between inputs a comma
+    does too, as in trtexec's options. UsageError where it can't be read."""
     profile: dict[str, ShapeRange] = {}
     rest = text.strip(" ;")
     while rest:
@@ -50,11 +45,8 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
 
 
 def parse_profiles(shapes: str | GivenProfile | Iterable[str | GivenProfile]) -> tuple[Profile, ...]:
-    """Profiles from what is given one after the other: an input that comes again begins another profile.
-
-    Raises:
-        UsageError: one can't be read, or the profiles name different inputs; the message has the line to type.
-    """
+    """Profiles from what is given one after the other: an input that comes again begins another profile. UsageError has the
+    line to type."""
     parts = [
         parse_profile(item) if isinstance(item, str) else _stated(item)
         for item in ([shapes] if isinstance(shapes, (str, Mapping)) else shapes)
@@ -186,11 +178,8 @@ def summed(key: Key, ranges: Mapping[Key, Sizes]) -> Sizes | None:
 
 
 def seen_sizes(inputs: Sequence[TensorInfo], batches: Iterable[Mapping[str, Any]]) -> SeenSizes:
-    """The least, commonest and largest size that samples have on each open axis but their own.
-
-    Args:
-        batches: input name → array, samples along the first axis.
-    """
+    """The least, commonest and largest size that samples (input name → array, samples first) have on each open axis but their
+    own."""
     counts: dict[tuple[str, int], Counter[int]] = {}
     for batch in batches:
         for info in (info for info in inputs if info.name in batch):
@@ -213,12 +202,8 @@ def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, i
 
 
 def outside(profiles: Sequence[Profile], inputs: Sequence[TensorInfo], samples: Mapping[str, Any]) -> str:
-    """Empty, or what of these samples no profile takes, however many go in at a time.
-
-    Args:
-        samples: input name → array, samples along the first axis. Inputs of one shape aren't looked at: the range of one is of
-            its values, if it has any.
-    """
+    """Return what of these samples no profile takes, however many go in at a time; empty: nothing. Inputs of one shape aren't
+    looked at: the range of one is of its values, if it has any."""
     infos = [info for info in inputs if info.open_axes and info.name in samples]
     shapes = {info.name: tuple(samples[info.name].shape[1:]) for info in infos}
 

@@ -90,11 +90,8 @@ class ShapeRange:
     @classmethod
     @typed
     def parse(cls, text: str) -> ShapeRange:
-        """Read `MIN,OPT,MAX`, each as 1x3x224x224; one shape alone stands for all three.
-
-        Raises:
-            UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
-        """
+        """Read `MIN,OPT,MAX`, each as 1x3x224x224; one shape alone stands for all three. UsageError where min ≤ opt ≤ max
+        doesn't hold."""
         pieces = [piece.strip() for piece in text.split(",")]
         if len(pieces) not in (1, 3) or not all(re.fullmatch(SHAPE, piece) for piece in pieces):
             raise UsageError(f"{text!r} can't be read; write MIN,OPT,MAX such as {EXAMPLE}, or one shape for all three")
@@ -158,11 +155,8 @@ def x(shape: Sequence[int | str]) -> str:
 
 
 def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
-    """Read compute capabilities: "sm89,sm120" or "8.9,12.0" → (89, 120); numbers are taken, too.
-
-    Raises:
-        UsageError: a part is neither smNN nor N.N.
-    """
+    """Read compute capabilities: "sm89,sm120" or "8.9,12.0" → (89, 120); numbers are taken, too, and UsageError is raised for
+    others."""
     items = [text] if isinstance(text, (str, int)) else text
     parts = [piece for item in items for piece in str(item).split(",")]
     targets: list[int] = []
@@ -308,12 +302,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class Issue:
-    """Something in a model that TensorRT can't take.
-
-    Attributes:
-        node: the node, or the tensor where there is no node; empty where the fault is nobody's.
-        op: the node's operator, or "".
-    """
+    """Something in a model that TensorRT can't take: at a node, or a tensor; or at nobody's, whose `node` and `op` are
+    empty."""
 
     node: str
     op: str
@@ -352,11 +342,8 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it.
-
-    Attributes:
-        batch_axis: where samples lie; None: nowhere, the whole array is of one sample.
-    """
+    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it. Samples lie on
+    `batch_axis`; None: nowhere, the whole array is of one sample."""
 
     name: str
     dtype: str
@@ -407,11 +394,7 @@ def named_size(size: int | str) -> bool:
 
 
 def parse_size(text: str | int, name: str) -> int:
-    """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576.
-
-    Raises:
-        UsageError: it can't be read; the message calls it `name`.
-    """
+    """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576. UsageError calls it `name`."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"{name} is {text!r}, which isn't a size; write 2GiB, 512MiB or a number of bytes")
@@ -443,11 +426,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def parse_seconds(time: str | float, name: str) -> float:
-    """Read a length of time in seconds: "2ms", "500us", "0.5s", or seconds as a number.
-
-    Raises:
-        UsageError: it can't be read, is negative, or has no end; the message calls it `name`.
-    """
+    """Read a length of time in seconds: "2ms", "500us", "0.5s", or seconds as a number. UsageError calls it `name`."""
     seconds = read_time(time, {"us": 1e-6, "ms": 1e-3, "s": 1.0})
     if seconds is not None:
         return seconds

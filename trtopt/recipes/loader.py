@@ -105,12 +105,7 @@ class Recipe:
     ranges: Mapping[str, ShapeRange] = field(default_factory=dict)
 
     def labelled_files(self) -> tuple[Path, ...]:
-        """List the labelled images, sorted; none if the recipe names none.
-
-        Raises:
-            MissingDependency: their package isn't installed.
-            UsageError: the pattern matches nothing.
-        """
+        """List the labelled images, sorted; none if the recipe names none. UsageError where the pattern matches nothing."""
         if self.labelled is None:
             return ()
         pattern = self._resolved(self.labelled)
@@ -123,11 +118,7 @@ class Recipe:
         return files
 
     def check_installed(self) -> None:
-        """Find the package of `source`, without importing it.
-
-        Raises:
-            MissingDependency: it isn't there, and `requires` says what pip installs to get it.
-        """
+        """Find the package of `source`, without importing it; MissingDependency says what pip installs to get it."""
         module = self.source.partition(":")[0]
         package = module.partition(".")[0]
         if not self.requires or module.endswith(".py") or package in sys.modules:
@@ -174,12 +165,8 @@ def known_recipes() -> tuple[str, ...]:
 
 
 def load_recipe(name: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe by its name, or by its path; `models/NAME.toml`, where no such file is, is the one of that name.
-
-    Raises:
-        UsageError: there is none, or a key or value in it isn't right.
-        MissingDependency: a package whose file it names isn't installed.
-    """
+    """Read a recipe by its name, or by its path; `models/NAME.toml`, where no such file is, is the one of that name. UsageError
+    where a key or value isn't right, MissingDependency where a package that it names a file of isn't installed."""
     path = _place(name)
     where = f"the recipe {path}"
     try:
@@ -256,14 +243,7 @@ def _place(name: str | os.PathLike[str]) -> Path:
 
 def package_file(reference: str, requires: str = "") -> Path:
     """The path of `package:NAME/FILE`, a file or pattern inside an installed package, found without importing it.
-
-    Args:
-        requires: what pip installs to get the package, for the message if it isn't there.
-
-    Raises:
-        UsageError: the reference has another form.
-        MissingDependency: the package or the file isn't there.
-    """
+    MissingDependency says what pip installs to get it (`requires`)."""
     package, slash, rest = reference.removeprefix(PACKAGE).partition("/")
     outside = Path(rest).anchor or ".." in Path(rest).parts
     if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or outside:
@@ -281,11 +261,7 @@ def package_file(reference: str, requires: str = "") -> Path:
 
 
 def check_keys(table: Iterable[str], names: Iterable[str], where: str = "it") -> None:
-    """Refuse a key that a document's kind lacks: in a file that people write it is a slip, which would go unseen.
-
-    Raises:
-        Damaged: it and the known ones are named.
-    """
+    """Raise Damaged for a key that a document's kind lacks: in a file that people write it is a slip, which would go unseen."""
     if unknown := sorted(set(table) - set(names)):
         raise Damaged(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(names))}")
 
