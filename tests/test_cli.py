@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -141,35 +142,25 @@ def test_messages_name_options_that_there_are_and_no_flags(module: str) -> None:
         ), text
 
 
-def test_options_in_messages_are_told_as_flags(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_in_messages_are_told_as_flags(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, reporter: Reporter, **__: Any) -> None:
         reporter.warn("no `shapes=` given")
         reporter.note("`backend='rtx'` has `zzz=`")
         raise UnsupportedRequest("`compare=False`", ["give another `output=`"])
 
     monkeypatch.setattr(trtopt, "check", refuse, raising=False)
-    monkeypatch.setattr(sys, "argv", ["trtopt", "check", "m.onnx", "--json"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    written = capsys.readouterr()
-    assert written.err == (
+    found = world.run("check", "m.onnx", "--json")
+    assert found.err == (
         "warning: no --shapes given\n--backend rtx has `zzz=`\nerror: --no-compare:\n  give another -o/--output\n"
     )
-    assert json.loads(written.out)["error"]["message"] == "--no-compare:\n  give another -o/--output"
+    assert json.loads(found.out)["error"]["message"] == "--no-compare:\n  give another -o/--output"
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_options_in_results_are_told_as_flags(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
-) -> None:
+def test_options_in_results_are_told_as_flags(world: World, monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
     finding = Finding("warning", "x", "", "", "odd", "give `shapes=`, or `precision_override=['a=fp32']`")
     monkeypatch.setattr(trtopt, "check", lambda *_, **__: CheckReport("m.onnx", (finding,)), raising=False)
-    monkeypatch.setattr(sys, "argv", ["trtopt", "check", "m.onnx", *more])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "give --shapes, or --precision-override a=fp32" in " ".join(capsys.readouterr().out.split())
+    assert "give --shapes, or --precision-override a=fp32" in " ".join(world.run("check", "m.onnx", *more).out.split())
 
 
 def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,6 +180,13 @@ def test_every_exit_status_is_in_the_help() -> None:
     assert all(f"{status} {' '.join(meaning.split())}" in said for status, meaning in application.EXIT_STATUSES.items())
 
 
+def raising(error: BaseException) -> Callable[..., None]:
+    def work(*_: Any, **__: Any) -> None:
+        raise error
+
+    return work
+
+
 NO_GRAPHS = ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir")
 
 
@@ -202,18 +200,11 @@ NO_GRAPHS = ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir")
     ],
 )
 def test_an_error_is_one_line_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, status: int, said: str
+    world: World, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
 ) -> None:
-    def broken() -> None:
-        raise error
-
-    monkeypatch.setattr(trtopt, "version", broken, raising=False)
-    monkeypatch.setattr(sys, "argv", ["trtopt", "version"])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == status
-    written = capsys.readouterr().err
-    assert said in written and "Traceback" not in written
+    monkeypatch.setattr(trtopt, "version", raising(error), raising=False)
+    found = world.run("version")
+    assert found.status == status and said in found.err and "Traceback" not in found.err
 
 
 @pytest.mark.parametrize("work", ["import trtopt; trtopt.__all__", "from trtopt import cli; cli.main()"])
@@ -226,14 +217,9 @@ def test_starting_imports_nothing_heavy(work: str) -> None:
     assert done.stderr.strip().endswith("[]"), done.stderr
 
 
-def test_verbose_shows_tracebacks_on_stderr_wherever_it_stands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("the sky fell")
-
-    monkeypatch.setattr(trtopt, "check", broken, raising=False)
-    words = ["check", "m.onnx", "--json"]  # and -v, before and after the command
+def test_verbose_shows_tracebacks_on_stderr_wherever_it_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trtopt, "check", raising(RuntimeError("the sky fell")), raising=False)
+    words = ["check", "m.onnx", "--json"]
     for arguments, shown in (
         (words, False),
         ([*words, "-v"], True),
@@ -241,12 +227,8 @@ def test_verbose_shows_tracebacks_on_stderr_wherever_it_stands(
         (["-v", *words], True),
     ):
         monkeypatch.setenv("TRTOPT_DEBUG", "")
-        monkeypatch.setattr(sys, "argv", ["trtopt", *arguments])
-        with pytest.raises(SystemExit):
-            cli.main()
-        written = capsys.readouterr()
-        assert ("Traceback" in written.err) is shown
-        assert list(json.loads(written.out)) == ["error"]
+        found = world.run(*arguments)
+        assert ("Traceback" in found.err) is shown and list(json.loads(found.out)) == ["error"]
 
 
 @pytest.mark.parametrize("arguments", [["-q", "version"], ["version", "-q"], ["version", "--quiet"]])

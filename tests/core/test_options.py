@@ -118,53 +118,18 @@ def test_options_as_keys_of_a_file() -> None:
     assert keyed(text, ("state",)) == told
 
 
-class Table:
-    pass
-
-
-class Calibrated:
-    def __init__(self) -> None:
-        self.samples, self.table = 3, Table()
-
-
 @dataclass(frozen=True)
-class Paths:
-    model: str | os.PathLike[str] = field(metadata=about(typed=Path))
+class Plain:
+    model: str | os.PathLike[str] = field(default="m", metadata=about(typed=Path, takes=()))
     _: KW_ONLY
     calib: str | os.PathLike[str] | Table | None = field(default=None, metadata=about(takes=("Table",)))
     run: Any = field(default=None, metadata=about(takes=("function",)))
-    images: Any = None
-    names: Sequence[str] = ()
     files: Sequence[str | os.PathLike[str]] = ()
-
-
-@taking(Paths)
-def look(request: Paths) -> Paths:
-    """Do it."""
-    return request
-
-
-def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
-    assert look(Path("m"), calib=Table()).calib is not None and look("m", calib=None).calib is None
-    for arguments, others, words in (
-        ([None], {}, "`model=` is None; a path is needed"),
-        ([b"m"], {}, "`model=` is bytes; a path is needed"),
-        ([torch.nn.ReLU()], {}, r"`model=` is ReLU; a path is needed: trtopt.export\(module"),
-        (["m"], {"run": 3}, "`run=` is int; a path or function is needed"),
-        (["m"], {"calib": Calibrated()}, r"`calib=` is Calibrated; a path or Table is needed: its \.table is one"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            look(*arguments, **others)
-
-
-@dataclass(frozen=True)
-class Plain:
-    _: KW_ONLY
     count: int | None = option(None)
     share: str | float | None = option(None)
     least: float | None = option(None)
     on: bool = option(False)
-    out: str | os.PathLike[str] | None = None
+    out: str | os.PathLike[str] | None = field(default=None, metadata=about(typed=Path))
     words: Sequence[str] = option(())
     sizes: Sequence[int] = option((1,), least=1)
     threads: int | None = option(None, least=1)
@@ -177,6 +142,28 @@ class Plain:
 def plainly(request: Plain) -> Plain:
     """Do it."""
     return request
+
+
+class Table:
+    pass
+
+
+class Calibrated:
+    def __init__(self) -> None:
+        self.samples, self.table = 3, Table()
+
+
+def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
+    assert plainly(Path("m"), calib=Table()).calib is not None and plainly("m", calib=None).calib is None
+    for arguments, others, words in (
+        ([None], {}, "`model=` is None; a path is needed"),
+        ([b"m"], {}, "`model=` is bytes; a path is needed"),
+        ([torch.nn.ReLU()], {}, r"`model=` is ReLU; a path is needed: trtopt.export\(module"),
+        (["m"], {"run": 3}, "`run=` is int; a path or function is needed"),
+        (["m"], {"calib": Calibrated()}, r"`calib=` is Calibrated; a path or Table is needed: its \.table is one"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            plainly(*arguments, **others)
 
 
 @pytest.mark.parametrize(
@@ -238,10 +225,10 @@ def test_functions_with_arguments_of_their_own_refuse_other_types_too() -> None:
 
 
 def test_one_text_is_a_list_of_it() -> None:
-    assert look("m", run=len).run is len
-    assert look("m", names="conv1=fp32").names == ("conv1=fp32",)
-    assert look("m", files=Path("a")).files == (Path("a"),)
-    assert look("m", names=["a", "b"]).names == ["a", "b"]
+    assert plainly("m", run=len).run is len
+    assert plainly("m", words="conv1=fp32").words == ("conv1=fp32",)
+    assert plainly("m", files=Path("a")).files == (Path("a"),)
+    assert plainly("m", words=["a", "b"]).words == ["a", "b"]
 
 
 @dataclass(frozen=True)
