@@ -231,25 +231,19 @@ def test_verbose_shows_tracebacks_on_stderr_wherever_it_stands(world: World, mon
         assert ("Traceback" in found.err) is shown and list(json.loads(found.out)) == ["error"]
 
 
-@pytest.mark.parametrize("arguments", [["-q", "version"], ["version", "-q"], ["version", "--quiet"]])
+@pytest.mark.parametrize("arguments", [["-q", "check", "m"], ["check", "-q", "m"], ["check", "m", "--quiet"]])
 def test_quiet_stands_before_or_after_the_command_and_leaves_warnings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    world: World, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    def said() -> Any:
-        reporter = application._reporter()
+    def said(reporter: Reporter, **_: Any) -> CheckReport:
         reporter.note("a note")
         reporter.warn("a warning")
         with reporter.phase("a phase"):
-            pass
-        return found
+            return CheckReport("m.onnx", ())
 
-    found = trtopt.version()
-    monkeypatch.setattr("trtopt.version", said)
-    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
-    assert CliRunner().invoke(cli.app, ["version"]).exit_code == 0  # it isn't kept for the next
-    result = CliRunner().invoke(cli.app, arguments)
-    assert result.stderr == "warning: a warning\n" and result.stdout.startswith("trtopt ")
-    assert "a note" in CliRunner().invoke(cli.app, ["version"]).stderr
+    monkeypatch.setattr(trtopt, "check", said, raising=False)
+    assert world.run(*arguments).err == "warning: a warning\n"
+    assert "a note" in world.run("check", "m.onnx").err  # it isn't kept for the next
 
 
 TABLES = {

@@ -50,16 +50,12 @@ class PipelineResult:
     """Result of the stages.
 
     Attributes:
-        files: what → path.
-        sizes: what → bytes.
-        build: the engine's result.
         agreement: the quantized graph against the model (`Agreement.figures()`) on the recipe's labelled images, or, where
             the recipe has limits, on what it was calibrated on (`compared_on`); None: on neither.
         timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
-        skipped: stages that were up to date.
         limits: the recipe's own; None: it has none, and what is outside the usual ones is only told.
         samples: what was calibrated on, as options of `build`.
-        reference: what the agreement is with: "FP32 model", or "quantized model" where the recipe's has scales of its own.
+        reference: what the agreement is with, the "FP32 model" or, where it has scales of its own, the "quantized model".
     """
 
     name: str

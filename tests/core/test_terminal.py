@@ -71,20 +71,15 @@ def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPa
 
 def test_names_of_files_members_and_options(world: World) -> None:
     name = TERMINAL.replace("/", "").replace("\r\n", "\n")
-    strange = world.folder / f"{name}.onnx"
+    strange, arrays = (world.folder / f"{name}{ending}" for ending in (".onnx", ".npz"))
     strange.write_bytes(world.model.read_bytes())
     (world.photos / f"{name}.jpg").write_bytes(b"no image")
-    arrays = world.folder / f"{name}.npz"
     np.savez(arrays, **{name: np.zeros((4, 3), np.float32)})
-    preprocess = world.folder / "p.toml"
-    preprocess.write_text('preset = "imagenet"\nsize = [32, 32]\n')
-    table = world.output / "t.json"
-    images = ("--images", world.photos, "--preprocess", preprocess, "--allow-unusual-data")
+    images = ("--images", world.photos, "--preprocess", "imagenet", "--allow-unusual-data")
     for command in (
         ("check", strange, "--json"),
-        ("check", world.folder / f"{name}.absent"),
-        ("calibrate", strange, *images, "-o", table),
-        ("calibrate", world.model, "--data", arrays, "-o", table),
+        ("calibrate", strange, *images, "-o", world.output / "t.json"),
+        ("calibrate", world.model, "--data", arrays, "-o", world.output / "t.json"),
         ("build", world.model, "--shapes", name, "-o", world.output / "e"),
         (name,),
         ("check", f"--{name}"),

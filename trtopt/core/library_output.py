@@ -86,12 +86,7 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-_unwarned = Shared(_without_warnings)
-
-
-def unwarned() -> AbstractContextManager[None]:
-    """Python's warnings come to nothing meanwhile, also where they are errors."""
-    return _unwarned
+unwarned = Shared(_without_warnings)  # Python's warnings come to nothing meanwhile, also where they are errors
 
 
 def quiet() -> AbstractContextManager[None]:
@@ -107,7 +102,7 @@ def _muted() -> Iterator[None]:
         if logger.name.partition(".")[0] not in _LIBRARIES:
             before(logger, record)
 
-    with unreported(), _unwarned:
+    with unreported(), unwarned:
         setattr(logging.Logger, "callHandlers", call)  # noqa: B010  (as an assignment it doesn't type-check)
         try:
             yield

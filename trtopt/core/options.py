@@ -106,14 +106,9 @@ def without(request: R, *names: str) -> R:
 def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callable[[R], T]], Callable[P, T]]:
     """Turn a function of a request into one of the request's fields, as positional arguments and keywords.
 
-    Args:
-        writes: what the request says is written; False: it names nothing of the user's.
-
-    Raises (when that is called):
-        TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
-        UsageError: a value of another type than the option's, such as something else than a path, or a number too small; an
-            option that has no effect beside the others; or a file to write that is one of those to read (`trtopt.core.kept`).
-        OutputError: a file to write can't be.
+    It raises TypeError for an unknown name (near ones are told), and UsageError for a value of another type or too small, for
+    an option that has no effect beside the others, and for a file to write that is one of those to read
+    (`trtopt.core.kept`); not with `writes=False`, for what names nothing of the user's.
     """
     parameters = [
         Parameter(
