@@ -260,13 +260,6 @@ class RandomGraph:
         elif kind == 4:
             self.add("Flatten", [x], axis=axis)
             return
-        if self.chance(0.15):  # sizes taken from a shape
-            made = self.add("Shape", [x])
-            picked = [self.add("Gather", [made, self.weight(axis, np.int64)]) for axis in range(len(shape))]
-            first = self.weight([0], np.int64)
-            whole = self.add("Concat", [self.add("Unsqueeze", [name, first]) for name in picked], axis=0)
-            self.add("Reshape", [x, whole], shape=self.shapes[x])
-            return
         asked = [
             0 if (size,) == (*shape[at : at + 1],) and self.chance(0.2) else size for at, size in enumerate(target)
         ]

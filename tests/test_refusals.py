@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, numpy_helper
+from onnx import numpy_helper
 from PIL import Image
 from world import PHOTO, RTX, World, has, net, samples
 
@@ -270,12 +270,10 @@ def test_nodes_that_the_parser_refuses_are_named_and_the_model_as_the_user_knows
 def test_a_model_that_overflows_names_the_tensor(world: World) -> None:
     model = net()
     weight = numpy_helper.to_array(model.graph.initializer[0])
-    model.graph.initializer[0].CopyFrom(
-        numpy_helper.from_array(weight * np.float32(3e38 / np.abs(weight).max(initial=1)), "w1")
-    )
+    large = weight * np.float32(3e38 / np.abs(weight).max())
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(large, "w1"))
     onnx.save(model, world.model)
-    message = world.refused("calibrate", world.model, "--data", world.arrays, "-o", world.output / "t.calib.json")
-    has(message, "'b'", "infinite")
+    has(world.refused("calibrate", world.model, "--data", world.arrays, "-o", "t.calib.json"), "'b'", "infinite")
 
 
 # Outputs -----------------------------------------------------------------------------------------------------------------
@@ -317,19 +315,15 @@ def test_a_full_disk_leaves_what_was_there(
 
     command = [*writer.split(), world.output / which.replace(".engine.json", ".engine")]
     for turn in range(2):
-        onnx.save(net_at(17 + turn), world.model)
+        model = net()
+        model.opset_import[0].version = 17 + turn
+        onnx.save(model, world.model)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_bytes", full)
             message = world.refused(*command)
         has(message, f"can't write {world.output / which}", "No space left on device", "nothing was left")
         assert len(failed) > turn
         assert world.run(*command).status == 0  # the second time there are files of an earlier call
-
-
-def net_at(opset: int) -> ModelProto:
-    model = net()
-    model.opset_import[0].version = opset
-    return model
 
 
 # What isn't installed ----------------------------------------------------------------------------------------------------

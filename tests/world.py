@@ -64,8 +64,8 @@ def net() -> ModelProto:
         [conv1] a = Conv <pads = [1, 1, 1, 1]> (x, w1) [relu1] b = Relu (a) [conv2] c = Conv <pads = [1, 1, 1, 1]> (b, w2)
         [relu2] d = Relu (c) [pool] e = GlobalAveragePool (d) [flatten] y = Flatten (e) }"""
     random = np.random.default_rng(0)
-    weights = {"w1": random.standard_normal((16, 3, 3, 3)) / 5, "w2": random.standard_normal((16, 16, 3, 3)) / 12}
-    return written(text, **{name: value.astype(np.float32) for name, value in weights.items()})
+    w1, w2 = random.standard_normal((16, 3, 3, 3)) / 5, random.standard_normal((16, 16, 3, 3)) / 12
+    return written(text, w1=w1.astype(np.float32), w2=w2.astype(np.float32))
 
 
 @dataclass(frozen=True)

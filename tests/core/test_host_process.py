@@ -6,7 +6,6 @@ tests/core/test_host_process.py --host-rounds 50` is the whole test.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -27,10 +26,8 @@ import pytest
 import torch  # noqa: TID251
 from world import net, samples, unnumbered
 
-import trtopt
 from trtopt.builder.construction import build
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.errors import DeviceError
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
@@ -159,28 +156,3 @@ def test_threads_at_work_change_nothing_of_the_process(
         [""] + [f"heard {number}" for number in range(THREADS) for _ in range(rounds * len(stages.all))]
     )
     assert said.err == ""
-
-
-def test_what_measures_and_serves_changes_nothing_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """The second time, as the first imports libraries."""
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
-    stages = Stages(tmp_path)
-    model, engine, kept, data = stages.model, tmp_path / "m.engine", tmp_path / "k.onnx", {"x": stages.data}
-    trtopt.build(model, engine, fp16=True, save_onnx=kept, target="sm89", backend="rtx")
-    calls: list[Callable[[], object]] = [
-        lambda: trtopt.verify(model, kept, data=data),
-        lambda: trtopt.sensitivity(model, data=data),
-        lambda: trtopt.report(engine, tmp_path / "r.html", results=[]),
-        lambda: trtopt.bench(engine),  # there is no GPU: it ends in an error
-        lambda: trtopt.run(engine, input=data, backend="onnxruntime"),
-    ]
-    for call in calls:
-        for turn in range(2):
-            before = host()
-            with contextlib.suppress(DeviceError):
-                call()
-            assert not turn or changes(before, host()) == {}
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "")
