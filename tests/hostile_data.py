@@ -58,11 +58,9 @@ def damaged(content: bytes, count: int) -> Iterator[bytes]:
         if number % 3 == 0:
             del broken[place:]
         elif number % 3 == 1:
-            for other in (place, *(chance.randrange(end) for _ in range(2))):
-                broken[other] ^= 1 << chance.randrange(8)
+            broken[place] ^= 1 << chance.randrange(8)
         else:
-            size = chance.choice((2, 4))
-            broken[place : place + size] = b"\xff" * (size - 1) + chance.choice((b"\x7f", b"\xff"))
+            broken[place : place + 4] = b"\xff\xff\xff\x7f"
         yield bytes(broken)
 
 
@@ -95,11 +93,12 @@ def arrays() -> Iterator[tuple[str, bytes]]:
         yield f"header_{number}.npy", header(text)
         yield f"header_{number}.npz", archive(("x.npy", header(text)))
     yield "directory_behind.npz", archive(("x.npy", header(described((7, *SHAPE[1:])))), comment=bytes(50_000))
-    yield "longer.npy", good + b"more"
-    yield "zip.npy", plain
-    yield "array.npz", good
-    yield "pickle.npy", pickle.dumps([1, 2])
-    yield "bz2.npz", archive(("x.npy", good), kind=zipfile.ZIP_BZIP2)
+    yield from (
+        ("longer.npy", good + b"more"),
+        ("zip.npy", plain),
+        ("array.npz", good),
+        ("pickle.npy", pickle.dumps([1, 2])),
+    )
     yield "nested.npz", archive(("x.npy", plain))
     for name in ("../x.npy", "x", "x\nerror: y.npy", "\x1b[31mx.npy"):
         yield f"named_{len(name)}.npz", archive((name, good))

@@ -202,25 +202,21 @@ class RandomGraph:
 
     def pad(self) -> None:
         x = self.source()
-        rank, half = len(self.shapes[x]), 0
-        mode = self.one(["constant", "constant", "constant", "reflect", "edge"])
+        rank = len(self.shapes[x])
         axes = [-2, -1][-rank:] if self.opset >= 18 and self.chance(0.2) else []  # the last axes, named
         half = len(axes) or rank
         amounts = [self.draw(0, 2) * (axis % half > 1 or self.chance(0.3)) for axis in range(2 * half)]
         if self.chance(0.15):
             amounts = [0] * len(amounts)
-        if mode == "constant" and self.chance(0.1):
+        if self.chance(0.1):
             amounts[-1] = -1
-        if mode == "reflect":
-            sizes = self.shapes[x][-half:]
-            amounts = [min(amount, sizes[axis % half] - 1) for axis, amount in enumerate(amounts)]
         value = float(self.chance(0.15))
         inputs = [x, self.weight(amounts, np.int64)]
         if value or axes or self.chance(0.3):
             inputs.append(self.weight(value) if value else "")
         if axes:
             inputs.append(self.weight(axes, np.int64))
-        self.add("Pad", inputs, mode=mode if mode != "constant" or self.chance(0.5) else None)
+        self.add("Pad", inputs, mode="constant" if self.chance(0.5) else None)
 
     def cut(self) -> None:
         x = self.source()

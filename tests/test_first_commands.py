@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, nodes, values
 from onnx import numpy_helper
 from onnx.parser import parse_model
 from world import World, has
@@ -47,16 +47,12 @@ def detector(world: World) -> Path:
     """An image of any size, its dimensions named as Paddle does, to a map of scores; two branches meet in a Concat."""
     size = ["p2o.DynamicDimension.0", 3, "p2o.DynamicDimension.1", "p2o.DynamicDimension.2"]
     shapes = {"w1": (16, 3, 3, 3), "w2": (16, 16, 1, 1), "w3": (16, 16, 1, 1), "w4": (16, 32, 1, 1)}
-    nodes = [
-        node("Conv", "x w1", "a", "conv1", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "b", "relu1"),
-        node("Conv", "b w2", "c", "conv2"),
-        node("Conv", "b w3", "d", "conv3"),
-        node("Concat", "c d", "e", "cat", axis=1),
-        node("Conv", "e w4", "y", "conv4"),
-    ]
+    parts = nodes(
+        "[conv1] a = Conv <pads = [1, 1, 1, 1]> (x, w1) [relu1] b = Relu (a) [conv2] c = Conv (b, w2) [conv3] d = Conv (b, w3) "
+        "[cat] e = Concat <axis = 1> (c, d) [conv4] y = Conv (e, w4)"
+    )
     weights = {name: values(*shape, seed=seed, scale=0.2) for seed, (name, shape) in enumerate(shapes.items())}
-    onnx.save(model(nodes, inputs={"x": size}, weights=weights), world.folder / "det.onnx")
+    onnx.save(model(parts, inputs={"x": size}, weights=weights), world.folder / "det.onnx")
     return world.folder / "det.onnx"
 
 

@@ -39,18 +39,16 @@ def test_native_lines_reach_neither_stream_and_are_kept() -> None:
 
 
 def test_importing_trtopt_and_using_it_as_a_library_moves_no_stream(tmp_path: Path) -> None:
-    code = f"""
+    onnx.save(conv_relu(), tmp_path / "m.onnx")
+    code = """
 import os, sys
 before = [os.fstat(number) for number in (1, 2)], sys.stdout, sys.stderr
-import trtopt, onnx
-from onnx import TensorProto, helper
-x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-onnx.save(helper.make_model(graph), {str(tmp_path / "m.onnx")!r})
-trtopt.check({str(tmp_path / "m.onnx")!r}, fix={str(tmp_path / "fixed.onnx")!r}, backend="auto")
+import trtopt
+trtopt.check("m.onnx", fix="fixed.onnx", backend="auto")
 assert ([os.fstat(number) for number in (1, 2)], sys.stdout, sys.stderr) == before
 """
-    done = _python(code, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    root = str(Path(__file__).parents[2])
+    done = _python(code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"})
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
