@@ -82,19 +82,9 @@ class PipelineResult:
         return not (self.missed if self.limits is not None else self.agreement and not_finite(self.agreement))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "files": {what: str(path) for what, path in self.files.items()},
-            "sizes": dict(self.sizes),
-            "build": self.build.to_json(),
-            "agreement": self.agreement,
-            "timing": self.timing,
-            "not_run": self.not_run,
-            "compared_on": self.compared_on,
-            "reference": self.reference,
-            "missed": self.missed,
-            "up_to_date": list(self.skipped),
-        }
+        names = ("name", "files", "sizes", "agreement", "timing", "not_run", "compared_on", "reference")
+        found = {name: plain(getattr(self, name)) for name in names}
+        return {**found, "build": self.build.to_json(), "missed": self.missed, "up_to_date": list(self.skipped)}
 
     def __str__(self) -> str:
         lines = [
@@ -323,10 +313,6 @@ def _build_request(
     build = BuildRequest(
         files["ONNX"],
         files["engine"],
-        fp16=precision is Precision.FP16,
-        bf16=precision is Precision.BF16,
-        int8=precision is Precision.INT8,
-        fp8=precision is Precision.FP8,
         shapes=[dict(recipe.ranges)] if recipe.ranges else (),
         target=request.target,
         backend=request.backend,
@@ -334,7 +320,8 @@ def _build_request(
         classes=recipe.classes,
         reporter=request.reporter,
     )
-    return replace(build, **samples, method=request.method) if subject.calibrates else build
+    more: dict[str, Any] = {**samples, "method": request.method} if subject.calibrates else {}
+    return replace(build, **more, **{str(precision): True} if precision is not Precision.FP32 else {})
 
 
 def _exported(recipe: Recipe, path: Path, ledger: _Ledger, reporter: Reporter) -> Path:

@@ -18,6 +18,7 @@ from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
 from trtopt.core.terminal import visible
+from trtopt.core.words import counted
 
 # What other commands, and other tools, call differently.
 _ELSEWHERE = {
@@ -86,14 +87,10 @@ def _lost_output() -> OSError | None:
 def _tell_of_native_lines(failed: bool) -> None:
     """Tell what native libraries printed: their internals, which may still explain a failure."""
     native = lines() if failed or wanted() else []
-    if wanted():
-        for line in native:
-            print(f"native: {line}", file=sys.stderr)
-    elif native:
-        print(
-            f"native libraries printed {len(native)} line{'s' * (len(native) != 1)} of their own: trtopt -v shows them",
-            file=sys.stderr,
-        )
+    if native and not wanted():
+        native = [f"{counted(len(native), 'line')} that libraries printed: trtopt -v shows them"]
+    for line in native:
+        print(f"native: {line}", file=sys.stderr)
 
 
 def _instead(command: str, option: str, name: str) -> str:

@@ -49,7 +49,7 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
     try:
         with contextlib.ExitStack() as stack:
             # Not by their own names: who looks for files of some kind must not find what a killed run left.
-            partials += [stack.enter_context(_beside(target)) / "partial" for target in targets]
+            partials += [stack.enter_context(folder_beside(target)) / "partial" for target in targets]
             modes = [_created(partial, target) for partial, target in zip(partials, targets)]
             yield tuple(partials)
             for partial, mode in zip(partials, modes):
@@ -69,7 +69,8 @@ def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = _target(path)
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(_beside(target))
+            # Long names must leave room for more.
+            folder = stack.enter_context(folder_in(target.parent, f".{target.name[:40]}."))
         except OSError as error:
             raise _output_error(target, error) from error
         yield folder
@@ -231,10 +232,6 @@ def _mode(path: Path) -> int | None:
         return path.stat().st_mode
     except FileNotFoundError:
         return None
-
-
-def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
-    return folder_in(target.parent, f".{target.name[:40]}.")  # long names must leave room for more
 
 
 def _created(partial: Path, target: Path) -> int:

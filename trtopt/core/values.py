@@ -159,14 +159,12 @@ def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
     others."""
     items = [text] if isinstance(text, (str, int)) else text
     parts = [piece for item in items for piece in str(item).split(",")]
-    targets: list[int] = []
+    targets = dict[int, None]()
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})|(\d{1,2})\.(\d)", part)  # and as NVIDIA's tables have them
         if not match:
             raise UsageError(f"`target=` {part!r} isn't a compute capability; write sm89 or sm89,sm120")
-        number = int(match[1] or f"{match[2]}{match[3]}")
-        if number not in targets:
-            targets.append(number)
+        targets[int(match[1] or f"{match[2]}{match[3]}")] = None
     return tuple(targets)
 
 
