@@ -320,8 +320,8 @@ def _build_request(
         classes=recipe.classes,
         reporter=request.reporter,
     )
-    more: dict[str, Any] = {**samples, "method": request.method} if subject.calibrates else {}
-    return replace(build, **more, **{str(precision): True} if precision is not Precision.FP32 else {})
+    more: dict[str, Any] = {} if precision is Precision.FP32 else {str(precision): True}
+    return replace(build, **more, **({**samples, "method": request.method} if subject.calibrates else {}))
 
 
 def _exported(recipe: Recipe, path: Path, ledger: _Ledger, reporter: Reporter) -> Path:
