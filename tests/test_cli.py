@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -244,6 +245,13 @@ def test_quiet_stands_before_or_after_the_command_and_leaves_warnings(
     monkeypatch.setattr(trtopt, "check", said, raising=False)
     assert world.run(*arguments).err == "warning: a warning\n"
     assert "a note" in world.run("check", "m.onnx").err  # it isn't kept for the next
+
+
+def test_a_shell_can_complete_options() -> None:
+    variables = {"_TRTOPT_COMPLETE": "complete_bash", "COMP_WORDS": "trtopt build --int", "COMP_CWORD": "2"}
+    command = [sys.executable, "-m", "trtopt"]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    assert done.stdout == "--int8\n"
 
 
 TABLES = {

@@ -260,7 +260,7 @@ def test_nodes_that_the_parser_refuses_are_named_and_the_model_as_the_user_knows
 def test_a_model_that_overflows_names_the_tensor(world: World) -> None:
     model = net()
     weight = numpy_helper.to_array(model.graph.initializer[0])
-    large = weight * np.float32(3e38 / np.abs(weight).max())
+    large = weight * np.float32(3e38 / np.abs(weight).max(initial=1))
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(large, "w1"))
     onnx.save(model, world.model)
     has(world.refused("calibrate", world.model, "--data", world.arrays, "-o", "t.calib.json"), "'b'", "infinite")

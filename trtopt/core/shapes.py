@@ -193,12 +193,12 @@ def seen_sizes(inputs: Sequence[TensorInfo], batches: Iterable[Mapping[str, Any]
 
 
 def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:
-    """A range for an open size: samples, an image's side, its channels, or the length of a sequence."""
+    """A range for an open size: samples, an image's side, its channels, or the length of a sequence or of sound."""
     if axis == info.batch_axis:
         return DEFAULT_BATCH if alone else (1, 1, 8)
     if len(info.shape) == 4:
         return (3, 3, 3) if axis == (3 if info.channels_last else 1) else (320, 640, 960)
-    return (8, 128, 512)
+    return (4000, 16000, 80000) if info.floating and len(info.shape) == 2 else (8, 128, 512)
 
 
 def outside(profiles: Sequence[Profile], inputs: Sequence[TensorInfo], samples: Mapping[str, Any]) -> str:
