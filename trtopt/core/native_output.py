@@ -11,12 +11,11 @@ import faulthandler
 import io
 import os
 import sys
-import tempfile
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from trtopt.core.terminal import visible
 
-_kept: IO[bytes] | None = None
+_kept: BinaryIO | None = None
 
 
 def open_closed() -> None:
@@ -27,7 +26,7 @@ def open_closed() -> None:
 
 
 def keep_apart() -> None:
-    """From here on Python's prints go where they went, and what native code writes to descriptors 1 and 2 into a file.
+    """From here on Python's prints go where they went, and what native code writes to descriptors 1 and 2 into memory.
 
     TensorRT prints warnings on standard output, where `--json` promises one object and nothing else. Nothing happens where
     Python's streams aren't the process's own (tests). A stream that is closed becomes /dev/null, and what its encoding
@@ -37,7 +36,7 @@ def keep_apart() -> None:
     own = [stream or open(os.devnull, "w") for stream in (sys.__stdout__, sys.__stderr__)]  # noqa: SIM115
     if _kept is not None or (sys.stdout, sys.stderr) != (sys.__stdout__, sys.__stderr__):
         return
-    diverted = tempfile.TemporaryFile()  # noqa: SIM115  (for the life of the process)
+    diverted = open(os.memfd_create("native"), "w+b")  # noqa: SIM115  (for the life of the process)
     for stream in own:
         stream.flush()
     sys.stdout, sys.stderr = map(_copy, own)
