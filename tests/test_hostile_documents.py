@@ -1,4 +1,4 @@
-"""Tables, recipes, preprocessing, job lists and state files with anything in any place: a clear error, or none where the place
+"""Tables, recipes, job lists and records of pipelines with anything in any place: a clear error, or none where the place
 doesn't matter; no internal error, nothing that steers a terminal, nothing written."""
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from trtopt.core.errors import UsageError
 from trtopt.core.options import options
 from trtopt.data.preprocess import Preprocess
 from trtopt.jobs.joblist import load_jobs
-from trtopt.jobs.runner import show_jobs
 from trtopt.recipes.loader import load_recipe
 
 RECIPE: dict[str, Any] = {
@@ -60,11 +59,8 @@ JOBS: dict[str, Any] = {
     },
     "job": [{"model": ["mod*.onnx"], "data": ["photos"], "method": ["auto"], "precision_override": ["a=fp32"]}, JOB],
 }
-RECORD: dict[str, Any] = {"state": "failed", "key": "k", "error": {"type": "ModelError", "message": "m"}}
-RECORD |= {"notes": ["n"], "seconds": 1.5, "samples": 8, "tensors": {"minmax": 3}, "targets": ["sm89"]}
 RESULT: dict[str, Any] = {"samples": 4, "snr_db": 30.0, "top1_agreement": 1.0, "outputs": {}}
 RESULT |= {key: {"top1": 0.5, "top5": 0.9} for key in ("reference_accuracy", "candidate_accuracy")}
-STATE = {"format": "trtopt.jobs/1", "jobs": {"model.d.auto": RECORD}}
 DEEP = b"a = " + b"[" * 5000 + b"]" * 5000
 BEYOND = [DEEP, b"a = " + b"9" * 5000, b"\xff\xfe", b"#" * (2 << 20), TERMINAL.encode()]
 
@@ -91,12 +87,6 @@ def jobs(path: Path) -> None:
         job.model.is_file()
 
 
-def state(path: Path) -> None:
-    found = show_jobs(path)
-    json.dumps(found.to_json(), allow_nan=False)
-    assert found.summary and all(map(str, found.jobs))
-
-
 def ledger(path: Path) -> None:
     """Read a pipeline's record; what can't be read is done again."""
     path.replace(path.with_name("pipeline.json"))
@@ -109,7 +99,6 @@ READERS = {
     table: ".calib.json",
     recipe: ".toml",
     jobs: ".toml",
-    state: ".state",
     ledger: ".json",
 }
 
@@ -123,7 +112,7 @@ def documents(world: World) -> dict[str, Any]:
     for work in (lambda: RESULT, lambda: pytest.fail("it ran again")):
         done = stages._Ledger(world.folder).run("verify", {"a": 1}, [], work, stages.Compared)
         assert done == RESULT
-    found = {"table": whole, "recipe": RECIPE, "jobs": JOBS, "state": STATE}
+    found = {"table": whole, "recipe": RECIPE, "jobs": JOBS}
     return found | {"ledger": json.loads((world.folder / "pipeline.json").read_bytes())}
 
 
@@ -138,7 +127,7 @@ def test_documents_of_anything(world: World, documents: dict[str, Any], read: Ca
     found = answers(read, made)
     assert found[made[0].name] == "used"
     refused = sum(told != "used" for told in found.values())
-    assert refused < len(made) and (read in (state, ledger) or refused >= len(made) / 8)
+    assert refused < len(made) and (read is ledger or refused >= len(made) / 8)
     assert read is not ledger or not refused
 
 

@@ -45,9 +45,7 @@ def contents(folder: Path) -> dict[str, str]:
 # What is typed, and what the refusal says; {RTX} is the target.
 TRIES = """
 build k.onnx --fp16 {RTX} -o a.engine --log k.onnx => --log
-build k.onnx --fp16 {RTX} -o a.engine --log y.npy => --log
 pipeline k.toml {RTX} -o out --log k.toml => --log
-pipeline k.toml {RTX} -o out --log data.npz => --log
 pipeline k.toml {RTX} -o out --report k.onnx => --report
 pipeline k.toml {RTX} -o . => -o/--output would overwrite k.onnx
 pipeline k.toml {RTX} -o links => -o/--output would overwrite k.onnx
@@ -55,13 +53,9 @@ check k.onnx --fix k.onnx => --fix
 check k.onnx --images photos --preprocess imagenet --fix photos/0.jpg => --fix
 run k.onnx --backend onnxruntime --input x=y.npy -o . => y.npy
 jobs run j.toml --state k.onnx => --state
-jobs run j.toml --state j.toml => --state
 init k.onnx -o k.onnx --force => --output
 build e.onnx --fp16 {RTX} --classes c.txt -o w.bin => give another name
 build e.onnx --fp16 {RTX} --classes c.txt -o a.engine --save-onnx c.txt => give another name
-build e.onnx --fp16 {RTX} --classes c.txt -o a.engine --report w.bin => give another name
-build e.onnx --fp16 {RTX} --classes c.txt -o a.engine --log w.bin => give another name
-check e.onnx --fix w.bin => give another name
 calibrate e.onnx --data data.npz -o w.bin => give another name
 """
 

@@ -15,9 +15,7 @@ from trtopt.core.progress import PlainReporter, TerminalReporter, reporter
 from trtopt.core.terminal import visible
 from trtopt.core.values import Issue
 
-MARKS = [
-    chr(number) for number in (*range(32), *range(127, 160), 0x200E, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF, 0xD800)
-]
+MARKS = map(chr, (*range(32), *range(127, 160), 0x200E, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF, 0xD800))
 
 
 class Terminal(io.StringIO):
@@ -30,9 +28,7 @@ def test_what_is_printable_stays_and_nothing_else() -> None:
         assert visible(text) is text
     for mark in MARKS:
         shown = visible(f"a{mark}b")
-        assert shown.isprintable()
-        assert shown.startswith("a\\")
-        assert shown.endswith("b")
+        assert shown.isprintable() and shown.startswith("a\\") and shown.endswith("b")
     assert visible("\x1b[2J\n") == "\\x1b[2J\\n"
 
 

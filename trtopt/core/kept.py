@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import mmap
 import os
 import re
@@ -171,7 +172,8 @@ def _weights(path: Path) -> list[str]:
 
 def _lost(option: str, given: str, file: Path, by: str) -> UsageError:
     path = Path(given, "out") if Path(given).name in ("", "..") else Path(given)
-    free = str(path.with_name(f"{path.stem}-1{path.suffix}"))
+    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
+    free = str(next(name for name in names if not os.path.lexists(name)))
     return UsageError(
         f"{named(option)} would overwrite {file}, which {by}: give another name, such as {named(option, free)}"
     )

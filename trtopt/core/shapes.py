@@ -124,14 +124,9 @@ def suggested_shapes(
     longest: Mapping[tuple[str, int], int] | None = None,
     seen: SeenSizes | None = None,
 ) -> Suggestion:
-    """The `shapes=` option for inputs that leave sizes open.
-
-    Args:
-        given: ranges that are known; a dimension has the same range wherever its name stands.
-        values: inputs whose values decide shapes, with how many they hold; "N" stands for them.
-        longest: the largest size that an input may have on an axis, where that is known.
-        seen: `seen_sizes` of samples; of others it is a guess.
-    """
+    """The `shapes=` option for inputs that leave sizes open: of ranges that are `given` (a dimension has the same one wherever
+    its name stands), `seen` in samples, or guessed, and no longer than an axis may be (`longest`). "N" stands for the numbers
+    of inputs whose `values` decide shapes."""
     values = values or {}
     needing = [info for info in inputs if info.open_axes]
     places = [(info, axis, info.dimension(axis)) for info in needing for axis in info.open_axes]

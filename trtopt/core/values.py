@@ -113,13 +113,8 @@ class ShapeRange:
 
 
 class Kind(str, enum.Enum):
-    """Meaning of an output, whose first axis counts samples; `MEASURES` in `trtopt.evaluation.outputs` compares each.
-
-    Attributes:
-        about: what it holds.
-        axes: the fewest that it has, in words.
-        shared: of what a share is the same, which `min_agreement=` judges; "": decibels judge it.
-    """
+    """Meaning of an output, whose first axis counts samples: what it holds (`about`), the fewest `axes`, and of what a share
+    is the same, which `min_agreement=` judges (`shared`; "": decibels judge it)."""
 
     about: str
     axes: str
