@@ -38,20 +38,6 @@ def test_native_lines_reach_neither_stream_and_are_kept() -> None:
     assert kept == ["WARNING: in op clamp", "\\x1b[0;93mcoloured", "buffered by C"]
 
 
-def test_importing_trtopt_and_using_it_as_a_library_moves_no_stream(tmp_path: Path) -> None:
-    onnx.save(conv_relu(), tmp_path / "m.onnx")
-    code = """
-import os, sys
-before = [os.fstat(number) for number in (1, 2)], sys.stdout, sys.stderr
-import trtopt
-trtopt.check("m.onnx", fix="fixed.onnx", backend="auto")
-assert ([os.fstat(number) for number in (1, 2)], sys.stdout, sys.stderr) == before
-"""
-    root = str(Path(__file__).parents[2])
-    done = _python(code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"})
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
 def _command(redirections: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     python = f'"{sys.executable}" -m trtopt {" ".join(arguments)} {redirections}'
     return subprocess.run(

@@ -74,13 +74,3 @@ def test_under_nohup_a_lost_terminal_ends_nothing(tmp_path: Path) -> None:
     before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     done = _run(tmp_path, "time.sleep(0.3)\n        return trtopt_version()", signal.SIGHUP, before=before)
     assert done.returncode == 0, done.stderr
-
-
-def test_as_a_library_no_handler_is_set() -> None:
-    code = (
-        "import signal; names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)\n"
-        "before = list(map(signal.getsignal, names))\n"
-        "import trtopt, trtopt.cli; trtopt.version()\n"
-        "assert list(map(signal.getsignal, names)) == before"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trtopt.core.temporary import SUFFIX, folder_in, remove_held, remove_leftovers
+from trtopt.core.temporary import SUFFIX, folder_in, remove_leftovers
 
 HOLD = """
 import sys, time
@@ -42,10 +42,3 @@ def test_only_own_folders_are_removed(tmp_path: Path) -> None:
     remove_leftovers(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     remove_leftovers(tmp_path / "gone")
-
-
-def test_all_that_is_held_can_be_removed_at_once(tmp_path: Path) -> None:
-    with folder_in(tmp_path, ".a."), folder_in(tmp_path, ".b.") as second:
-        (second / "x").write_text("x")
-        remove_held()
-        assert list(tmp_path.iterdir()) == []
