@@ -190,30 +190,31 @@ class FakeCuda:
     # Streams, events, graphs
 
     def push(self, stream: int, work: Callable[[], None]) -> None:
-        if stream in self.capturing:
-            self.capturing[stream].append(work)
-        elif stream in self.streams:
-            self.streams[stream].append(work)
-        else:
-            raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
+        self._known(self.capturing if stream in self.capturing else self.streams, stream).append(work)
 
-    def _take(self, table: dict[int, Any], handle: int) -> Any:
+    def _known(self, table: dict[int, Any], handle: int) -> Any:
         if handle not in table:
             raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
+        return table[handle]
+
+    def _take(self, table: dict[int, Any], handle: int) -> Any:
+        self._known(table, handle)
         return table.pop(handle)
+
+    def _new(self, table: dict[int, Any], value: Any) -> int:
+        handle = next(self._handles)
+        table[handle] = value
+        return handle
 
     def cudaStreamCreateWithFlags(self, flags: int) -> int:
         self._on_device()
-        handle = next(self._handles)
-        self.streams[handle] = []
-        return handle
+        return self._new(self.streams, [])
 
     def cudaStreamDestroy(self, stream: int) -> None:
         self._take(self.streams, stream)
 
     def cudaStreamSynchronize(self, stream: int) -> None:
-        if stream not in self.streams:
-            raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
+        self._known(self.streams, stream)
         if stream in self.capturing:
             self.broken.add(stream)
             raise CudaFailure(Code.cudaErrorStreamCaptureUnsupported)
@@ -243,16 +244,10 @@ class FakeCuda:
         if stream in self.broken:
             self.broken.discard(stream)
             raise CudaFailure(Code.cudaErrorStreamCaptureInvalidated)
-        handle = next(self._handles)
-        self.graphs[handle] = work
-        return handle
+        return self._new(self.graphs, work)
 
     def cudaGraphInstantiate(self, graph: int, flags: int) -> int:
-        if graph not in self.graphs:
-            raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
-        handle = next(self._handles)
-        self.executables[handle] = list(self.graphs[graph])
-        return handle
+        return self._new(self.executables, list(self._known(self.graphs, graph)))
 
     def cudaGraphDestroy(self, graph: int) -> None:
         self._take(self.graphs, graph)
@@ -264,24 +259,18 @@ class FakeCuda:
         self._take(self.executables, executable)
 
     def cudaGraphLaunch(self, executable: int, stream: int) -> None:
-        if executable not in self.executables:
-            raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
-        for step in self.executables[executable]:
+        for step in self._known(self.executables, executable):
             self.push(stream, step)
 
     def cudaEventCreateWithFlags(self, flags: int) -> int:
         self._on_device()
-        handle = next(self._handles)
-        self.events[handle] = None
-        return handle
+        return self._new(self.events, None)
 
     def cudaEventDestroy(self, event: int) -> None:
         self._take(self.events, event)
 
     def cudaEventRecord(self, event: int, stream: int) -> None:
-        if event not in self.events:
-            raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
-
+        self._known(self.events, event)
         recorded = self.recorded[event] = [False]
 
         def record() -> None:
@@ -296,8 +285,7 @@ class FakeCuda:
             self.cudaStreamSynchronize(stream)
 
     def cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
-        if event not in self.events:
-            raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
+        self._known(self.events, event)
         recorded = self.recorded.get(event, [True])
 
         def wait() -> None:  # the other streams' work up to the record comes first

@@ -58,11 +58,9 @@ def damaged(content: bytes, count: int) -> Iterator[bytes]:
         if number % 3 == 0:
             del broken[place:]
         elif number % 3 == 1:
-            for other in (place, *(chance.randrange(end) for _ in range(2))):
-                broken[other] ^= 1 << chance.randrange(8)
+            broken[place] ^= 1 << chance.randrange(8)
         else:
-            size = chance.choice((2, 4))
-            broken[place : place + size] = b"\xff" * (size - 1) + chance.choice((b"\x7f", b"\xff"))
+            broken[place : place + 4] = b"\xff\xff\xff\x7f"
         yield bytes(broken)
 
 
@@ -75,40 +73,32 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     for name, content in whole.items():
         for number, broken in enumerate(damaged(content, 36)):
             yield f"damaged_{number}_{name}", broken
-    broken = np.equal(SAMPLES, SAMPLES[3].max())
     kinds: dict[str, NDArray[Any]] = {
         "fortran": np.asfortranarray(SAMPLES),
-        "big_endian": SAMPLES.astype(">f4"),
-        "double": SAMPLES.astype(np.float64),
-        "half": SAMPLES.astype(np.float16),
-        "whole_numbers": (SAMPLES * 255).astype(np.uint8),
-        "complex": SAMPLES.astype(np.complex64),
-        "text": np.full(SHAPE, "1.5"),
         "objects": np.full(SHAPE, {}, object),
+        "text": np.full(SHAPE, "1.5"),
         "no_samples": SAMPLES[:0],
-        "nan": np.where(broken, np.float32(np.nan), SAMPLES),
+        "nan": np.where(np.equal(SAMPLES, SAMPLES[3].max()), np.float32(np.nan), SAMPLES),
         "too_large": SAMPLES.astype(np.float64) * 1e300,
     }
+    types = {"big_endian": ">f4", "double": "f8", "half": "f2", "whole_numbers": "u1", "complex": "c8"}
+    kinds |= {name: SAMPLES.astype(kind) for name, kind in types.items()}
     for name, array in kinds.items():
         yield f"{name}.npy", npy(array)
         yield f"{name}.npz", archive(("x.npy", npy(array)), kind=zipfile.ZIP_DEFLATED)
-    shapes: tuple[Any, ...] = (
-        (12, *SHAPE[1:]),
-        (3, *SHAPE[1:]),
-        (-6, -3, 32, 32),
-        (10**9, 0, 32, 32),
-        (10**400, 3, 32, 32),
-    )
+    six, rest = SHAPE[0], SHAPE[1:]
+    shapes: tuple[Any, ...] = ((2 * six, *rest), (3, *rest), (-6, -3, 32, 32), (10**9, 0, 32, 32), (10**400, 3, 32, 32))
     headers = [*map(described, shapes), described((6, 3, 32), "(32,)<f4"), "", "__import__('os').abort()", "(" * 4000]
     for number, text in enumerate(headers):
         yield f"header_{number}.npy", header(text)
         yield f"header_{number}.npz", archive(("x.npy", header(text)))
     yield "directory_behind.npz", archive(("x.npy", header(described((7, *SHAPE[1:])))), comment=bytes(50_000))
-    yield "longer.npy", good + b"more"
-    yield "zip.npy", plain
-    yield "array.npz", good
-    yield "pickle.npy", pickle.dumps([1, 2])
-    yield "bz2.npz", archive(("x.npy", good), kind=zipfile.ZIP_BZIP2)
+    yield from (
+        ("longer.npy", good + b"more"),
+        ("zip.npy", plain),
+        ("array.npz", good),
+        ("pickle.npy", pickle.dumps([1, 2])),
+    )
     yield "nested.npz", archive(("x.npy", plain))
     for name in ("../x.npy", "x", "x\nerror: y.npy", "\x1b[31mx.npy"):
         yield f"named_{len(name)}.npz", archive((name, good))
@@ -131,20 +121,17 @@ def encoded(extension: str, pixels: NDArray[Any], *options: int) -> bytes:
 def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
     """Names of files, what is in them, the pixels that must come of it, and how far they may be off in the mean."""
     photo, grey = Image.fromarray(PHOTO), Image.fromarray(PHOTO).convert("L")
-    dull, bgr = np.dstack([np.asarray(grey)] * 3), np.ascontiguousarray(PHOTO[:, :, ::-1])
-    clear = photo.copy()
+    dull, clear, palette, dots = np.dstack([np.asarray(grey)] * 3), photo.copy(), photo.quantize(64), photo.convert("1")
     clear.putalpha(Image.fromarray(np.arange(96 * 128, dtype=np.uint32).astype(np.uint8).reshape(96, 128)))
-    palette = photo.quantize(64)
     colours = np.asarray(palette.convert("RGB"))
-    dots = photo.convert("1")
     wide = np.random.default_rng(1).integers(0, 1 << 16, (96, 128, 3)).astype(np.uint16)
     high = (wide >> 8).astype(np.uint8)
     for kind, ending in (("PNG", "png"), ("TIFF", "tif"), ("BMP", "bmp"), ("PPM", "ppm")):
         yield f"colour.{ending}", saved(kind, photo), PHOTO, 0
         yield f"grey.{ending}", saved(kind, grey), dull, 0
-    for kind, ending in (("PNG", "png"), ("BMP", "bmp"), ("TIFF", "tif")):
-        yield f"palette.{ending}", saved(kind, palette), colours, 0
-        yield f"dots.{ending}", saved(kind, dots), np.asarray(dots.convert("RGB")), 0
+        if kind != "PPM":
+            yield f"palette.{ending}", saved(kind, palette), colours, 0
+            yield f"dots.{ending}", saved(kind, dots), np.asarray(dots.convert("RGB")), 0
     yield "transparent.png", saved("PNG", clear), PHOTO, 0
     yield "grey_transparent.png", saved("PNG", clear.convert("LA")), dull, 0
     yield "palette_transparent.png", saved("PNG", palette, transparency=bytes(range(64))), colours, 0
@@ -153,21 +140,18 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
     yield "wide_transparent.png", encoded(".png", np.dstack([wide[:, :, ::-1], wide[:, :, 0]])), high, 0
     yield "wide_grey.png", encoded(".png", wide[:, :, 0]), np.dstack([high[:, :, 0]] * 3), 0
     yield "wide.tif", encoded(".tif", wide[:, :, ::-1]), high, 1
-    for compression in ("tiff_deflate", "tiff_lzw"):
-        yield f"{compression}.tif", saved("TIFF", photo, compression=compression), PHOTO, 0
     more: dict[str, Any] = {"save_all": True, "append_images": [grey.convert("RGB")]}
-    yield "pages.tif", saved("TIFF", photo, **more), PHOTO, 0
-    yield "animated.webp", saved("WEBP", photo, lossless=True, **more), PHOTO, 0
-    yield "animated.png", saved("PNG", photo, **more), PHOTO, 0
-    yield "several.jpg", saved("MPO", photo, quality=98, **more), PHOTO, 4
+    for name, kind in (("pages.tif", "TIFF"), ("animated.webp", "WEBP"), ("animated.png", "PNG"), ("png.jpg", "PNG")):
+        yield name, saved(kind, photo, lossless=True, **more if name != "png.jpg" else {}), PHOTO, 0
+    yield "lzw.tif", saved("TIFF", photo, compression="tiff_lzw"), PHOTO, 0
     yield "lossy.webp", saved("WEBP", photo, quality=95), PHOTO, 4
-    yield "colour.jp2", encoded(".jp2", bgr), PHOTO, 4
-    yield "colour.jpg", saved("JPEG", photo, quality=98), PHOTO, 4
+    yield "colour.jp2", encoded(".jp2", np.ascontiguousarray(PHOTO[:, :, ::-1])), PHOTO, 4
+    yield "several.jpg", saved("MPO", photo, quality=98, **more), PHOTO, 4
     yield "grey.jpg", saved("JPEG", grey, quality=98), dull, 4
     yield "ink.jpg", saved("JPEG", photo.convert("CMYK"), quality=98), PHOTO, 4
     yield "progressive.jpg", saved("JPEG", photo, quality=98, progressive=True), PHOTO, 4
-    yield "png.jpg", saved("PNG", photo), PHOTO, 0
-    yield "jpeg.png", saved("JPEG", photo, quality=98), PHOTO, 4
+    for name in ("colour.jpg", "jpeg.png"):
+        yield name, saved("JPEG", photo, quality=98), PHOTO, 4
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -177,9 +161,7 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
         yield f"turned{orientation}.jpg", saved("JPEG", photo, quality=98, exif=exif), np.asarray(upright), 4
     for height, width in ((1, 1), (1, 20_000), (20_000, 1)):
         long = np.resize(PHOTO, (height, width, 3))
-        for kind in ("PNG", "BMP", "JPEG"):
-            near = 30 if kind == "JPEG" else 0
-            yield f"{height}x{width}.{kind.lower()}", saved(kind, Image.fromarray(long)), long, near
+        yield f"{height}x{width}.png", saved("PNG", Image.fromarray(long)), long, 0
 
 
 def png(width: int, height: int, content: bytes) -> bytes:
@@ -207,21 +189,11 @@ def bad_images() -> Iterator[tuple[str, bytes]]:
     jp2 = encoded(".jp2", PHOTO)
     place = jp2.index(b"\xff\x4f\xff\x51")
     yield "never_claims.jp2", jp2[: place + 8] + struct.pack(">II", 60_000, 60_000) + jp2[place + 16 :]
-    yield "array.png", npy(SAMPLES)
-    yield "colour.gif.jpg", saved("GIF", photo)
-    yield "float.tif", saved("TIFF", Image.fromarray(SAMPLES[0, 0]))
     yield "ink.tif", saved("TIFF", photo.convert("CMYK"))
-    yield "radiance.jpg", encoded(".hdr", PHOTO.astype(np.float32))
-    formats: dict[str, bytes] = {
-        "png": saved("PNG", photo),
-        "jpg": saved("JPEG", photo),
-        "bmp": saved("BMP", photo),
-        "tif": saved("TIFF", photo, compression="tiff_lzw"),
-        "webp": saved("WEBP", photo),
-        "animated.webp": saved("WEBP", photo, save_all=True, append_images=[photo.rotate(90)]),
-        "ppm": saved("PPM", photo),
-        "jp2": jp2,
-    }
+    again = [photo.rotate(90)]
+    formats: dict[str, bytes] = {kind.lower(): saved(kind, photo) for kind in ("PNG", "JPEG", "BMP", "WEBP", "PPM")}
+    formats |= {"tif": saved("TIFF", photo, compression="tiff_lzw"), "jp2": jp2}
+    formats["animated.webp"] = saved("WEBP", photo, save_all=True, append_images=again)
     for ending, content in formats.items():
         for number, broken in enumerate(damaged(content, 18)):
             yield f"damaged_{number}.{ending}", broken

@@ -30,27 +30,6 @@ def test_what_is_to_be_typed_is_complete(page: str) -> None:
             parse(command)
 
 
-def test_commands_are_found_in_blocks_text_and_tables() -> None:
-    text = "`trtopt check\nm.onnx`, `build --int8`, `no --x`\n\n    $ trtopt report M \\\n        -q\n\n"
-    text += "|a|`trtopt build M.onnx`|\n\n```bash\nA=1 trtopt run M && trtopt version\n```\n"
-    found = sorted(" ".join(command.split()[1:]) for command in commands(text))
-    assert found == ["build --int8", "build M.onnx", "check m.onnx", "report M -q", "run M", "version"]
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("trtopt build m.onnx --int7 -o m.engine", "--int7"),
-        ("trtopt store list --nothing", "--nothing"),
-        ("trtopt bench m.engine --iterations many", "many"),
-        ("trtopt inspect m.engine another.engine", "another.engine"),
-    ],
-)
-def test_what_does_not_exist_is_noticed(command: str, said: str) -> None:
-    assert said in complaint(command)
-    assert complaint("trtopt tune m.onnx --min-snr N [--bf16] …") == complaint("trtopt build --store") == ""
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith(FOREIGN)])
 def test_every_option_that_is_named_exists(page: str) -> None:
     text = re.sub(r"^\| `--[^|]*\|", "|", text_of(page).replace("\\|", " "), flags=re.M)  # of trtexec, in its table

@@ -6,12 +6,11 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, nodes, values
 from onnx import numpy_helper
 from onnx.parser import parse_model
 from world import World, has
@@ -48,16 +47,12 @@ def detector(world: World) -> Path:
     """An image of any size, its dimensions named as Paddle does, to a map of scores; two branches meet in a Concat."""
     size = ["p2o.DynamicDimension.0", 3, "p2o.DynamicDimension.1", "p2o.DynamicDimension.2"]
     shapes = {"w1": (16, 3, 3, 3), "w2": (16, 16, 1, 1), "w3": (16, 16, 1, 1), "w4": (16, 32, 1, 1)}
-    nodes = [
-        node("Conv", "x w1", "a", "conv1", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "b", "relu1"),
-        node("Conv", "b w2", "c", "conv2"),
-        node("Conv", "b w3", "d", "conv3"),
-        node("Concat", "c d", "e", "cat", axis=1),
-        node("Conv", "e w4", "y", "conv4"),
-    ]
+    parts = nodes(
+        "[conv1] a = Conv <pads = [1, 1, 1, 1]> (x, w1) [relu1] b = Relu (a) [conv2] c = Conv (b, w2) [conv3] d = Conv (b, w3) "
+        "[cat] e = Concat <axis = 1> (c, d) [conv4] y = Conv (e, w4)"
+    )
     weights = {name: values(*shape, seed=seed, scale=0.2) for seed, (name, shape) in enumerate(shapes.items())}
-    onnx.save(model(nodes, inputs={"x": size}, weights=weights), world.folder / "det.onnx")
+    onnx.save(model(parts, inputs={"x": size}, weights=weights), world.folder / "det.onnx")
     return world.folder / "det.onnx"
 
 
@@ -153,33 +148,9 @@ def test_the_size_of_the_images_is_the_engines_where_no_shapes_are_given(world: 
     has(refused, "images are prepared in 64x48, which --shapes x:1x3x96x96,1x3x128x128,2x3x256x256 leaves out")
 
 
-def test_fp16_is_not_suggested_where_build_refuses_it(world: World) -> None:
-    trees = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}
-    leaf = {"target_ids": [0], "target_nodeids": [0], "target_treeids": [0], "target_weights": [1.0], "n_targets": 1}
-    rest = {"nodes_values": [0.0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0]}
-    tree = node("TreeEnsembleRegressor", "x", "y", "trees", domain="ai.onnx.ml", **trees, **leaf, **rest)
-    proto = model([tree], inputs={"x": ["n", 4]}, outputs={"y": ["n", 1]})
-    proto.opset_import.add(domain="ai.onnx.ml", version=3)
-    onnx.save(proto, world.folder / "trees.onnx")
-    np.savez(world.folder / "rows.npz", x=values(16, 4))
-    said = world.refused("calibrate", world.folder / "trees.onnx", "--data", world.folder / "rows.npz", "-o", "t.json")
-    has(said, "nothing to quantize", "TensorRT takes TreeEnsembleRegressor of ai.onnx.ml with a plugin alone")
-    assert "--fp16" not in said
-
-
 def test_options_of_trtexec_are_answered_by_a_command_that_translates_them(world: World) -> None:
     for typed in (["--onnx=m.onnx", "--saveEngine=m.engine"], ["m.onnx", "--memPoolSize=workspace:64"]):
         said = world.refused("build", *typed)
         command = re.search(r"it is trtexec's; trtopt (doctor --migrate '.*?') says", said)
         assert command, said
         assert "trtopt build" in world.run(*shlex.split(command[1])).out
-
-
-def test_shapes_are_proposed_for_the_samples(world: World, tmp_path: Path) -> None:
-    inputs: dict[str, Any] = {"x": ["n", 3, "h", "w"]}
-    net, samples = tmp_path / "net.onnx", tmp_path / "samples.npz"
-    onnx.save(model([node("Conv", "x w", "y", "conv")], weights={"w": values(4, 3, 1, 1)}, inputs=inputs), net)
-    np.savez(samples, x=values(4, 3, 24, 40))
-    line = "--shapes x:1x3x24x40,1x3x24x40,8x3x24x40"
-    has(world.run("check", net, "--data", samples).out, line)
-    has(world.refused("build", net, "--int8", "--data", samples, *FOR, "-o", world.output / "e.engine"), line)

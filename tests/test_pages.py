@@ -164,14 +164,6 @@ def made_by(folder: Path, file: str) -> Path:
     return folder / file
 
 
-def test_what_the_walkthrough_is_run_with_is_installed_and_complete(folders: Callable[[str], Path]) -> None:
-    folder = folders("lite0")
-    script = "import trtopt; from trtopt.recipes.loader import *; print(trtopt.__file__); print(*known_recipes()); "
-    place, names = ran(folder, "python", "-c", f"{script}load_recipe('models/resnet50.toml')").splitlines()
-    assert Path(place).is_relative_to(folder / ".venv")
-    assert names.split() == sorted(path.stem for path in (ROOT / "models").glob("*.toml"))
-
-
 def test_the_walkthrough_is_the_same_in_python(folders: Callable[[str], Path]) -> None:
     (_, typed), (_, script) = blocks("walkthrough.md")
     called = re.findall(r"^trtopt (\w+)", typed, re.M)
@@ -189,14 +181,6 @@ def test_the_place_that_loses_most_is_named(folders: Callable[[str], Path]) -> N
     said = ran(folder, "bash", "-ec", command)
     for words in ("weights of node_Conv_882", "98 more: --top 0 prints all", "calibration isn't to blame"):
         assert words in section(place) and words in said
-
-
-def test_what_is_wrong_with_a_host_is_said(folders: Callable[[str], Path]) -> None:
-    folder = made_by(folders("lite0"), "lite0.engine").parent
-    ((_, host),) = blocks("doctor.md")
-    done = run(folder, "bash", "-c", host)
-    assert done.returncode in (0, 1) and "error:" not in done.stderr, done.stderr[-2000:]
-    assert "python " in done.stdout, done.stdout
 
 
 def test_the_engine_that_the_store_gives_is_the_one_that_was_built(folders: Callable[[str], Path]) -> None:

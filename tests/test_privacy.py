@@ -53,15 +53,10 @@ def test_no_file_and_no_connection(tmp_path: Path) -> None:
     np.savez(work / "d.npz", x=samples(40))
     (work / "jobs.toml").write_text(JOBS)
     environment = {name: value for name, value in os.environ.items() if name != TELEMETRY_OFF and "XDG" not in name}
-    environment |= {
-        "HOME": str(tmp_path / "home"),
-        "TMPDIR": str(tmp_path / "tmp"),
-        "TRTOPT_CACHE": str(tmp_path / "cache"),
-    }
-    log, watched = (
-        tmp_path / "connections",
-        ["strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto,sendmsg"],
-    )
+    places = {"HOME": "home", "TMPDIR": "tmp", "TRTOPT_CACHE": "cache"}
+    environment |= {name: str(tmp_path / place) for name, place in places.items()}
+    log = tmp_path / "connections"
+    watched = ["strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto,sendmsg"]
     can_watch = _can(*watched, "-o", os.devnull)
     command = [*watched, "-o", str(log)] if can_watch else []
     command += ["unshare", "-n"] if _can("unshare", "-n") else []

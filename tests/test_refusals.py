@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, numpy_helper
+from onnx import numpy_helper
 from PIL import Image
 from world import PHOTO, RTX, World, has, net, samples
 
-from trtopt.core.errors import InvalidModel
 from trtopt.core.version import to_install
-from trtopt.graph.io import load_model
 
 FOR = " ".join(RTX)
 
@@ -103,9 +101,6 @@ INT8 --images photos => needs --preprocess | imagenet | TOML
 INT8 --images photos --preprocess imagenett => 'imagenett' | efficientnet-lite
 INT8 --images photos --preprocess imagenet --limit 0 => --limit is 0 | at least 1
 INT8 --images photos --size 64by64 => --size '64by64' can't be read; write 480x640, height first
-INT8 --images photos --mean a => --mean 'a' can't be read
-INT8 --images photos --scale 1/0 => scale is '1/0'
-INT8 --images photos --resize shrink => resize is 'shrink'; allowed: stretch, crop, letterbox
 INT8 --images photos --preprocess own.toml --size 64 => 'own.toml' is neither a preset
 INT8 --data gone.npz => gone.npz | doesn't exist
 INT8 --data none => no .npz or .npy file in
@@ -129,15 +124,10 @@ build model.onnx -o out/m.engine --int8 --calib text.calib.json => text.calib.js
 FP16 --shapes image:1x3x32x32 => no input 'image' | x (n, 3, 32, 32) | Write --shapes x:1x3x32x32,
 FP16 --shapes x:1x3x32 => x has rank 4 (n, 3, 32, 32) | have rank 3
 FP16 --shapes x:1x3x64x64 => fixed size of 32 in dimension 2, given 64 | fixed size of 32 in dimension 3
-FP16 --shapes x:1x3x32x32,8x3x32x32,4x3x32x32 => dimension 0 has 1, 8, 4 | min ≤ opt ≤ max
-FP16 --shapes x:1x3x32x32,8x3x32x32 => --shapes x: '1x3x32x32,8x3x32x32' can't be read | MIN,OPT,MAX
 FP16 --shapes x:-1x3x32x32 => x can't have negative sizes | Write --shapes x:1x3x32x32,
-FP16 --target ada => 'ada' isn't a compute capability | sm89
-FP16 --workspace lots => 'lots', which isn't a size | 2GiB
 FP16 --optimization-level 9 => --optimization-level is 9 | 0 to 5
 FP16 --optimization-level high => --optimization-level | integer
 FP16 --backend cuda => --backend is 'cuda' | auto, tensorrt, rtx
-FP16 --precision-override conv1 => 'conv1' can't be read | PATTERN=fp32
 FP16 --bf16 => --fp16 and --bf16 | choose one
 build model.onnx -o out/m.engine --int8 --fp8 => --int8 and --fp8
 FP16 --images photos --data d.npz => --images and --data are both given | one of them
@@ -149,9 +139,7 @@ verify model.onnx model.onnx --data a.npz b.npz => --data takes one file or fold
 check model.onnx --shapes a:1x3 b:1x4 => --shapes takes the shapes of several inputs in one text, 'a:1x3;b:1x4'
 check model.onnx --images a.jpg b.jpg => --images takes one folder, no list such as a shell makes of *
 export torchvision:resnet18 -o m.onnx --output-names , => --output-names ',' lacks something beside a comma
-export torchvision:resnet18 -o m.onnx --output-names a,,b => --output-names 'a,,b' lacks something beside a comma
 bench m.engine --batch 1, => --batch '1,' lacks something beside a comma
-bench m.engine --against , => --against ',' lacks something beside a comma
 check model.onnx another.onnx --data data.npz => unexpected extra argument
 # Names of outputs that say another kind of file
 build model.onnx --fp16 -o other.onnx => an engine is written | give other.engine | --save-onnx keeps its graph
@@ -164,7 +152,7 @@ inspect short.engine => short.engine isn't a TensorRT plan
 # Words of other tools
 build m.onnx --precision fp16 => --fp16, --bf16, --int8 or --fp8
 build -m m.onnx => trtopt build MODEL.onnx
-check m.onnx -o c.onnx => --fix FILE writes the cleaned model
+check m.onnx -o c.onnx => writes the cleaned model with --fix FILE
 verify a.onnx b.onnx --tolerance 1 => --min-snr DB
 calibrate m.onnx --input s.npz => --data F.npz
 quantize m.onnx => trtopt build MODEL.onnx --int8
@@ -260,15 +248,6 @@ def test_without_the_mistakes_everything_works(world: World) -> None:
     has(said, "--backend onnxruntime runs the graph that was kept beside m.engine", "build with --save-onnx")
 
 
-def test_no_cut_of_a_model_is_taken_for_one(tmp_path: Path) -> None:
-    """A protobuf message cut between two fields is one as well."""
-    whole, path = net().SerializeToString(), tmp_path / "cut.onnx"
-    for size in [*range(600), *range(600, len(whole), 97), *range(len(whole) - 40, len(whole))]:
-        path.write_bytes(whole[:size])
-        with pytest.raises(InvalidModel):
-            load_model(path)
-
-
 @pytest.mark.usefixtures("files", "rtx")
 def test_nodes_that_the_parser_refuses_are_named_and_the_model_as_the_user_knows_it(world: World) -> None:
     for precision in ("--fp16", "--int8 --data data.npz"):
@@ -278,28 +257,13 @@ def test_nodes_that_the_parser_refuses_are_named_and_the_model_as_the_user_knows
     assert world.run("check", "kernel.onnx", "--backend", "rtx").status == 1
 
 
-@pytest.mark.usefixtures("files")
-def test_bad_files_among_good_ones_are_skipped_and_counted(world: World) -> None:
-    bad = {path.name: path.rename(world.photos / path.name) for path in Path("bad").iterdir()}
-    typed = ("calibrate", world.model, "--images", "photos", "--preprocess", "imagenet")
-    found = world.run(*typed, "-o", "out/t.calib.json", "--json")
-    assert found.status == 0, found.err
-    result, table = json.loads(found.out), json.loads(Path("out/t.calib.json").read_bytes())
-    assert result["samples"] == 4
-    assert {item["name"] for item in result["skipped"]} == {item["name"] for item in table["skipped"]} == set(bad)
-    assert all(item["reason"] for item in result["skipped"])
-    has(found.err, "3 files can't be used and were left out", "only 4 samples")
-
-
 def test_a_model_that_overflows_names_the_tensor(world: World) -> None:
     model = net()
     weight = numpy_helper.to_array(model.graph.initializer[0])
-    model.graph.initializer[0].CopyFrom(
-        numpy_helper.from_array(weight * np.float32(3e38 / np.abs(weight).max(initial=1)), "w1")
-    )
+    large = weight * np.float32(3e38 / np.abs(weight).max(initial=1))
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(large, "w1"))
     onnx.save(model, world.model)
-    message = world.refused("calibrate", world.model, "--data", world.arrays, "-o", world.output / "t.calib.json")
-    has(message, "'b'", "infinite")
+    has(world.refused("calibrate", world.model, "--data", world.arrays, "-o", "t.calib.json"), "'b'", "infinite")
 
 
 # Outputs -----------------------------------------------------------------------------------------------------------------
@@ -315,20 +279,10 @@ WRITERS = (
 @pytest.mark.usefixtures("files", "rtx")
 @pytest.mark.parametrize("writer", WRITERS)
 def test_outputs_that_cannot_be_written(world: World, writer: str) -> None:
-    for folder in ("folder", "shut", "b.engine.json"):
+    for folder in ("folder", "b.engine.json"):
         Path("out", folder).mkdir()
-    Path("out/shut").chmod(0o555)
-    places = {
-        "out/folder": "can't write out/folder | it is a folder, give a file name",
-        "out/new/": "new/: that is the name of a folder, give a file name",
-        "out/gone/m.out": "can't write | gone doesn't exist, create it with mkdir -p",
-        "out/file/m.out": "can't write | out/file",
-        f"out/{'long' * 100}": "name too long",
-    }
-    if os.geteuid():  # root may write everywhere
-        places["out/shut/m.out"] = "can't write | Permission denied"
-    for place, said in places.items():
-        has(world.refused(*writer.split(), place), *said.split(" | "))
+    has(world.refused(*writer.split(), "out/folder"), "can't write out/folder", "it is a folder, give a file name")
+    has(world.refused(*writer.split(), "out/gone/m"), "can't write", "gone doesn't exist, create it with mkdir -p")
     if writer.startswith("build"):
         has(world.refused("build", "model.onnx", "--fp16", "-o", "out/b.engine"), "can't write out/b.engine.json")
 
@@ -351,19 +305,15 @@ def test_a_full_disk_leaves_what_was_there(
 
     command = [*writer.split(), world.output / which.replace(".engine.json", ".engine")]
     for turn in range(2):
-        onnx.save(net_at(17 + turn), world.model)
+        model = net()
+        model.opset_import[0].version = 17 + turn
+        onnx.save(model, world.model)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_bytes", full)
             message = world.refused(*command)
         has(message, f"can't write {world.output / which}", "No space left on device", "nothing was left")
         assert len(failed) > turn
         assert world.run(*command).status == 0  # the second time there are files of an earlier call
-
-
-def net_at(opset: int) -> ModelProto:
-    model = net()
-    model.opset_import[0].version = opset
-    return model
 
 
 # What isn't installed ----------------------------------------------------------------------------------------------------

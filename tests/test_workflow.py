@@ -103,23 +103,17 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
     assert pipeline(unjudged, folder / "out", target="sm89").agreement is None
 
 
-def test_values_too_small_for_fp16_are_named_as_the_cause(world: World) -> None:
-    """Build as with random weights, whose features fade from layer to layer."""
+def test_an_fp16_engine_that_misses_limits_is_built_again_with_samples(world: World) -> None:
+    """With weights as random ones, whose features fade from layer to layer."""
     folder = world.model.parent
     faded = onnx.load(world.model)
     for item in faded.graph.initializer:
         if item.data_type == onnx.TensorProto.FLOAT:
             item.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(item) * np.float32(1e-5), item.name))
     onnx.save(faded, world.model)
-    recipe = _recipe(folder, world, 'data = "own.npz"\nmin_snr = 15')
-    found = pipeline(recipe, folder / "out", target="sm89")
-    assert "tensors hold only values below 6.1e-05, FP16's smallest normal number" in found.cause
-    assert f"cause: {found.cause}" in str(found) and found.to_json()["cause"] == found.cause
-    words = shlex.split(str(found).splitlines()[-1])[1:]
-    assert words[:2] == ["trtopt", "build"] and {"--int8", "--bf16"} <= set(words)
-    assert world.run(*words[1:], "--save-onnx", folder / "b.onnx").status == 0
-    assert world.run("verify", words[2], folder / "b.onnx", "--data", folder / "own.npz", "--min-snr", 15).status == 0
-    half = pipeline(recipe, folder / "out", precision="fp16", target="sm89")
+    half = pipeline(
+        _recipe(folder, world, 'data = "own.npz"\nmin_snr = 15'), folder / "out", precision="fp16", target="sm89"
+    )
     words = shlex.split(str(half).splitlines()[-1], comments=True)[1:]
     assert words[:2] == ["trtopt", "build"] and "--fp16" in words and "--data" in words
     assert world.run(*words[1:]).status == 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from graphs import written
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
 from PIL import Image
 from skimage import data
 
@@ -56,25 +59,13 @@ def samples(count: int) -> NDArray[np.float32]:
 
 
 def net() -> ModelProto:
-    """x (n, 3, 32, 32) → Conv → Relu → Conv → Relu → GlobalAveragePool → Flatten → y."""
+    """Return a model: x (n, 3, 32, 32) → Conv → Relu → Conv → Relu → GlobalAveragePool → Flatten → y."""
+    text = """(float[n, 3, 32, 32] x) => (float[n, 16] y) {
+        [conv1] a = Conv <pads = [1, 1, 1, 1]> (x, w1) [relu1] b = Relu (a) [conv2] c = Conv <pads = [1, 1, 1, 1]> (b, w2)
+        [relu2] d = Relu (c) [pool] e = GlobalAveragePool (d) [flatten] y = Flatten (e) }"""
     random = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu1"),
-        helper.make_node("Conv", ["b", "w2"], ["c"], "conv2", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["d"], "relu2"),
-        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
-        helper.make_node("Flatten", ["e"], ["y"], "flatten"),
-    ]
-    weights = {"w1": random.standard_normal((16, 3, 3, 3)) / 5, "w2": random.standard_normal((16, 16, 3, 3)) / 12}
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    w1, w2 = random.standard_normal((16, 3, 3, 3)) / 5, random.standard_normal((16, 16, 3, 3)) / 12
+    return written(text, w1=w1.astype(np.float32), w2=w2.astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -131,6 +122,16 @@ class World:
             str(path.relative_to(self.output)): path.read_bytes() if path.is_file() else None
             for path in self.output.rglob("*")
         }
+
+
+def requests() -> list[type[Any]]:
+    """List every request of a stage."""
+    folder = Path(cli.__file__).parents[1]
+    rooms = [
+        importlib.import_module(f"trtopt.{path.parent.name}.request") for path in sorted(folder.glob("*/request.py"))
+    ]
+    items = [(room.__name__, item) for room in rooms for item in vars(room).values()]
+    return [item for name, item in items if is_dataclass(item) and isinstance(item, type) and item.__module__ == name]
 
 
 def has(message: str, *words: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shlex
@@ -10,15 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
 from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
-from trtopt.calibration.quality import fp16_underflow_warning
-from trtopt.calibration.table import Table
-from trtopt.core.documents import Damaged, checked, plain, read_json
+from trtopt.core.documents import Damaged, checked, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, TrtoptError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
@@ -53,16 +50,12 @@ class PipelineResult:
     """Result of the stages.
 
     Attributes:
-        files: what → path.
-        sizes: what → bytes.
-        build: the engine's result.
         agreement: the quantized graph against the model (`Agreement.figures()`) on the recipe's labelled images, or, where
             the recipe has limits, on what it was calibrated on (`compared_on`); None: on neither.
         timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
-        skipped: stages that were up to date.
         limits: the recipe's own; None: it has none, and what is outside the usual ones is only told.
         samples: what was calibrated on, as options of `build`.
-        reference: what the agreement is with: "FP32 model", or "quantized model" where the recipe's has scales of its own.
+        reference: what the agreement is with, the "FP32 model" or, where it has scales of its own, the "quantized model".
     """
 
     name: str
@@ -83,37 +76,15 @@ class PipelineResult:
         """List what of the agreement is outside the limits."""
         return [] if self.agreement is None else (self.limits or Limits()).missed(self.agreement)
 
-    @functools.cached_property  # reads the table
-    def cause(self) -> str:
-        """Why results are outside the limits, or the signal is lost, where that is known: values that FP16 can't hold."""
-        table = self.files.get("calibration")
-        return fp16_underflow_warning(Table.load(table)) if self._lost and table is not None else ""
-
-    @property
-    def _lost(self) -> bool:
-        """Limits are missed, or there is little of the signal: dB don't judge outputs that are next to zero."""
-        return bool(self.missed) or (self.agreement is not None and float(self.agreement["snr_db"]) < MIN_SNR)
-
     @property
     def ok(self) -> bool:
         """Nothing is outside the recipe's own limits, and all values are finite."""
         return not (self.missed if self.limits is not None else self.agreement and not_finite(self.agreement))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "files": {what: str(path) for what, path in self.files.items()},
-            "sizes": dict(self.sizes),
-            "build": self.build.to_json(),
-            "agreement": self.agreement,
-            "timing": self.timing,
-            "not_run": self.not_run,
-            "compared_on": self.compared_on,
-            "reference": self.reference,
-            "missed": self.missed,
-            "cause": self.cause,
-            "up_to_date": list(self.skipped),
-        }
+        names = ("name", "files", "sizes", "agreement", "timing", "not_run", "compared_on", "reference")
+        found = {name: plain(getattr(self, name)) for name in names}
+        return {**found, "build": self.build.to_json(), "missed": self.missed, "up_to_date": list(self.skipped)}
 
     def __str__(self) -> str:
         lines = [
@@ -135,7 +106,6 @@ class PipelineResult:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
             lines += [f"outside the limit: {text}" for text in self.missed]
-            lines += [f"cause: {self.cause}"] if self.cause else []
         if self.timing is not None:
             lines.append(f"on this GPU: {json.dumps(self.timing)}")
         else:
@@ -146,28 +116,27 @@ class PipelineResult:
         return "\n".join([*lines, f"next: {self._next()}"])
 
     def _next(self) -> str:
-        engine, model, table = (str(self.files.get(what)) for what in ("engine", "ONNX", "calibration"))
+        engine, model = self.files["engine"], str(self.files["ONNX"])
+        missed = bool(self.missed) and self.limits is not None
         half = next((f"--{name}" for name in ("bf16", "fp16") if self.build.precision.get(name)), None)
         words, mark, gain = list[str](), "", ""
-        if self.cause:
-            words, mark = ["build", model, "--int8", "--bf16", "--calib", table], "bf16"
-        elif self._lost and "calibration" not in self.files and self.samples and half:
-            words, mark = ["build", model, half, *self._data()], "safe"
-            gain = "  # keeps in FP32 what these samples show to be lost, and names it"
-        elif not self.ok and "calibration" in self.files and self.limits is not None:
+        if missed and self.limits is not None and "calibration" in self.files:
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
             flags = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            words, mark = ["tune", model, "--calib", table, *self._data(), *flags], "tuned"
-            gain = "  # keeps the layers that lose most out of INT8"
+            words, mark = ["tune", model, "--calib", str(self.files["calibration"]), *self._data(), *flags], "tuned"
+            gain = "keeps the layers that lose most out of INT8"
+        elif missed and self.samples and half:
+            words, mark = ["build", model, half, *self._data()], "safe"
+            gain = "keeps in FP32 what these samples show to be lost, and names it"
         if words:
-            other = self.files["engine"].with_suffix(f".{mark}{self.files['engine'].suffix}")
             targets = [word for target in self.build.targets for word in ("--target", target)]
-            return shlex.join(["trtopt", *words, "-o", str(other), *targets]) + gain
+            output = engine.with_suffix(f".{mark}{engine.suffix}")
+            return f"{shlex.join(['trtopt', *words, '-o', str(output), *targets])}  # {gain}"
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
-            return shlex.join(["trtopt", "inspect", engine])
+            return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
         inputs = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
-        return shlex.join(["trtopt", "run", engine, *inputs, *without_gpu])  # it knows how its images are prepared
+        return shlex.join(["trtopt", "run", str(engine), *inputs, *without_gpu])
 
     def _data(self) -> list[str]:
         """The samples as flags of `tune`."""
@@ -183,62 +152,47 @@ class PipelineResult:
         return words
 
 
-class _Entry(TypedDict):
-    key: str
-    files: dict[str, str]
-    result: Any
-
-
 class _Ledger:
     """A record of the stages, with what each made from what: `pipeline.json` in the output folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "pipeline.json"
-        self.skipped: list[str] = []
-        self.entries: dict[str, _Entry] = {}
+        self.path, self.skipped = folder / "pipeline.json", list[str]()
+        self.entries = dict[str, Any]()
         with suppress(Damaged):  # absent or damaged: everything is done again
-            self.entries = checked(read_json(self.path), dict[str, _Entry])
+            self.entries = converted(read_json(self.path), dict[str, Any])
 
     def run(
         self, stage: str, key: Mapping[str, Any], files: Sequence[Path], work: Callable[[], Any], kind: Any = Any
     ) -> Any:
-        """Do `work` unless it was done for the same key and its files are still what it wrote; returns its JSON result.
+        """Do `work` unless it was done for the same key and its files are still what it wrote; return its JSON result.
 
         Args:
             kind: of the result: another, in an entry that was changed, isn't taken.
         """
         digest = sha256_json({"key": key, "trtopt": __version__})
-        entry = self.entries.get(stage)
-        if (
-            entry
-            and entry["key"] == digest
-            and all(path.is_file() and sha256_file(path) == entry["files"].get(path.name) for path in files)
-        ):
-            with suppress(Damaged):
+        with suppress(Damaged, LookupError, TypeError, OSError):
+            entry = self.entries[stage]
+            if entry["key"] == digest and entry["files"] == _digests(files):
                 result = checked(entry["result"], kind)
                 self.skipped.append(stage)
                 return result
         result = work()
-        self.entries[stage] = {
-            "key": digest,
-            "files": {path.name: sha256_file(path) for path in files},
-            "result": result,
-        }
+        self.entries[stage] = {"key": digest, "files": _digests(files), "result": result}
         write_json(self.path, self.entries)
         return result
+
+
+def _digests(files: Sequence[Path]) -> dict[str, str]:
+    return {path.name: sha256_file(path) for path in files}
 
 
 @taking(PipelineRequest)
 def pipeline(request: PipelineRequest) -> PipelineResult:
     """Run a recipe's stages into the folder `output`: export, check, calibrate, build, verify, and time where there is a GPU.
 
-    Args:
-        recipe: its name, or a file.
-        precision: "int8", "fp8", "fp16", "bf16" or "fp32"; default: the recipe's, else INT8.
-        images, data: what to calibrate on instead of the recipe's own.
-        method, target, backend: as for `build`.
-        report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
-        log: a file for all that is said, with TensorRT's own messages; see `build`.
+    `PipelineRequest` describes the arguments: the recipe is a name or a file, `images` or `data` replace its own samples, and
+    `report` writes a page of all that this call knows (see `trtopt.report`). A stage whose inputs haven't changed isn't run
+    again.
 
     Raises:
         TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
@@ -255,33 +209,13 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A recipe, and what a request makes of it.
-
-    Attributes:
-        has_scales: the recipe's model is quantized already, and its scales are built as they are.
-        limits: the recipe's own; None: it has none.
-    """
+    """A recipe, and what a request makes of it."""
 
     recipe: Recipe
     precision: Precision
-    has_scales: bool
-    limits: Limits | None
-
-    @property
-    def calibrates(self) -> bool:
-        return self.precision.quantized and not self.has_scales
-
-    @property
-    def reference(self) -> str:
-        return "quantized model" if self.has_scales else "FP32 model"
-
-    def compared_on(self, photos: Sequence[Path]) -> str:
-        """Tell what the engine's graph is compared on, in words; empty: it isn't compared."""
-        if photos:
-            return "labelled photos"
-        if self.limits is None:
-            return ""
-        return "samples of those it was calibrated on" if self.calibrates else "samples"
+    limits: Limits | None  # the recipe's own
+    reference: str
+    calibrates: bool
 
 
 def _subject(request: PipelineRequest) -> _Subject:
@@ -290,38 +224,27 @@ def _subject(request: PipelineRequest) -> _Subject:
     if request.precision is not None:
         choice(request.precision, precisions, "`precision=`")
     recipe = load_recipe(request.recipe)
-    precision = Precision(
-        choice(request.precision or recipe.precision or "int8", precisions, f"the recipe {recipe.path}: precision")
-    )
-    limits = Limits.of(recipe.min_agreement, recipe.min_snr)
+    asked = request.precision or recipe.precision or "int8"
+    precision = Precision(choice(asked, precisions, f"the recipe {recipe.path}: precision"))
     recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
     if recipe.preprocess is not None:
         Preprocess.load(recipe.preprocess)  # with arrays, too, beside which it has no effect
-    has_scales = False
-    if recipe.onnx is not None:
-        model = load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True)
-        has_scales = is_quantized(model.proto)
-        types = {info.name: info.dtype for info in model.inputs}
-        for info in recipe.inputs:
-            if types.get(info.name) not in ((info.dtype,) if info.dtype != "float32" else {*types.values()}):
-                has = ", ".join(f"{name} ({dtype})" for name, dtype in types.items())
-                raise UsageError(
-                    f"the recipe {recipe.path}: inputs.{info.name} is {info.dtype}; {recipe.onnx} has {has}"
-                )
-    subject = _Subject(recipe, precision, has_scales, limits)
-    if request.method != "auto" and not subject.calibrates:
+    has_scales = recipe.onnx is not None and is_quantized(
+        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
+    )
+    calibrates = precision.quantized and not has_scales
+    if request.method != "auto" and not calibrates:
         why = "holds its scales already" if has_scales else f"is built in {precision.upper()}"
         raise UsageError(f"`method=` is how scales are chosen, and {recipe.name} {why}: drop it")
-    if subject.calibrates and not (
-        request.images or request.data or recipe.images or recipe.data or recipe.calibration
-    ):
+    if calibrates and not (request.images or request.data or recipe.images or recipe.data or recipe.calibration):
         raise UsageError(
             f"the recipe {recipe.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
             "needs none, `precision='fp16'`"
         )
-    return subject
+    reference = "quantized model" if has_scales else "FP32 model"
+    return _Subject(recipe, precision, Limits.of(recipe.min_agreement, recipe.min_snr), reference, calibrates)
 
 
 def _chained(request: PipelineRequest) -> PipelineResult:
@@ -362,7 +285,8 @@ def _chained(request: PipelineRequest) -> PipelineResult:
         ledger.run("table", {"digest": table.digest}, [table_file], lambda: table.save(table_file))
     photos = recipe.labelled_files()
     real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
-    compared_on, agreement = subject.compared_on(photos), None
+    judged_on = "samples of those it was calibrated on" if subject.calibrates else "samples"
+    compared_on, agreement = "labelled photos" if photos else judged_on if subject.limits else "", None
     if compared_on and real_samples:
         agreement = _agreement(subject, original, real_samples, bool(photos), files, ledger, reporter)
     timing, not_run = _timed(real_samples, clean, files["engine"], request.backend)
@@ -389,10 +313,6 @@ def _build_request(
     build = BuildRequest(
         files["ONNX"],
         files["engine"],
-        fp16=precision is Precision.FP16,
-        bf16=precision is Precision.BF16,
-        int8=precision is Precision.INT8,
-        fp8=precision is Precision.FP8,
         shapes=[dict(recipe.ranges)] if recipe.ranges else (),
         target=request.target,
         backend=request.backend,
@@ -400,7 +320,8 @@ def _build_request(
         classes=recipe.classes,
         reporter=request.reporter,
     )
-    return replace(build, **samples, method=request.method) if subject.calibrates else build
+    more: dict[str, Any] = {} if precision is Precision.FP32 else {str(precision): True}
+    return replace(build, **more, **({**samples, "method": request.method} if subject.calibrates else {}))
 
 
 def _exported(recipe: Recipe, path: Path, ledger: _Ledger, reporter: Reporter) -> Path:

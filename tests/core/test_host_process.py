@@ -6,14 +6,12 @@ tests/core/test_host_process.py --host-rounds 50` is the whole test.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import warnings
@@ -28,12 +26,8 @@ import pytest
 import torch  # noqa: TID251
 from world import net, samples, unnumbered
 
-import trtopt
 from trtopt.builder.construction import build
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core import library_output
-from trtopt.core.errors import DeviceError
-from trtopt.core.progress import SILENT, Reporter
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
@@ -57,16 +51,13 @@ def host() -> dict[str, Any]:
     for thread in threading.enumerate():
         if thread.name == "trtopt-digests":  # reads the samples of a stage that was left: it ends by itself
             thread.join(60)
-    loggers = {
-        name: (logger.level, logger.disabled, logger.propagate, tuple(logger.handlers), tuple(logger.filters))
-        for name, logger in {**logging.root.manager.loggerDict, "root": logging.root}.items()
-        if isinstance(logger, logging.Logger)
-    }
+    named = {**logging.root.manager.loggerDict, "root": logging.root}
     return {
-        "stdout": (sys.stdout, sys.stdout.write),
-        "stderr": (sys.stderr, sys.stderr.write),
+        "streams": (sys.stdout, sys.stdout.write, sys.stderr, sys.stderr.write),
         "warning filters": (id(warnings.filters), list(warnings.filters), warnings.showwarning),
-        "loggers": loggers,
+        "loggers": {
+            name: {**vars(item), "_cache": None} for name, item in named.items() if isinstance(item, logging.Logger)
+        },
         "logging": (logging.root.manager.disable, logging.Logger.callHandlers),
         "umask": [line for line in Path("/proc/self/status").read_text().splitlines() if "Umask" in line],
         "environment": dict(os.environ),
@@ -80,18 +71,9 @@ def host() -> dict[str, Any]:
         "torch": (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()),
         "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)},
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "files": opened(),
+        "files": sorted(str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()),
         "processes": Path(f"/proc/self/task/{os.getpid()}/children").read_text().split(),
     }
-
-
-def opened() -> list[str]:
-    """List what every descriptor of the process is of."""
-    found = []
-    for place in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of the folder itself
-            found.append(str(place.readlink()))
-    return sorted(found)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -174,53 +156,3 @@ def test_threads_at_work_change_nothing_of_the_process(
         [""] + [f"heard {number}" for number in range(THREADS) for _ in range(rounds * len(stages.all))]
     )
     assert said.err == ""
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        'from trtopt.core.errors import require; require("cv2", "ort", "images")',
-        'import trtopt; trtopt.export("own.py:small", "e.onnx", inputs={"x": ("batch", 3, 8, 8)})',
-    ],
-)
-def test_what_is_imported_meanwhile_leaves_the_environment(tmp_path: Path, work: str) -> None:
-    """In a process of its own, as OpenCV and torch's compiler set variables only when they are first imported."""
-    (tmp_path / "own.py").write_text(FACTORY)
-    script = f"import os\nbefore = dict(os.environ)\n{work}\nassert dict(os.environ) == before, set(os.environ) - set(before)"
-    root = Path(library_output.__file__).parents[2]
-    subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(root)},
-        check=True,
-        capture_output=True,
-    )
-
-
-def test_what_measures_and_serves_changes_nothing_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """The second time, as the first imports libraries."""
-    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
-    stages = Stages(tmp_path)
-    model, engine, kept, data = stages.model, tmp_path / "m.engine", tmp_path / "k.onnx", {"x": stages.data}
-    options: dict[str, Any] = {"target": "sm89", "backend": "rtx"}
-    trtopt.build(model, engine, fp16=True, save_onnx=kept, store=tmp_path / "store", **options)
-    calls: list[Callable[[Reporter], object]] = [
-        lambda reporter: trtopt.verify(model, kept, data=data, reporter=reporter),
-        lambda reporter: trtopt.sensitivity(model, data=data, reporter=reporter),
-        lambda reporter: trtopt.report(engine, tmp_path / "r.html", results=[]),
-        lambda reporter: trtopt.bench(engine, reporter=reporter),  # there is no GPU: it ends in an error
-        lambda reporter: trtopt.run(engine, input=data, backend="onnxruntime", reporter=reporter),
-        lambda reporter: trtopt.deploy_triton(
-            engine, repo=tmp_path / "repo", backend="python", runtime="onnxruntime", reporter=reporter
-        ),
-    ]
-    for call in calls:
-        for turn in range(2):
-            before = host()
-            with contextlib.suppress(DeviceError):
-                call(SILENT)
-            assert not turn or changes(before, host()) == {}
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "")

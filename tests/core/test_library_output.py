@@ -39,14 +39,6 @@ def test_users_who_want_it_see_it(caplog: pytest.LogCaptureFixture, monkeypatch:
     assert caplog.messages == ["said", "said"]
 
 
-def test_who_takes_records_over_meanwhile_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    records: list[str] = []
-    with quiet():
-        monkeypatch.setattr(logging.Logger, "callHandlers", lambda _, record: records.append(record.getMessage()))
-    logging.getLogger("onnxscript").error("outside")
-    assert records == ["outside"]
-
-
 def test_a_shared_change_is_made_once_and_put_back_by_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TRTOPT_TEST_SHARED"
     shared = Shared(lambda: variable(name, "1"))

@@ -38,27 +38,6 @@ def test_native_lines_reach_neither_stream_and_are_kept() -> None:
     assert kept == ["WARNING: in op clamp", "\\x1b[0;93mcoloured", "buffered by C"]
 
 
-def test_closed_streams_are_left_alone() -> None:
-    code = "import os, sys; os.close(1); from trtopt.core.native_output import keep_apart; keep_apart(); sys.exit(7)"
-    assert _python(code).returncode == 7
-
-
-def test_importing_trtopt_and_using_it_as_a_library_moves_no_stream(tmp_path: Path) -> None:
-    code = f"""
-import os, sys
-before = [os.fstat(number) for number in (1, 2)], sys.stdout, sys.stderr
-import trtopt, onnx
-from onnx import TensorProto, helper
-x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-onnx.save(helper.make_model(graph), {str(tmp_path / "m.onnx")!r})
-trtopt.check({str(tmp_path / "m.onnx")!r}, fix={str(tmp_path / "fixed.onnx")!r}, backend="auto")
-assert ([os.fstat(number) for number in (1, 2)], sys.stdout, sys.stderr) == before
-"""
-    done = _python(code, env={**os.environ, "PYTHONWARNINGS": "ignore"})
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
 def _command(redirections: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     python = f'"{sys.executable}" -m trtopt {" ".join(arguments)} {redirections}'
     return subprocess.run(
@@ -73,25 +52,23 @@ def test_a_full_standard_output_is_an_error_like_others(arguments: list[str]) ->
     assert (done.returncode, done.stderr) == (1, "error: can't write to standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("redirections", ["<&- >&- 2>&-", "2> /dev/full"])
-def test_closed_streams_and_lost_messages_stop_nothing(redirections: str, tmp_path: Path) -> None:
+def test_closed_streams_stop_nothing(tmp_path: Path) -> None:
     onnx.save(conv_relu(), tmp_path / "m.onnx")
-    done = _command(redirections, "check", str(tmp_path / "m.onnx"), "--fix", str(tmp_path / "fixed.onnx"))
+    done = _command("<&- >&- 2>&-", "check", str(tmp_path / "m.onnx"), "--fix", str(tmp_path / "fixed.onnx"))
     assert done.returncode == 0
-    if ">&-" not in redirections.split():
-        assert "0 errors" in done.stdout
     assert len(onnx.load(tmp_path / "fixed.onnx").graph.node) == 2  # nothing was printed into it
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
-)
-def test_what_an_encoding_lacks_is_escaped(environment: dict[str, str]) -> None:
-    code = "from trtopt.core.native_output import keep_apart; keep_apart(); print('6 \\u2192 3 \\xd7 2')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+def test_where_native_code_ends_the_process_python_says_where_it_stood() -> None:
+    done = _python(
+        "import ctypes\nfrom trtopt.core.native_output import keep_apart; keep_apart()\nctypes.CDLL(None).abort()"
     )
+    assert done.returncode < 0 and "Fatal Python error: Aborted" in done.stderr and "line 3 in <module>" in done.stderr
+
+
+def test_what_an_encoding_lacks_is_escaped() -> None:
+    code = "from trtopt.core.native_output import keep_apart; keep_apart(); print('6 \\u2192 3 \\xd7 2')"
+    done = _python(code, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stdout) == (0, "6 \\u2192 3 \\xd7 2\n"), done.stderr
 
 

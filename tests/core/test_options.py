@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import os
 import pydoc
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch  # noqa: TID251
+from world import requests
 
-import trtopt
 from trtopt.core.errors import UsageError
 from trtopt.core.options import about, idle, keyed, option, options, spoken, taking, typed, without
 from trtopt.core.progress import SILENT, Reporter
@@ -119,53 +118,18 @@ def test_options_as_keys_of_a_file() -> None:
     assert keyed(text, ("state",)) == told
 
 
-class Table:
-    pass
-
-
-class Calibrated:
-    def __init__(self) -> None:
-        self.samples, self.table = 3, Table()
-
-
 @dataclass(frozen=True)
-class Paths:
-    model: str | os.PathLike[str] = field(metadata=about(typed=Path))
+class Plain:
+    model: str | os.PathLike[str] = field(default="m", metadata=about(typed=Path, takes=()))
     _: KW_ONLY
     calib: str | os.PathLike[str] | Table | None = field(default=None, metadata=about(takes=("Table",)))
     run: Any = field(default=None, metadata=about(takes=("function",)))
-    images: Any = None
-    names: Sequence[str] = ()
     files: Sequence[str | os.PathLike[str]] = ()
-
-
-@taking(Paths)
-def look(request: Paths) -> Paths:
-    """Do it."""
-    return request
-
-
-def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
-    assert look(Path("m"), calib=Table()).calib is not None and look("m", calib=None).calib is None
-    for arguments, others, words in (
-        ([None], {}, "`model=` is None; a path is needed"),
-        ([b"m"], {}, "`model=` is bytes; a path is needed"),
-        ([torch.nn.ReLU()], {}, r"`model=` is ReLU; a path is needed: trtopt.export\(module"),
-        (["m"], {"run": 3}, "`run=` is int; a path or function is needed"),
-        (["m"], {"calib": Calibrated()}, r"`calib=` is Calibrated; a path or Table is needed: its \.table is one"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            look(*arguments, **others)
-
-
-@dataclass(frozen=True)
-class Plain:
-    _: KW_ONLY
     count: int | None = option(None)
     share: str | float | None = option(None)
     least: float | None = option(None)
     on: bool = option(False)
-    out: str | os.PathLike[str] | None = None
+    out: str | os.PathLike[str] | None = field(default=None, metadata=about(typed=Path))
     words: Sequence[str] = option(())
     sizes: Sequence[int] = option((1,), least=1)
     threads: int | None = option(None, least=1)
@@ -178,6 +142,28 @@ class Plain:
 def plainly(request: Plain) -> Plain:
     """Do it."""
     return request
+
+
+class Table:
+    pass
+
+
+class Calibrated:
+    def __init__(self) -> None:
+        self.samples, self.table = 3, Table()
+
+
+def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
+    assert plainly(Path("m"), calib=Table()).calib is not None and plainly("m", calib=None).calib is None
+    for arguments, others, words in (
+        ([None], {}, "`model=` is None; a path is needed"),
+        ([b"m"], {}, "`model=` is bytes; a path is needed"),
+        ([torch.nn.ReLU()], {}, r"`model=` is ReLU; a path is needed: trtopt.export\(module"),
+        (["m"], {"run": 3}, "`run=` is int; a path or function is needed"),
+        (["m"], {"calib": Calibrated()}, r"`calib=` is Calibrated; a path or Table is needed: its \.table is one"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            plainly(*arguments, **others)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +189,7 @@ def plainly(request: Plain) -> Plain:
             "`shapes=` is 3.5; a text or a mapping of inputs to their shapes or a list of these is needed",
         ),
         ({"reporter": None}, "`reporter=` is NoneType; a trtopt.Reporter is needed"),
-        ({"out": "a\0b"}, r"`out=` is 'a\x00b': it has a NUL"),
-        ({"words": "\ud800"}, r"`words=` is '\ud800': it can't be encoded"),
-        ({"out": "x" * 300}, f"`out=` is '{'x' * 40}'…: File name too long"),
+        ({"out": ""}, "`out=` is '': a path is needed"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(given: dict[str, Any], said: str) -> None:
@@ -241,10 +225,10 @@ def test_functions_with_arguments_of_their_own_refuse_other_types_too() -> None:
 
 
 def test_one_text_is_a_list_of_it() -> None:
-    assert look("m", run=len).run is len
-    assert look("m", names="conv1=fp32").names == ("conv1=fp32",)
-    assert look("m", files=Path("a")).files == (Path("a"),)
-    assert look("m", names=["a", "b"]).names == ["a", "b"]
+    assert plainly("m", run=len).run is len
+    assert plainly("m", words="conv1=fp32").words == ("conv1=fp32",)
+    assert plainly("m", files=Path("a")).files == (Path("a"),)
+    assert plainly("m", words=["a", "b"]).words == ["a", "b"]
 
 
 @dataclass(frozen=True)
@@ -286,15 +270,7 @@ def test_an_option_beside_what_it_belongs_to_is_taken() -> None:
     beside(source="m", against=["onnxruntime", "torch"], tolerance=0.2)
 
 
-REQUESTS = [
-    request
-    for room in sorted(path.parent.name for path in Path(trtopt.__file__).parent.glob("*/request.py"))
-    for name, request in vars(importlib.import_module(f"trtopt.{room}.request")).items()
-    if name.endswith("Request") and request.__module__ == f"trtopt.{room}.request"
-]
-
-
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.__name__)
+@pytest.mark.parametrize("request_", requests(), ids=lambda request: request.__name__)
 def test_what_an_option_belongs_to_is_an_option(request_: type[Any]) -> None:
     entries = options(request_)
     plain = request_(**{name: "m" for name, (item, _) in entries.items() if item.default is MISSING})

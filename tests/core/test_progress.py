@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trtopt.core import progress
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.progress import SILENT, PlainReporter, QuietReporter, Reporter, TerminalReporter, recorded, reporter
+from trtopt.core.progress import SILENT, PlainReporter, TerminalReporter, recorded, reporter
 
 
 def test_a_log_gets_a_heartbeat_and_the_time_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(PlainReporter, "interval", 0.01)
     stream = io.StringIO()
     beats = threading.Event()
     with PlainReporter(stream).phase("calibrate", 4) as phase:
@@ -71,33 +70,6 @@ def test_a_log_replaces_a_log_and_nothing_else(tmp_path: Path) -> None:
         with recorded(SILENT, log):
             pass
     assert log.read_text().count("done") == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_log_on_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Heard(Reporter):
-        def warn(self, text: str) -> None:
-            warnings.append(text)
-
-    warnings: list[str] = []
-    opened = open
-    monkeypatch.setattr(
-        "builtins.open", lambda path, *given, **named: opened("/dev/full" if given == ("w",) else path, *given, **named)
-    )
-    with recorded(Heard(), tmp_path / "b.log") as told:
-        told.note("kept")
-    assert [text for text in warnings if "isn't whole: No space left" in text] == warnings != []
-
-
-def test_quiet_leaves_warnings() -> None:
-    stream = io.StringIO()
-    quiet = reporter(stream, quiet=True)
-    assert isinstance(quiet, QuietReporter)
-    quiet.note("kept")
-    quiet.warn("few samples")
-    with quiet.phase("build"):
-        pass
-    assert stream.getvalue() == "warning: few samples\n"
 
 
 @pytest.mark.parametrize("verbose", ["", "1"])

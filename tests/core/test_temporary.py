@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-from trtopt.core.temporary import SUFFIX, folder_in, remove_held, remove_leftovers
+from trtopt.core.temporary import SUFFIX, folder_in, remove_leftovers
 
 HOLD = """
 import sys, time
@@ -43,33 +42,3 @@ def test_only_own_folders_are_removed(tmp_path: Path) -> None:
     remove_leftovers(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     remove_leftovers(tmp_path / "gone")
-
-
-def test_making_and_removing_at_the_same_time_loses_nothing(tmp_path: Path) -> None:
-    """Each folder stays whole while it is held, whoever looks for leftovers meanwhile."""
-    over, lost = threading.Event(), list[Path]()
-
-    def remove() -> None:
-        while not over.is_set():
-            remove_leftovers(tmp_path)
-
-    remover = threading.Thread(target=remove)
-    remover.start()
-    try:
-        for number in range(300):
-            with folder_in(tmp_path, ".out.") as folder:
-                (folder / "x").write_text(str(number))
-                if (folder / "x").read_text() != str(number):
-                    lost.append(folder)
-    finally:
-        over.set()
-        remover.join()
-    assert lost == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_all_that_is_held_can_be_removed_at_once(tmp_path: Path) -> None:
-    with folder_in(tmp_path, ".a."), folder_in(tmp_path, ".b.") as second:
-        (second / "x").write_text("x")
-        remove_held()
-        assert list(tmp_path.iterdir()) == []

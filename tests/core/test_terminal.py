@@ -15,9 +15,7 @@ from trtopt.core.progress import PlainReporter, TerminalReporter, reporter
 from trtopt.core.terminal import visible
 from trtopt.core.values import Issue
 
-MARKS = [
-    chr(number) for number in (*range(32), *range(127, 160), 0x200E, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF, 0xD800)
-]
+MARKS = map(chr, (*range(32), *range(127, 160), 0x200E, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF, 0xD800))
 
 
 class Terminal(io.StringIO):
@@ -30,9 +28,7 @@ def test_what_is_printable_stays_and_nothing_else() -> None:
         assert visible(text) is text
     for mark in MARKS:
         shown = visible(f"a{mark}b")
-        assert shown.isprintable()
-        assert shown.startswith("a\\")
-        assert shown.endswith("b")
+        assert shown.isprintable() and shown.startswith("a\\") and shown.endswith("b")
     assert visible("\x1b[2J\n") == "\\x1b[2J\\n"
 
 
@@ -70,21 +66,16 @@ def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPa
 
 
 def test_names_of_files_members_and_options(world: World) -> None:
-    name = TERMINAL.replace("\x00", "").replace("/", "").replace("\r\n", "\n")
-    strange = world.folder / f"{name}.onnx"
+    name = TERMINAL.replace("/", "").replace("\r\n", "\n")
+    strange, arrays = (world.folder / f"{name}{ending}" for ending in (".onnx", ".npz"))
     strange.write_bytes(world.model.read_bytes())
     (world.photos / f"{name}.jpg").write_bytes(b"no image")
-    arrays = world.folder / f"{name}.npz"
     np.savez(arrays, **{name: np.zeros((4, 3), np.float32)})
-    preprocess = world.folder / "p.toml"
-    preprocess.write_text('preset = "imagenet"\nsize = [32, 32]\n')
-    table = world.output / "t.json"
-    images = ("--images", world.photos, "--preprocess", preprocess, "--allow-unusual-data")
+    images = ("--images", world.photos, "--preprocess", "imagenet", "--allow-unusual-data")
     for command in (
         ("check", strange, "--json"),
-        ("check", world.folder / f"{name}.absent"),
-        ("calibrate", strange, *images, "-o", table),
-        ("calibrate", world.model, "--data", arrays, "-o", table),
+        ("calibrate", strange, *images, "-o", world.output / "t.json"),
+        ("calibrate", world.model, "--data", arrays, "-o", world.output / "t.json"),
         ("build", world.model, "--shapes", name, "-o", world.output / "e"),
         (name,),
         ("check", f"--{name}"),

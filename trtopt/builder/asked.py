@@ -17,7 +17,6 @@ from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, parse
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
 from trtopt.graph.lengths import max_input_lengths
-from trtopt.graph.work import lost_shapes
 from trtopt.trt.profiles import validate_profiles
 
 _SAME = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)} - {
@@ -101,8 +100,7 @@ def with_profiles(
     sized_inputs = inputs if preprocess is None else preprocess.known(inputs)
     dynamic = [item for item in sized_inputs if item.open_axes]
     if not batch_alone(dynamic or sized_inputs):
-        lost = lost_shapes(model.proto)
-        validate_profiles(inputs, (), longest=ends, seen=seen(), lost=lost)  # raises, listing what is open
+        validate_profiles(inputs, (), longest=ends, seen=seen())  # raises, listing what is open
     profile = {
         item.name: ShapeRange(*((batch, *item.sizes[1:]) if item.open_axes else item.sizes for batch in DEFAULT_BATCH))
         for item in dynamic or sized_inputs

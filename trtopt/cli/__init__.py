@@ -18,25 +18,16 @@ from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.removed import went
 from trtopt.core.terminal import visible
+from trtopt.core.words import counted
 
-# What other commands call differently.
+# What other commands, and other tools, call differently.
 _ELSEWHERE = {
-    ("trtopt build", "--input"): "arrays to calibrate on are given as --data F.npz",
-    ("trtopt calibrate", "--input"): "arrays are given as --data F.npz",
-    ("trtopt verify", "--input"): "arrays are given as --data F.npz",
-    ("trtopt verify", "--tolerance"): "its limits are --min-snr DB and --min-agreement SHARE",
-    ("trtopt check", "-o"): "--fix FILE writes the cleaned model",
-    ("trtopt check", "--output"): "--fix FILE writes the cleaned model",
-    ("trtopt build", "--precision"): "the precision is an option by itself: --fp16, --bf16, --int8 or --fp8",
-    ("trtopt build", "--fp32"): "FP32 is what you get without",
-    (
-        "trtopt sensitivity",
-        "--profile",
-    ): "it went: trtopt report puts each layer's time beside its noise (docs/report.md)",
-    ("trtopt tune", "--fp8"): "it went: what INT8 loses too much in runs in FP16; trtopt build --fp8 is all FP8",
-    ("trtopt tune", "--fp32"): "FP32 is what trtopt build gives without a precision",
-    ("trtopt build", "--model"): "the model is given without one: trtopt build MODEL.onnx",
-    ("trtopt build", "-m"): "the model is given without one: trtopt build MODEL.onnx",
+    "--input": "arrays are given as --data F.npz",
+    "--tolerance": "verify's limits are --min-snr DB and --min-agreement SHARE",
+    "--precision": "the precision is an option by itself: --fp16, --bf16, --int8 or --fp8",
+    "--fp32": "FP32 is what trtopt build gives without a precision",
+    **dict.fromkeys(("-m", "--model"), "the model is given without one: trtopt build MODEL.onnx"),
+    **dict.fromkeys(("-o", "--output"), "trtopt check writes the cleaned model with --fix FILE"),
 }
 
 # What doesn't take several words, as people type them.
@@ -50,15 +41,13 @@ _ONE_VALUE = {
 # What other tools call a command.
 _COMMANDS = {
     "quantize": "trtopt build MODEL.onnx --int8 --images DIR --preprocess PRESET -o MODEL.engine quantizes",
-    "convert": "trtopt export makes ONNX from PyTorch, trtopt build an engine from ONNX",
-    "compile": "trtopt build makes an engine from ONNX",
-    "optimize": "trtopt check MODEL.onnx --fix CLEAN.onnx simplifies a model, trtopt build makes an engine from it",
-    "simplify": "trtopt check MODEL.onnx --fix CLEAN.onnx simplifies a model",
+    **dict.fromkeys(("convert", "compile"), "trtopt export makes ONNX from PyTorch, trtopt build an engine from ONNX"),
+    **dict.fromkeys(("optimize", "simplify"), "trtopt check MODEL.onnx --fix CLEAN.onnx simplifies a model"),
     "benchmark": "trtopt bench ENGINE times an engine",
-    "compare": "trtopt verify MODEL.onnx ENGINE --data F.npz compares",
-    "evaluate": "trtopt verify MODEL.onnx ENGINE --data F.npz compares an engine with its model",
-    "infer": "trtopt run ENGINE --data F.npz runs an engine",
-    "predict": "trtopt run ENGINE --images DIR runs an engine",
+    **dict.fromkeys(
+        ("compare", "evaluate"), "trtopt verify MODEL.onnx ENGINE --data F.npz compares an engine with its model"
+    ),
+    **dict.fromkeys(("infer", "predict"), "trtopt run ENGINE --images DIR runs an engine"),
 }
 
 
@@ -98,20 +87,16 @@ def _lost_output() -> OSError | None:
 def _tell_of_native_lines(failed: bool) -> None:
     """Tell what native libraries printed: their internals, which may still explain a failure."""
     native = lines() if failed or wanted() else []
-    if wanted():
-        for line in native:
-            print(f"native: {line}", file=sys.stderr)
-    elif native:
-        print(
-            f"native libraries printed {len(native)} line{'s' * (len(native) != 1)} of their own: trtopt -v shows them",
-            file=sys.stderr,
-        )
+    if native and not wanted():
+        native = [f"{counted(len(native), 'line')} that libraries printed: trtopt -v shows them"]
+    for line in native:
+        print(f"native: {line}", file=sys.stderr)
 
 
 def _instead(command: str, option: str, name: str) -> str:
     """Return what to type for an option, or a command of this name, that isn't there; empty: nothing is known."""
     if option:
-        if known := _ELSEWHERE.get((command, option)):
+        if known := _ELSEWHERE.get(option):
             return known
         from trtopt.diagnosis.migration import OPTIONS
 

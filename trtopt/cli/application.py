@@ -143,7 +143,6 @@ def command_of(
     Args:
         read: option → what makes the function's argument of what was typed.
         call: gives the result; default: the public function of the same name, with the options as keywords.
-        plain: the result as JSON.
         judged: exit status 1, or the result's `exit_status`, where it has an `ok` that is False.
         measures: the result is kept beside the engine that it is of, for `report`.
     """

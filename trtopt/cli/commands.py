@@ -38,16 +38,16 @@ MOST_KEPT = 20  # nodes that are listed
 ROWS = 10  # of tables of layers
 
 
-def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
-    from trtopt.frontend.factories import parse_argument
-
-    return dict(map(parse_argument, texts)) if texts else None
-
-
 def _inputs(texts: Sequence[str] | None) -> list[Any] | None:
     from trtopt.frontend.inputs import parse_input
 
     return list(map(parse_input, texts)) if texts else None
+
+
+def _factory_arguments(texts: Sequence[str] | None) -> dict[str, Any] | None:
+    from trtopt.frontend.factories import parse_argument
+
+    return dict(map(parse_argument, texts)) if texts else None
 
 
 def _listed(flag: str, text: str | None) -> tuple[str, ...]:
@@ -57,10 +57,6 @@ def _listed(flag: str, text: str | None) -> tuple[str, ...]:
     if not all(parts):
         raise UsageError(f"{flag} {text!r} lacks something beside a comma; write one, or A,B")
     return parts
-
-
-def _names(flag: str, texts: Sequence[str] | None) -> tuple[str, ...] | None:
-    return _listed(flag, ",".join(texts)) if texts else None
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
@@ -78,7 +74,7 @@ _MODULE = {"factory_arg": _factory_arguments, "inputs": _inputs}
 @command_of(
     ExportRequest,
     "trtopt export torchvision:resnet50 -o resnet50.onnx",
-    read={**_MODULE, "output_names": partial(_names, "--output-names")},
+    read={**_MODULE, "output_names": lambda texts: _listed("--output-names", ",".join(texts)) if texts else None},
 )
 def export(result: Any, values: Options) -> Iterator[str]:
     """Export a PyTorch model to ONNX, and compare the two."""

@@ -5,10 +5,8 @@
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 #include <math.h>
-#include <signal.h>
 #include <stdint.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Several versions of a loop, of which the processor's is taken when the module is loaded. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -195,41 +193,6 @@ static PyObject *count(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssiz
     return Py_BuildValue("ddL", as_float(least), as_float(most), (long long)reached);
 }
 
-/* What is said where native code ends the process. Only signals that nobody else in the process handles are taken: what
-   handles them may count on them, as a Java VM does. */
-static struct {
-    char text[4096];
-    size_t length;
-    int stream;
-} last;
-static const int ends[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-
-static void ended(int number)
-{
-    ssize_t written = write(last.stream, last.text, last.length);
-    (void)written;
-    signal(number, SIG_DFL);
-    raise(number); /* once this handler has returned */
-}
-
-static PyObject *last_words(PyObject *Py_UNUSED(self), PyObject *args)
-{
-    const char *text;
-    Py_ssize_t length;
-    if (!PyArg_ParseTuple(args, "iy#", &last.stream, &text, &length))
-        return NULL;
-    last.length = (size_t)length < sizeof last.text ? (size_t)length : sizeof last.text;
-    memcpy(last.text, text, last.length);
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        struct sigaction now;
-        sigaction(ends[i], NULL, &now);
-        int ours = !(now.sa_flags & SA_SIGINFO) && now.sa_handler == (length > 0 ? SIG_DFL : ended);
-        if (ours)
-            signal(ends[i], length > 0 ? ended : SIG_DFL);
-    }
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(rows, count): do so many rows; what the last one gave, which is the first that gave something else than 0."},
@@ -238,9 +201,6 @@ static PyMethodDef methods[] = {
     {"count", (PyCFunction)(void (*)(void))count, METH_FASTCALL,
      "count(values, size, exponent, counts, scratch): add to the counts; the least and the greatest value, and the exponent "
      "that the counts then have."},
-    {"last_words", last_words, METH_VARARGS,
-     "last_words(stream, text): write the text to that descriptor where a signal such as SIGSEGV, which nobody else handles, "
-     "ends the process; empty: no longer."},
     {NULL, NULL, 0, NULL},
 };
 

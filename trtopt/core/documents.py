@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 from trtopt.core.errors import UsageError
-from trtopt.core.files import WHOLE, whole, why_no_path
+from trtopt.core.files import WHOLE, whole
 
 DEPTH = 64
 JSON_LIMIT, TOML_LIMIT = WHOLE, 1 << 20  # bytes of a file
@@ -80,11 +80,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        Damaged: it can't be read, isn't JSON, or is beyond the limits.
-    """
+    """Read a JSON file; Damaged where it can't be read, isn't JSON, or is beyond the limits."""
     return parsed_json(_content(path, JSON_LIMIT))
 
 
@@ -94,11 +90,7 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        Damaged: it can't be read, isn't TOML, or is beyond the limits.
-    """
+    """Read a TOML file; Damaged where it can't be read, isn't TOML, or is beyond the limits."""
     content = _content(path, TOML_LIMIT)
     # editors add a mark
     return cast("dict[str, Any]", _within_limits("TOML", lambda text: tomllib.loads(text.decode("utf-8-sig")), content))
@@ -165,35 +157,19 @@ class Described:
         return dict(plain(self))
 
 
-def path_in(folder: Path, text: str) -> Path:
-    """Join the path that a document in `folder` names, which may be there or not.
-
-    Raises:
-        Damaged: no system could have such a path.
-    """
-    path = folder / text
-    if why := why_no_path(path):
-        raise Damaged(f"{text[:40]!r}{'…' * (len(text) > 40)} can't be a path: {why}")
-    return path
-
-
 def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
-    """Convert a value out of a document into what it is meant to be.
+    """Convert a value out of a document into what it is meant to be; Damaged, with place, value and what is needed, where it
+    isn't.
 
     Args:
         kind: a dataclass or another type that msgspec knows. What a dataclass doesn't have, as from a newer trtopt, is left
             out; what it lacks takes its default. `Annotated[type, Meta(…)]` says which values of the type are allowed.
         where: what messages call it.
-
-    Raises:
-        Damaged: a value of another type, or that isn't allowed; its place, the value and what is needed are named.
     """
     try:
         return msgspec.convert(value, kind, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise _damaged(str(error), value, where) from None
-    except UnicodeEncodeError:  # of a name, or where names are allowed
-        raise Damaged(f"{where or 'it'} has a text that can't be encoded") from None
 
 
 def checked(value: Any, kind: type[Kind], where: str = "") -> Kind:

@@ -43,10 +43,7 @@ class MissingDependency(TrtoptError):
 
 
 class OutputError(TrtoptError):
-    """A file can't be written.
-
-    `advice` ends the message, after a comma; who knows more about the output than where it failed gives another.
-    """
+    """A file can't be written. `advice` ends the message, after a comma; who knows more about the output gives another."""
 
     def __init__(self, problem: str, advice: str = "") -> None:
         super().__init__(f"{problem}, {advice}" if advice else problem)
@@ -183,15 +180,11 @@ _ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "google")  # the extra `onnx`; go
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional dependency where it is used.
+    """Import an optional dependency where it is used; MissingDependency, with what installs it, where that fails.
 
     Args:
-        module: importable name, such as "onnxruntime".
         extra: the trtopt extra that installs it, such as "ort".
         purpose: what it is needed for, as a noun phrase ("calibration").
-
-    Raises:
-        MissingDependency: it is not installed, or its import fails (the cause is quoted).
     """
     try:
         with unreported(), loader_path:  # ONNX Runtime itself, and what imports it
@@ -200,24 +193,17 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         top = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         what = "is not installed" if absent else f"is installed but fails to import ({error})"
-        extras = _NEEDED.get(purpose, (extra,))
-        raise MissingDependency(
-            f"{purpose} needs {top}, which {what}: {to_install(*extras)} (trtopt's extra{'s' * (len(extras) > 1)} "
-            f"{' and '.join(extras)})"
-        ) from error
+        install = _install(_NEEDED.get(purpose, (extra,)))
+        raise MissingDependency(f"{purpose} needs {top}, which {what}: {install}") from error
 
 
 def without_graphs(error: Exception, command: str = "") -> MissingDependency | None:
-    """Return what to say where code that works on ONNX graphs was imported without the extra `onnx`; None: it is another error.
-
-    Args:
-        command: what was typed, for all that it needs.
-    """
+    """Return what to say where code on ONNX graphs was imported without the extra `onnx`; None: it is another error."""
     if not isinstance(error, ModuleNotFoundError) or error.name not in _ON_GRAPHS:
         return None
-    extras = _NEEDED.get(command, ("onnx",))
-    which = " and ".join(extras) if command in _NEEDED else "onnx, which those that build, calibrate or export include"
-    return MissingDependency(
-        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install(*extras)} (trtopt's "
-        f"extra{'s' * (len(extras) > 1)} {which})"
-    )
+    install = _install(_NEEDED.get(command, ("onnx",)))
+    return MissingDependency(f"this works on ONNX graphs and needs {error.name}, which isn't installed: {install}")
+
+
+def _install(extras: tuple[str, ...]) -> str:
+    return f"{to_install(*extras)} (trtopt's extra{'s' * (len(extras) > 1)} {' and '.join(extras)})"

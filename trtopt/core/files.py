@@ -36,11 +36,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path; on success it becomes `path`, on any error it is removed.
 
     A link that the user named is followed: what it points at is written. A file that is there gives the new one its mode.
-
-    Raises:
-        UsageError: `path` is what a call in progress reads.
-        OutputError: `path` is there and isn't a file, its folder doesn't exist or isn't writable, or the disk is full.
-    """
+    UsageError where a call in progress reads `path`, OutputError where it can't be written."""
     with writing_together(path) as (partial,):
         yield partial
 
@@ -53,21 +49,15 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
     try:
         with contextlib.ExitStack() as stack:
             # Not by their own names: who looks for files of some kind must not find what a killed run left.
-            partials += [stack.enter_context(_beside(target)) / "partial" for target in targets]
+            partials += [stack.enter_context(folder_beside(target)) / "partial" for target in targets]
             modes = [_created(partial, target) for partial, target in zip(partials, targets)]
             yield tuple(partials)
             for partial, mode in zip(partials, modes):
                 partial.chmod(mode)
                 if not is_scratch(partial):
                     sync(partial)
-            created = [target for target in targets if not target.exists()]
-            try:
-                for partial, target in zip(partials, targets):
-                    partial.replace(target)
-            except OSError:
-                for target in created:  # one without the others says something wrong
-                    target.unlink(missing_ok=True)
-                raise
+            for partial, target in zip(partials, targets):
+                partial.replace(target)
     except OSError as error:
         failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
         raise _output_error((failed or targets)[0], error) from error
@@ -75,27 +65,20 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
 
 @contextlib.contextmanager
 def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary folder from which files can be renamed to `path`.
-
-    Raises:
-        OutputError: it can't be made.
-    """
+    """A temporary folder from which files can be renamed to `path`; OutputError where it can't be made."""
     target = _target(path)
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(_beside(target))
+            # Long names must leave room for more.
+            folder = stack.enter_context(folder_in(target.parent, f".{target.name[:40]}."))
         except OSError as error:
             raise _output_error(target, error) from error
         yield folder
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Fail now rather than after the long work: `path` can be created or replaced, and is no input.
-
-    Raises:
-        UsageError: it is one of what the call reads, which it would destroy.
-        OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
-    """
+    """Fail now rather than after the long work: UsageError where `path` is an input, which would be lost; OutputError where it
+    isn't a file, its folder is missing, or it isn't writable."""
     with folder_beside(path):
         pass
 
@@ -103,17 +86,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def check_ending(
     path: str | os.PathLike[str], others: Sequence[str], what: str, other: str, ending: str, more: str = ""
 ) -> None:
-    """Refuse a name that says another kind of file than is written, which would be taken for it, or replace one.
-
-    Args:
-        others: endings of the other kind.
-        what, other: what is written, and what the name says.
-        ending: of what is written.
-        more: ends the message.
-
-    Raises:
-        UsageError: the name has one of these endings.
-    """
+    """Raise UsageError for a name that ends as `other` kinds of files do (`others`) where `what`, with another `ending`, is
+    written: it would be taken for one, or replace one. `more` ends the message."""
     name = Path(os.fspath(path))
     if name.suffix.lower() in others:
         raise UsageError(
@@ -186,20 +160,12 @@ def cache_path() -> Path:
 
 
 def cache_folder(*parts: str) -> Path:
-    """A folder under `cache_path()`, made if absent.
-
-    Raises:
-        OutputError: it can't be made.
-    """
+    """A folder under `cache_path()`, made if absent; OutputError where it can't be."""
     return made_folder(cache_path().joinpath(*parts), "the cache folder", "set TRTOPT_CACHE to another")
 
 
 def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: str = "give another `output=`") -> Path:
-    """A folder, made if absent, with those above it.
-
-    Raises:
-        OutputError: it can't be made.
-    """
+    """A folder, made if absent, with those above it; OutputError where it can't be."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,17 +174,6 @@ def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: 
     except (OSError, ValueError) as error:
         raise OutputError(f"can't make {what} {folder}: {_reason(error)}", advice) from error
     return folder
-
-
-def why_no_path(path: str | os.PathLike[str], *, any_length: bool = False) -> str:
-    """Tell why nothing can be called so: a NUL in it, half of a surrogate pair, or too much; empty: something can."""
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return str(error.strerror) if error.errno == errno.ENAMETOOLONG and not any_length else ""
-    except ValueError as error:
-        return "it can't be encoded" if isinstance(error, UnicodeError) else "it has a NUL"
-    return ""
 
 
 def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
@@ -252,12 +207,7 @@ def _kind(mode: int) -> str:
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
-    """The file to write: where `path` is a link that the user named, what it points at; another is replaced by the file.
-
-    Raises:
-        UsageError: a call in progress reads it.
-        OutputError: it is there and isn't a file, or its folder doesn't exist.
-    """
+    """The file to write: where `path` is a link that the user named, what it points at; another is replaced by the file."""
     target, calls = Path(path), CALLS.get()
     for call in calls:
         call.refuse(target)
@@ -282,10 +232,6 @@ def _mode(path: Path) -> int | None:
         return path.stat().st_mode
     except FileNotFoundError:
         return None
-
-
-def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
-    return folder_in(target.parent, f".{target.name[:40]}.")  # long names must leave room for more
 
 
 def _created(partial: Path, target: Path) -> int:

@@ -32,12 +32,8 @@ _LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x1f])
 
 
 class Call:
-    """Files that one call reads and writes.
-
-    Args:
-        reads: option → what was given for it, of any kind.
-        targets: option, what was given for it, and an ending of what is written by that name (`About.writes`).
-    """
+    """Files that one call reads (option → what was given for it, of any kind) and writes (option, what was given for it, and an
+    ending of what is written by that name)."""
 
     def __init__(self, reads: Mapping[str, Any], targets: Sequence[tuple[str, str, str]]) -> None:
         self.reads, self.targets = reads, targets

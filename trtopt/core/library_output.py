@@ -25,11 +25,7 @@ def wanted() -> bool:
 
 
 class Shared(AbstractContextManager[None]):
-    """A change of the process for all threads that are inside: the first one makes it, the last one puts it back.
-
-    Args:
-        change: makes it on entering, and puts it back on leaving.
-    """
+    """A `change` of the process for all threads that are inside: the first one makes it, the last one puts it back."""
 
     def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
         self._change, self._lock = change, threading.Lock()
@@ -50,11 +46,8 @@ class Shared(AbstractContextManager[None]):
 
 @contextlib.contextmanager
 def variable(name: str, value: str | None = None) -> Iterator[None]:
-    """Put a variable of the environment back afterwards, whatever a library sets it to. Use it in `Shared`.
-
-    Args:
-        value: what it is meanwhile; one that is set is the user's word, and stays.
-    """
+    """Put a variable of the environment back afterwards, whatever a library sets it to; meanwhile it is `value`, unless the
+    user has set it. Use it in `Shared`."""
     before = os.environ.get(name)
     if before is None and value is not None:
         os.environ[name] = value
@@ -93,12 +86,7 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-_unwarned = Shared(_without_warnings)
-
-
-def unwarned() -> AbstractContextManager[None]:
-    """Python's warnings come to nothing meanwhile, also where they are errors."""
-    return _unwarned
+unwarned = Shared(_without_warnings)  # Python's warnings come to nothing meanwhile, also where they are errors
 
 
 def quiet() -> AbstractContextManager[None]:
@@ -114,13 +102,12 @@ def _muted() -> Iterator[None]:
         if logger.name.partition(".")[0] not in _LIBRARIES:
             before(logger, record)
 
-    with unreported(), _unwarned:
+    with unreported(), unwarned:
         setattr(logging.Logger, "callHandlers", call)  # noqa: B010  (as an assignment it doesn't type-check)
         try:
             yield
         finally:
-            if logging.Logger.callHandlers is call:  # else somebody else took it over meanwhile, and ours passes on
-                setattr(logging.Logger, "callHandlers", before)  # noqa: B010
+            setattr(logging.Logger, "callHandlers", before)  # noqa: B010
 
 
 _quiet = Shared(_muted)

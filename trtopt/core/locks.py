@@ -20,11 +20,8 @@ POLL = 0.05  # seconds between tries: a wait of the system's couldn't be ended b
 
 @contextlib.contextmanager
 def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting", advice: str = "") -> Iterator[None]:
-    """Hold the lock file `path`. While another process holds it, wait, in a phase named `waiting`.
-
-    Raises:
-        OutputError: the file can't be made, or its file system has no locks.
-    """
+    """Hold the lock file `path`. While another process holds it, wait, in a phase named `waiting`. OutputError where the file
+    can't be made, or its file system has no locks."""
     lock = alone_now(path, advice)
     if lock is None:
         with reporter.phase(waiting):
@@ -36,11 +33,7 @@ def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting", adv
 
 
 def alone_now(path: Path, advice: str = "") -> contextlib.ExitStack | None:
-    """Take the lock of `alone` without waiting: what lets it go when it is closed, or None where another holds it.
-
-    Raises:
-        OutputError: the file can't be made, or its file system has no locks.
-    """
+    """Take the lock of `alone` without waiting: return what lets it go when it is closed, or None where another holds it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         if not locked(descriptor, path):

@@ -5,31 +5,17 @@ Only the command line uses this, whose process is its own: a library must leave 
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import ctypes
+import faulthandler
 import io
 import os
 import sys
-import tempfile
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from trtopt.core.terminal import visible
 
-_kept: IO[bytes] | None = None
-
-
-class _Messages(io.TextIOWrapper):
-    """Standard error; what can't be written there is lost, and the work goes on."""
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            super().flush()
+_kept: BinaryIO | None = None
 
 
 def open_closed() -> None:
@@ -40,41 +26,31 @@ def open_closed() -> None:
 
 
 def keep_apart() -> None:
-    """From here on Python's prints go where they went, and what native code writes to descriptors 1 and 2 into a file.
+    """From here on Python's prints go where they went, and what native code writes to descriptors 1 and 2 into memory.
 
     TensorRT prints warnings on standard output, where `--json` promises one object and nothing else. Nothing happens where
     Python's streams aren't the process's own (tests). A stream that is closed becomes /dev/null, and what its encoding
-    doesn't have is written as an escape sequence.
+    doesn't have is written as an escape sequence. Where native code ends the process, Python says where it stood.
     """
     global _kept
-    streams: list[Any] = [sys.__stdout__, sys.__stderr__]
-    if _kept is not None or [sys.stdout, sys.stderr] != streams:
+    own = [stream or open(os.devnull, "w") for stream in (sys.__stdout__, sys.__stderr__)]  # noqa: SIM115
+    if _kept is not None or (sys.stdout, sys.stderr) != (sys.__stdout__, sys.__stderr__):
         return
-    open_closed()
-    try:
-        own = [stream or os.fdopen(number, "w", encoding="utf-8") for number, stream in zip((1, 2), streams)]
-        if [stream.fileno() for stream in own] != [1, 2]:
-            return
-        for stream in own:
-            stream.flush()
-        sys.stdout, sys.stderr = _copy(own[0], io.TextIOWrapper), _copy(own[1], _Messages)
-        diverted = tempfile.TemporaryFile()  # noqa: SIM115  (for the life of the process)
-    except (AttributeError, OSError, ValueError):
-        return
+    diverted = open(os.memfd_create("native"), "w+b")  # noqa: SIM115  (for the life of the process)
+    for stream in own:
+        stream.flush()
+    sys.stdout, sys.stderr = map(_copy, own)
     for descriptor in (1, 2):
         os.dup2(diverted.fileno(), descriptor)
     _kept = diverted
+    faulthandler.enable(sys.stderr)
 
 
-def _copy(stream: Any, kind: type[io.TextIOWrapper]) -> io.TextIOWrapper:
+def _copy(stream: Any) -> io.TextIOWrapper:
     """Copy a stream under a descriptor of its own."""
-    complete = codecs.lookup(stream.encoding).name == "utf-8" and stream.errors != "strict"
-    return kind(
-        open(os.dup(stream.fileno()), "wb"),
-        encoding=stream.encoding,
-        errors=stream.errors if complete else "backslashreplace",
-        line_buffering=stream.line_buffering,
-    )
+    descriptor = os.dup(stream.fileno())
+    buffering = 1 if stream.line_buffering else -1
+    return open(descriptor, "w", buffering, encoding=stream.encoding, errors="backslashreplace")
 
 
 def lines() -> list[str]:

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
 from trtopt.core.errors import UsageError
-from trtopt.core.files import why_no_path
 from trtopt.core.removed import went
 from trtopt.core.words import NAMED, keyed as keyed, named as named, spoken as spoken
 
@@ -107,14 +106,9 @@ def without(request: R, *names: str) -> R:
 def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callable[[R], T]], Callable[P, T]]:
     """Turn a function of a request into one of the request's fields, as positional arguments and keywords.
 
-    Args:
-        writes: what the request says is written; False: it names nothing of the user's.
-
-    Raises (when that is called):
-        TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
-        UsageError: a value of another type than the option's, such as something else than a path, or a number too small; an
-            option that has no effect beside the others; or a file to write that is one of those to read (`trtopt.core.kept`).
-        OutputError: a file to write can't be.
+    It raises TypeError for an unknown name (near ones are told), and UsageError for a value of another type or too small, for
+    an option that has no effect beside the others, and for a file to write that is one of those to read
+    (`trtopt.core.kept`); not with `writes=False`, for what names nothing of the user's.
     """
     parameters = [
         Parameter(
@@ -154,11 +148,8 @@ def taking(request: Callable[P, R], *, writes: bool = True) -> Callable[[Callabl
 
 
 def typed(work: Callable[P, T]) -> Callable[P, T]:
-    """The function, which refuses an argument of another type than it says, by name; classes and functions aren't looked at.
-
-    Raises (when it is called):
-        UsageError: a value of another type.
-    """
+    """The function, which raises UsageError for an argument of another type than it says; classes and functions aren't looked
+    at."""
     known = signature(work)
 
     @functools.wraps(work)
@@ -178,18 +169,15 @@ def typed(work: Callable[P, T]) -> Callable[P, T]:
 
 def fitting(request: R) -> R:
     """The request; one text or path in place of what may be repeated made a list of it, and an iterator for a list, too.
-
-    Raises:
-        UsageError: a value isn't of the field's type or too small, or a text can't be a path.
-    """
+    UsageError where a value isn't of the field's type or too small, or a path is empty."""
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value = getattr(request, name)
         takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
         path = Path in (said.typed, *get_args(said.typed)) or "PathLike" in str(item.type)
         for text in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(text, (str, os.PathLike)):
-                _refuse_unless_written(name, text, path=path)
+            if path and isinstance(text, (str, os.PathLike)) and not os.fspath(text):
+                raise UsageError(f"{named(name)} is '': a path is needed")
         if item.default == () and isinstance(value, (str, os.PathLike)):
             changes[name] = value = (value,)
         elif isinstance(value, Iterator) and "Sequence" in str(item.type):
@@ -239,14 +227,6 @@ def _refuse_other(name: str, value: Any, written: str) -> None:
         raise UsageError(f"{named(name)} is {shown}; {kind} is needed")
 
 
-def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bool) -> None:
-    """Raise UsageError for what no file can be called: with a NUL, with half of a surrogate pair, or (of a path) nothing or
-    something too long."""
-    said = os.fspath(value)
-    if why := "a path is needed" if path and not said else why_no_path(said, any_length=not path):
-        raise UsageError(f"{named(name)} is {said[:40]!a}{'…' * (len(said) > 40)}: {why}")
-
-
 def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
     """Raise UsageError unless the value's type, or one that it inherits from, has one of these names."""
     known, names = {kind.__name__ for kind in type(value).__mro__}, [kind.rpartition(".")[2] for kind in takes]
@@ -268,12 +248,7 @@ def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
 
 
 class _Kind(NamedTuple):
-    """Values that an annotation allows.
-
-    Attributes:
-        words: what each alternative is, for people.
-        listed: what the items of each list among the alternatives are.
-    """
+    """Values that an annotation allows: `words` for each alternative, and for the items of each list among them (`listed`)."""
 
     fits: Callable[[Any], bool]
     words: tuple[str, ...] = ()

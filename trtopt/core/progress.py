@@ -50,11 +50,8 @@ class Phase:
 
 
 class Reporter:
-    """Receives notes, warnings and phases. This base is silent; it is the API's default.
-
-    Attributes:
-        flags: of the options that texts name (`trtopt.core.options`), on the command line.
-    """
+    """Receives notes, warnings and phases, with `flags` for the options that they name. This base is silent; it is the API's
+    default."""
 
     flags: Mapping[str, str] = {}
 
@@ -113,16 +110,9 @@ class _Recorder(Reporter):
 
 @contextlib.contextmanager
 def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[Reporter]:
-    """A reporter that hands all on to `heard`.
-
-    Args:
-        log: a file to write all that is said into, TensorRT's own messages too (the verbose ones with TRTOPT_DEBUG, which
-            is `trtopt -v`), as it comes, and the error that ends it. An earlier log is replaced, and nothing else.
-
-    Raises:
-        UsageError: something else than a log is there.
-        OutputError: the log can't be written.
-    """
+    """A reporter that hands all on to `heard`, and writes it into the file `log`, TensorRT's own messages too (the verbose ones
+    with TRTOPT_DEBUG, which is `trtopt -v`), as it comes, and the error that ends it. An earlier log is replaced, and nothing
+    else: UsageError where something else is there."""
     if log is None:
         yield heard
         return
@@ -135,31 +125,26 @@ def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[Re
                     raise UsageError(
                         f"`log=` {os.fspath(log)} is there and no log of trtopt's: give another name{free}"
                     )
-        file = open(log, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115  (closed below)
+        file = open(log, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise OutputError(f"can't write the log {os.fspath(log)}: {error.strerror or error}") from error
-    with contextlib.ExitStack() as stack:
-        stack.callback(_closed, file, heard)
-        recorder = _Recorder(heard, file)
-        today = datetime.date.today().isoformat()
-        recorder._write(f"trtopt {__version__}, Python {platform.python_version()}, {today}")
-        try:
-            yield recorder
-        except BaseException as error:
-            recorder._write(f"ended by {type(error).__name__}: {error}")
-            raise
-        recorder._write("done")
-
-
-def _closed(log: TextIO, heard: Reporter) -> None:
+    recorder = _Recorder(heard, file)
+    recorder._write(f"trtopt {__version__}, Python {platform.python_version()}, {datetime.date.today().isoformat()}")
     try:
-        log.close()
-    except OSError as error:  # a full disk, which is no reason to lose what was made
-        heard.warn(f"the log {log.name} isn't whole: {error.strerror or error}")
+        yield recorder
+        recorder._write("done")
+    except BaseException as error:
+        recorder._write(f"ended by {type(error).__name__}: {error}")
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # a full disk is no reason to lose what was made
+            file.close()
 
 
 class PlainReporter(Reporter):
     """Lines for logs: start, a heartbeat every ten seconds, end with the time taken."""
+
+    interval = HEARTBEAT  # seconds between signs of life
 
     def __init__(self, stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> None:
         self.stream, self.flags = stream or sys.stderr, flags or {}
@@ -182,7 +167,7 @@ class PlainReporter(Reporter):
         phase, state, over = Phase(name, total), "stopped after ", threading.Event()
 
         def beat() -> None:
-            while not over.wait(self.interval()):
+            while not over.wait(self.interval):
                 self._beat(phase)
 
         thread = threading.Thread(target=beat, name="trtopt-heartbeat", daemon=True)
@@ -197,10 +182,6 @@ class PlainReporter(Reporter):
             self._at_work.remove(phase)
             self._line(f"{phase}: {state}{phase.seconds:.1f} s")
 
-    def interval(self) -> float:
-        """Return the seconds between signs of life."""
-        return HEARTBEAT
-
     def _beat(self, phase: Phase) -> None:
         self._line(f"  {phase}… {phase.seconds:.0f} s")
 
@@ -208,8 +189,7 @@ class PlainReporter(Reporter):
 class TerminalReporter(PlainReporter):
     """A line in place that says what is at work, with the time taken; a finished phase leaves one line."""
 
-    def interval(self) -> float:
-        return SPIN
+    interval = SPIN
 
     def _line(self, text: str) -> None:
         self.stream.write(_CLEAR)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations_with_replacement
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trtopt.core.errors import UsageError
@@ -14,22 +13,14 @@ from trtopt.core.words import named
 
 Key = tuple[str, int] | str  # a dimension, as `TensorInfo.dimension` names it
 Sizes = tuple[int, int, int]  # min, opt, max
-Lost = Callable[[Mapping[Key, int]], int]  # how much of a model contradicts sizes (`graph.work.lost_shapes`)
 SeenSizes = Mapping[tuple[str, int], tuple[int, int, int]]  # (input, axis) → least, commonest, largest
-_LONGER = (4, 16, 64, 256)  # times: audio has as many samples for what text has a token for
-_TRIALS = 200  # at most, of other ranges
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
 
 
 def parse_profile(text: str) -> dict[str, ShapeRange]:
-    """Read `NAME:MIN,OPT,MAX[;NAME:…]`, each shape as 1x3x224x224; one shape alone stands for all three.
-
-    Between inputs a comma does too, as in trtexec's options.
-
-    Raises:
-        UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
-    """
+    """Read `NAME:MIN,OPT,MAX[;NAME:…]`, each shape as 1x3x224x224; one shape alone stands for all three. Between inputs a comma
+    does too, as in trtexec's options. UsageError where it can't be read."""
     profile: dict[str, ShapeRange] = {}
     rest = text.strip(" ;")
     while rest:
@@ -54,11 +45,8 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
 
 
 def parse_profiles(shapes: str | GivenProfile | Iterable[str | GivenProfile]) -> tuple[Profile, ...]:
-    """Profiles from what is given one after the other: an input that comes again begins another profile.
-
-    Raises:
-        UsageError: one can't be read, or the profiles name different inputs; the message has the line to type.
-    """
+    """Profiles from what is given one after the other: an input that comes again begins another profile. UsageError has the
+    line to type."""
     parts = [
         parse_profile(item) if isinstance(item, str) else _stated(item)
         for item in ([shapes] if isinstance(shapes, (str, Mapping)) else shapes)
@@ -135,22 +123,14 @@ def suggested_shapes(
     values: Mapping[str, int] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
     seen: SeenSizes | None = None,
-    lost: Lost | None = None,
 ) -> Suggestion:
-    """The `shapes=` option for inputs that leave sizes open.
-
-    Args:
-        given: ranges that are known; a dimension has the same range wherever its name stands.
-        values: inputs whose values decide shapes, with how many they hold; "N" stands for them.
-        longest: the largest size that an input may have on an axis, where that is known.
-        seen: `seen_sizes` of samples; of others it is a guess.
-        lost: says what contradicts sizes; ranges are changed where less does then.
-    """
+    """The `shapes=` option for inputs that leave sizes open: of ranges that are `given` (a dimension has the same one wherever
+    its name stands), `seen` in samples, or guessed, and no longer than an axis may be (`longest`). "N" stands for the numbers
+    of inputs whose `values` decide shapes."""
     values = values or {}
     needing = [info for info in inputs if info.open_axes]
     places = [(info, axis, info.dimension(axis)) for info in needing for axis in info.open_axes]
     ranges = {key: seen[info.name, axis] for info, axis, key in places if seen and (info.name, axis) in seen}
-    fixed = set(ranges)
     for info, axis, key in places:
         shape = (given or {}).get(info.name)
         if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
@@ -165,9 +145,7 @@ def suggested_shapes(
             low, best, high = ranges[key]
             ranges[key] = min(low, end), min(best, end), min(high, end)
     sums = {key for key in ranges if summed(key, ranges) is not None}
-    if lost is not None:
-        ranges = _agreeing(ranges, [key for key in ranges if key not in fixed | sums], lost)
-    ranges = _with_sums(ranges)
+    ranges = {key: summed(key, ranges) or sizes for key, sizes in ranges.items()}
     guesses = [f"{label} {','.join(map(str, ranges[key]))}" for key, label in labels.items() if key not in sums]
     texts: dict[str, ShapeRange | str] = {}
     for info in needing:
@@ -190,53 +168,13 @@ def summed(key: Key, ranges: Mapping[Key, Sizes]) -> Sizes | None:
     parts = [part.strip() for part in key.split("+")] if isinstance(key, str) else []
     if len(parts) < 2 or not all(part.isdecimal() or part in ranges for part in parts):
         return None
-    return _added([(int(part),) * 3 if part.isdecimal() else ranges[part] for part in parts])
-
-
-def _with_sums(ranges: Mapping[Key, Sizes]) -> dict[Key, Sizes]:
-    return {key: summed(key, ranges) or sizes for key, sizes in ranges.items()}
-
-
-def _added(ranges: Iterable[Sizes]) -> Sizes:
-    low, best, high = map(sum, zip(*ranges))
+    low, best, high = map(sum, zip(*((int(part),) * 3 if part.isdecimal() else ranges[part] for part in parts)))
     return low, best, high
 
 
-def _agreeing(ranges: Mapping[Key, Sizes], free: Sequence[Key], lost: Lost) -> dict[Key, Sizes]:
-    """The ranges, one after the other changed for that of another dimension, the sum of two, one more, or a longer one, as
-    long as less of the model contradicts them."""
-
-    def problem(ranges: Mapping[Key, Sizes]) -> int:
-        return sum(lost({key: sizes[place] for key, sizes in _with_sums(ranges).items()}) for place in (0, 2))
-
-    best, least = dict(ranges), problem(ranges)
-    while least > 0:
-        others = dict.fromkeys(best.values())
-        others |= dict.fromkeys(_added(pair) for pair in combinations_with_replacement(list(others), 2))
-        others |= dict.fromkeys(_added((sizes, (1, 1, 1))) for sizes in best.values())
-        alike = [[key for key in free if best[key] == sizes] for sizes in dict.fromkeys(best.values())]
-        changes = [
-            (sizes < best[keys[0]], keys, sizes)
-            for keys in (*([key] for key in free), *(keys for keys in alike if len(keys) > 1))
-            for sizes in (*others, *(_added([best[keys[0]]] * times) for times in _LONGER))
-            if sizes != best[keys[0]]
-        ]
-        trials = [best | dict.fromkeys(keys, sizes) for _, keys, sizes in sorted(changes, key=lambda item: item[0])]
-        trials = trials[:_TRIALS]
-        problems = list(map(problem, trials))
-        if min(problems, default=least) >= least:
-            break
-        least = min(problems)
-        best = trials[problems.index(least)]
-    return best
-
-
 def seen_sizes(inputs: Sequence[TensorInfo], batches: Iterable[Mapping[str, Any]]) -> SeenSizes:
-    """The least, commonest and largest size that samples have on each open axis but their own.
-
-    Args:
-        batches: input name → array, samples along the first axis.
-    """
+    """The least, commonest and largest size that samples (input name → array, samples first) have on each open axis but their
+    own."""
     counts: dict[tuple[str, int], Counter[int]] = {}
     for batch in batches:
         for info in (info for info in inputs if info.name in batch):
@@ -250,21 +188,17 @@ def seen_sizes(inputs: Sequence[TensorInfo], batches: Iterable[Mapping[str, Any]
 
 
 def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:
-    """A range for an open size: samples, an image's side, its channels, or the length of a sequence."""
+    """A range for an open size: samples, an image's side, its channels, or the length of a sequence or of sound."""
     if axis == info.batch_axis:
         return DEFAULT_BATCH if alone else (1, 1, 8)
     if len(info.shape) == 4:
         return (3, 3, 3) if axis == (3 if info.channels_last else 1) else (320, 640, 960)
-    return (8, 128, 512)
+    return (4000, 16000, 80000) if info.floating and len(info.shape) == 2 else (8, 128, 512)
 
 
 def outside(profiles: Sequence[Profile], inputs: Sequence[TensorInfo], samples: Mapping[str, Any]) -> str:
-    """Empty, or what of these samples no profile takes, however many go in at a time.
-
-    Args:
-        samples: input name → array, samples along the first axis. Inputs of one shape aren't looked at: the range of one is of
-            its values, if it has any.
-    """
+    """Return what of these samples no profile takes, however many go in at a time; empty: nothing. Inputs of one shape aren't
+    looked at: the range of one is of its values, if it has any."""
     infos = [info for info in inputs if info.open_axes and info.name in samples]
     shapes = {info.name: tuple(samples[info.name].shape[1:]) for info in infos}
 

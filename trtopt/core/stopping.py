@@ -7,7 +7,6 @@ may run long: if the process is still there after `PATIENCE`, a thread removes i
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -29,7 +28,6 @@ def listen() -> None:
     handled = [number for number in numbers if signal.getsignal(number) in usual]
     if threading.current_thread() is not threading.main_thread() or not handled:
         return
-    atexit.register(_leave)  # the first that is registered is the last that runs
     _listening[:] = handled
     for number in handled:
         signal.signal(number, _interrupt)
@@ -76,16 +74,6 @@ def _note(number: int, frame: FrameType | None) -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
     raise KeyboardInterrupt
-
-
-def _leave() -> None:
-    """End with the status that is due: after an interrupted exec() of text CPython would end by SIGINT, whatever was caught."""
-    due = status()
-    if due is not None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(due)
 
 
 def _watch(arrivals: int) -> None:

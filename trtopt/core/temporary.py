@@ -25,11 +25,7 @@ _searched: set[Path] = set()  # where this process has removed what others left
 
 @contextlib.contextmanager
 def folder_in(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in `parent`, for its user alone; removed at the end with what is in it.
-
-    Raises:
-        OSError: it can't be made.
-    """
+    """A new folder in `parent`, for its user alone; removed at the end with what is in it."""
     parent, lock = parent.absolute(), None
     if parent not in _searched:
         _searched.add(parent)
@@ -52,11 +48,7 @@ def folder_in(parent: Path, prefix: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder in $TMPDIR, for files that nobody looks for later.
-
-    Raises:
-        OutputError: it can't be made.
-    """
+    """A folder in $TMPDIR, for files that nobody looks for later; OutputError where it can't be made."""
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(folder_in(Path(tempfile.gettempdir()), "trtopt-"))
@@ -90,11 +82,8 @@ def remove_leftovers(parent: str | os.PathLike[str]) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock; None: it is gone, or another process holds it.
-
-    Raises:
-        OSError: it is no folder, or can't be locked.
-    """
+    """Return a descriptor that holds the folder's lock; None: it is gone, or another process holds it. OSError: it can't be
+    locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -103,11 +92,8 @@ def _lock(folder: Path) -> int | None:
 
 
 def locked(descriptor: int, path: Path) -> bool:
-    """Lock what is open, if it is still what lies at `path` and nobody else has it; else close it.
-
-    Raises:
-        OSError: its file system has no locks.
-    """
+    """Lock what is open, if it is still what lies at `path` and nobody else has it; else close it. OSError: there are no
+    locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):

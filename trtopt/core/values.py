@@ -90,11 +90,8 @@ class ShapeRange:
     @classmethod
     @typed
     def parse(cls, text: str) -> ShapeRange:
-        """Read `MIN,OPT,MAX`, each as 1x3x224x224; one shape alone stands for all three.
-
-        Raises:
-            UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
-        """
+        """Read `MIN,OPT,MAX`, each as 1x3x224x224; one shape alone stands for all three. UsageError where min ≤ opt ≤ max
+        doesn't hold."""
         pieces = [piece.strip() for piece in text.split(",")]
         if len(pieces) not in (1, 3) or not all(re.fullmatch(SHAPE, piece) for piece in pieces):
             raise UsageError(f"{text!r} can't be read; write MIN,OPT,MAX such as {EXAMPLE}, or one shape for all three")
@@ -116,13 +113,8 @@ class ShapeRange:
 
 
 class Kind(str, enum.Enum):
-    """Meaning of an output, whose first axis counts samples; `MEASURES` in `trtopt.evaluation.outputs` compares each.
-
-    Attributes:
-        about: what it holds.
-        axes: the fewest that it has, in words.
-        shared: of what a share is the same, which `min_agreement=` judges; "": decibels judge it.
-    """
+    """Meaning of an output, whose first axis counts samples: what it holds (`about`), the fewest `axes`, and of what a share
+    is the same, which `min_agreement=` judges (`shared`; "": decibels judge it)."""
 
     about: str
     axes: str
@@ -158,21 +150,16 @@ def x(shape: Sequence[int | str]) -> str:
 
 
 def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
-    """Read compute capabilities: "sm89,sm120" or "8.9,12.0" → (89, 120); numbers are taken, too.
-
-    Raises:
-        UsageError: a part is neither smNN nor N.N.
-    """
+    """Read compute capabilities: "sm89,sm120" or "8.9,12.0" → (89, 120); numbers are taken, too, and UsageError is raised for
+    others."""
     items = [text] if isinstance(text, (str, int)) else text
     parts = [piece for item in items for piece in str(item).split(",")]
-    targets: list[int] = []
+    targets = dict[int, None]()
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})|(\d{1,2})\.(\d)", part)  # and as NVIDIA's tables have them
         if not match:
             raise UsageError(f"`target=` {part!r} isn't a compute capability; write sm89 or sm89,sm120")
-        number = int(match[1] or f"{match[2]}{match[3]}")
-        if number not in targets:
-            targets.append(number)
+        targets[int(match[1] or f"{match[2]}{match[3]}")] = None
     return tuple(targets)
 
 
@@ -224,17 +211,11 @@ class BuildSpec:
     """Everything a build depends on except the model and the scales.
 
     Attributes:
-        precision: what the heavy layers run in.
-        remainder: what the rest runs in when `precision` is INT8 or FP8.
-        io_fp32: keep the network's inputs and outputs FP32 in a reduced-precision build.
-        embed_preprocess: take an image as pixels; `profiles` are of the model's own inputs all the same.
-        overrides: exceptions by node name or operator, the last match wins.
-        profiles: optimization profiles; empty: static, or made from the model's own sizes.
-        targets: compute capabilities (TensorRT-RTX), such as (89, 120).
-        calibrator: "trtopt", or "native" for TensorRT's own IInt8EntropyCalibrator2 (8.6 and 10 only).
-        workspace: bytes the tactics may use; None: TensorRT's default.
-        optimization_level: 0 to 5; None: TensorRT's default (3).
+        precision, remainder: what the heavy layers run in, and what the rest does where they are quantized.
+        profiles: of the model's own inputs; empty: static, or made from the model's own sizes.
         device: number of the GPU to build on; no part of what is asked for, and not described.
+
+    The others are `BuildRequest`'s options, read.
     """
 
     precision: Precision = Precision.FP32
@@ -314,12 +295,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class Issue:
-    """Something in a model that TensorRT can't take.
-
-    Attributes:
-        node: the node, or the tensor where there is no node; empty where the fault is nobody's.
-        op: the node's operator, or "".
-    """
+    """Something in a model that TensorRT can't take: at a node, or a tensor; or at nobody's, whose `node` and `op` are
+    empty."""
 
     node: str
     op: str
@@ -340,12 +317,10 @@ class LayerInfo:
     """One layer as the built engine reports it.
 
     Attributes:
-        name: the engine's own layer name.
         kind: "convolution", "deconvolution", "matmul" or "other".
         precision: what it computes in (its input type).
         nodes: names of the ONNX nodes it came from, where the engine says.
-        reads, writes: type and format of each tensor, in TensorRT's words ("Int8 (NHWC) Channel major format"); empty: not
-            known, or of a manifest from before there were these fields.
+        reads, writes: type and format of each tensor, in TensorRT's words; empty: not known.
         tactic: name or number of the kernel that TensorRT chose; empty: not known.
     """
 
@@ -360,11 +335,8 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it.
-
-    Attributes:
-        batch_axis: where samples lie; None: nowhere, the whole array is of one sample.
-    """
+    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it. Samples lie on
+    `batch_axis`; None: nowhere, the whole array is of one sample."""
 
     name: str
     dtype: str
@@ -415,11 +387,7 @@ def named_size(size: int | str) -> bool:
 
 
 def parse_size(text: str | int, name: str) -> int:
-    """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576.
-
-    Raises:
-        UsageError: it can't be read; the message calls it `name`.
-    """
+    """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576. UsageError calls it `name`."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"{name} is {text!r}, which isn't a size; write 2GiB, 512MiB or a number of bytes")
@@ -451,11 +419,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def parse_seconds(time: str | float, name: str) -> float:
-    """Read a length of time in seconds: "2ms", "500us", "0.5s", or seconds as a number.
-
-    Raises:
-        UsageError: it can't be read, is negative, or has no end; the message calls it `name`.
-    """
+    """Read a length of time in seconds: "2ms", "500us", "0.5s", or seconds as a number. UsageError calls it `name`."""
     seconds = read_time(time, {"us": 1e-6, "ms": 1e-3, "s": 1.0})
     if seconds is not None:
         return seconds

@@ -19,11 +19,8 @@ __version__ = package_version("trtopt") or "0+unknown"  # run from a source tree
 
 
 def to_install(*extras: str) -> str:
-    """The command that installs what trtopt's extras bring, such as "ort".
-
-    It names the packages themselves: a package that an index has under trtopt's own name needn't be this one. Of extras that
-    those include, only what isn't there.
-    """
+    """The command that installs what trtopt's extras bring, such as "ort": the packages themselves, since one that an index has
+    under trtopt's own name needn't be this one. Of extras that those include, only what isn't there."""
     try:
         texts = requires("trtopt") or ()
     except PackageNotFoundError:  # run from a source tree that isn't installed

@@ -54,7 +54,7 @@ def _decoded(content: bytes, look: bool) -> NDArray[np.uint8] | str:
         return "the file is empty"
     pillow = require("PIL.Image", "ort", "reading images")
     pillow.init()
-    with unwarned():  # of large photos and of damaged EXIF data
+    with unwarned:  # of large photos and of damaged EXIF data
         try:
             image = pillow.open(io.BytesIO(content), formats=[kind for kind in _KINDS if kind in pillow.OPEN])
         except pillow.DecompressionBombError:
@@ -72,7 +72,7 @@ def _decoded(content: bytes, look: bool) -> NDArray[np.uint8] | str:
     ):
         return f"a {kind} cut off before its end"
     try:
-        with unwarned():
+        with unwarned:
             if look:
                 image.draft("RGB", (1, 1))
             array = _by_pillow(pillow, image, content) if kind in ("JPEG", "PNG") else _by_opencv(content)

@@ -31,7 +31,6 @@ from trtopt.core.documents import (
     converted,
     one_of,
     parsed,
-    path_in,
     read_json,
     spelled,
 )
@@ -355,9 +354,7 @@ def _check_values(manifest: Manifest) -> None:
         for number, tensor in enumerate(tensors):
             if (axis := tensor.get("batch_axis") or 0) >= max(1, len(tensor["shape"])):
                 raise Damaged(f"{where}[{number}].batch_axis is {axis}; an axis of its shape is needed")
-    if (graph := manifest.graph_file) is not None and _elsewhere(
-        str(parsed(graph, partial(path_in, Path()), "graph_file"))
-    ):
+    if (graph := manifest.graph_file) is not None and _elsewhere(graph):
         raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
 
 

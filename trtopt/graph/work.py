@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -61,19 +61,6 @@ def shapes_at(proto: ModelProto, sizes: Mapping[Any, int], other: int) -> dict[s
             if fixed and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
                 shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     return shapes
-
-
-def lost_shapes(proto: ModelProto) -> Callable[[Mapping[Any, int]], int]:
-    """Gives how many tensors have no shape, or none with elements, where dynamic dimensions have given sizes: what comes of
-    sizes that contradict each other has none."""
-    graph = infer_shapes(proto).graph
-    ranked = [value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.HasField("shape")]
-
-    def lost(sizes: Mapping[Any, int]) -> int:
-        shapes = shapes_at(proto, sizes, 1)
-        return sum(min(shapes.get(name, (0,)), default=1) < 1 for name in ranked)
-
-    return lost
 
 
 def node_macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:

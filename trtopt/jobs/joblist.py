@@ -44,7 +44,7 @@ from trtopt.autotune.building import GOAL
 from trtopt.autotune.tuning import budget_of
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
-from trtopt.core.documents import Damaged, path_in, read_toml
+from trtopt.core.documents import Damaged, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.kept import Call
@@ -454,9 +454,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _path(value: Any, folder: Path, where: str) -> Path:
-    text = _text(value, where)
-    with _saying(where):
-        return path_in(folder, text)
+    return folder / _text(value, where)
 
 
 def _texts(entry: Mapping[str, Any], key: str, where: str) -> list[str]:

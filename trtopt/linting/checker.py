@@ -52,7 +52,6 @@ from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import whole_copy
 from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
-from trtopt.graph.work import lost_shapes
 from trtopt.linting.refusals import asked
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import LEVELS, Finding, find, one_sample, opset_findings, such
@@ -214,9 +213,7 @@ def check(request: CheckRequest) -> CheckReport:
     if not profiles and not (batches_alone and not values):  # a build has a range of batches by itself
         seen = seen_sizes(loaded.inputs, samples) if samples is not None and not batches_alone else {}
         longest = max_input_lengths(folded)
-        suggestion = suggested_shapes(
-            loaded.inputs, values=values, longest=longest, seen=seen, lost=lost_shapes(folded)
-        )
+        suggestion = suggested_shapes(loaded.inputs, values=values, longest=longest, seen=seen)
     held = _held(loaded.proto, folded)
     output, verified, opened = None, None, False
     if request.fix is not None:

@@ -13,16 +13,8 @@ from trtopt.recipes.loader import CLASSES, PACKAGE, package_file
 
 
 def load_classes(source: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
-    """The names, in the order of the model's scores.
-
-    Args:
-        source: a text file with one name a line, a JSON file with a list of names, "imagenet", "package:NAME/FILE", or the
-            names themselves.
-
-    Raises:
-        UsageError: no such file, no names in it, an empty one, or something that isn't text.
-        MissingDependency: the package that has them isn't installed.
-    """
+    """The names, in the order of the model's scores: from a text file with one name a line, a JSON file with a list of names,
+    "imagenet", "package:NAME/FILE", or the names themselves. UsageError where there are none, or one is empty."""
     if not isinstance(source, (str, os.PathLike)):
         return _checked(list(source), "classes", "name")
     reference = CLASSES.get(os.fspath(source), os.fspath(source))
@@ -57,11 +49,7 @@ def _checked(names: list[object], where: str, what: str) -> tuple[str, ...]:
 
 
 def check_classes(names: Sequence[str], outputs: Sequence[TensorInfo]) -> None:
-    """Refuse names whose number fits none of the model's samples × classes outputs, where those are known.
-
-    Raises:
-        UsageError: both numbers are named.
-    """
+    """Raise UsageError for names whose number fits none of the model's samples × classes outputs, where those are known."""
     scores = [item for item in outputs if len(item.shape) == 2]
     sizes = [item.shape[1] for item in scores]
     if scores and all(isinstance(size, int) and size > 0 for size in sizes) and len(names) not in sizes:

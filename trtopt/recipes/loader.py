@@ -51,7 +51,6 @@ from trtopt.core.documents import (
     converted,
     one_of,
     parsed,
-    path_in,
     read_toml,
     spelled,
 )
@@ -80,11 +79,6 @@ class Recipe:
     Attributes:
         onnx: an ONNX file that is used as it is; else None, and `source` is exported.
         ranges: shape range of each dynamic input.
-        images, data, calibration: what to calibrate on, one of them at most.
-        min_snr, min_agreement: limits that `pipeline` judges by; None: `verify`'s, which it only tells.
-        labelled: "package:NAME/PATTERN" or a pattern beside the recipe; see `labelled_files`.
-        classes: where the classes' names are, as `build` takes it.
-        requires: what pip installs to get the packages it names; "" if it doesn't say.
     """
 
     name: Name
@@ -111,31 +105,20 @@ class Recipe:
     ranges: Mapping[str, ShapeRange] = field(default_factory=dict)
 
     def labelled_files(self) -> tuple[Path, ...]:
-        """The labelled images, sorted; empty if the recipe names none.
-
-        Raises:
-            MissingDependency: their package isn't installed.
-            UsageError: the pattern matches nothing.
-        """
+        """List the labelled images, sorted; none if the recipe names none. UsageError where the pattern matches nothing."""
         if self.labelled is None:
             return ()
         pattern = self._resolved(self.labelled)
         try:
             files = tuple(sorted(pattern.parent.glob(pattern.name)))
-        except (ValueError, OSError, re.error) as error:
-            raise UsageError(
-                f"the recipe {self.path}: labelled is {self.labelled!r}, no usable pattern: {error}"
-            ) from None
+        except (ValueError, OSError, re.error):
+            files = ()
         if not files:
             raise UsageError(f"the recipe {self.path} names labelled images {self.labelled}, which match no file")
         return files
 
     def check_installed(self) -> None:
-        """Find the package of `source`, without importing it.
-
-        Raises:
-            MissingDependency: it isn't there, and `requires` says what pip installs to get it.
-        """
+        """Find the package of `source`, without importing it; MissingDependency says what pip installs to get it."""
         module = self.source.partition(":")[0]
         package = module.partition(".")[0]
         if not self.requires or module.endswith(".py") or package in sys.modules:
@@ -154,13 +137,10 @@ class Recipe:
     def _resolved(self, text: str) -> Path:
         if text.startswith(PACKAGE):
             return package_file(text, self.requires)
-        path = _path(self.path.parent, text, f"the recipe {self.path}")
+        path = self.path.parent / text
         if "*" not in text and not path.exists():
             raise UsageError(f"the recipe {self.path} names {text}, which doesn't exist (looked for {path})")
         return path
-
-
-_OURS = {"name", "path", "onnx", "ranges"}  # of a recipe's attributes, no keys of its file
 
 
 _DimensionName = Annotated[str, spelled("a dimension's name", r"[^\W\d]\w*")]
@@ -170,9 +150,13 @@ _DimensionName = Annotated[str, spelled("a dimension's name", r"[^\W\d]\w*")]
 class _Input:
     """An input's table."""
 
-    shape: Annotated[tuple[Positive | _DimensionName, ...], Meta(max_length=32)] = ()  # of which NumPy has arrays
+    shape: Annotated[tuple[Positive | _DimensionName, ...], Meta(max_length=32)]  # of which NumPy has arrays
     dtype: TypeName = "float32"
     range: str | None = None
+
+
+_KEYS = {item.name for item in fields(Recipe)} - {"name", "path", "onnx", "ranges"}
+_INPUT_KEYS = {item.name for item in fields(_Input)}
 
 
 def known_recipes() -> tuple[str, ...]:
@@ -181,59 +165,45 @@ def known_recipes() -> tuple[str, ...]:
 
 
 def load_recipe(name: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe by its name, or by its path; `models/NAME.toml`, where no such file is, is the one of that name.
-
-    Raises:
-        UsageError: there is none, or a key or value in it isn't right.
-        MissingDependency: a package whose file it names isn't installed.
-    """
+    """Read a recipe by its name, or by its path; `models/NAME.toml`, where no such file is, is the one of that name. UsageError
+    where a key or value isn't right, MissingDependency where a package that it names a file of isn't installed."""
     path = _place(name)
-    infos, ranges = [], {}
+    where = f"the recipe {path}"
     try:
         content = read_toml(path)
         if unknown := list(_unknown(content)):
             raise UsageError(
-                f'the recipe {path} has "?" for {", ".join(unknown)}: write there what is true of the model (the comments over '
-                "each say in which form)"
+                f'{where} has "?" for {", ".join(unknown)}: write there what is true of the model (the comments over each say '
+                "in which form)"
             )
-        check_keys(content, {item.name for item in fields(Recipe)} - _OURS)
-        inputs = converted(content.pop("inputs", {}), dict[Name, dict[str, Any]], "inputs")
-        recipe = converted({**content, "name": path.stem, "path": str(path)}, Recipe)
-        for key, table in inputs.items():
-            where = f"inputs.{key}"
-            one = converted(table, _Input, where)
-            check_keys(table, {item.name for item in fields(_Input)}, where)
-            if "shape" not in table:
-                raise UsageError(f"the recipe {path}: {where} has no shape; write such as ['batch', 3, 224, 224]")
+        check_keys(content, _KEYS)
+        tables = converted(content.pop("inputs", {}), dict[Name, dict[str, Any]], "inputs")
+        infos, ranges = [], {}
+        for key, table in tables.items():
+            check_keys(table, _INPUT_KEYS, f"inputs.{key}")
+            one = converted(table, _Input, f"inputs.{key}")
             infos.append(TensorInfo(key, one.dtype, one.shape))
             if one.range is not None:
-                given_range = parsed(one.range, ShapeRange.parse, f"{where}.range")
-                ranges[key] = _fitting(given_range, infos[-1], f"the recipe {path}: {where}")
+                ranges[key] = parsed(one.range, ShapeRange.parse, f"inputs.{key}.range")
+                _check_range(ranges[key], infos[-1])
+        recipe = converted({**content, "name": path.stem, "path": str(path)}, Recipe)
     except Damaged as error:
-        raise UsageError(f"the recipe {path} can't be read: {error}") from None
-    source, onnx, classes = recipe.source, None, recipe.classes
-    if source.endswith(".onnx"):
-        if idle := [key for key in ("arguments", "options", "weights", "opset") if key in content]:
-            raise UsageError(
-                f"the recipe {path} has {', '.join(idle)}, for an export alone, and source is the ONNX file {source}: take "
-                f"{'it' if len(idle) == 1 else 'them'} out, or give the model's factory as the source"
-            )
-        onnx = recipe._resolved(source)
-    elif ":" not in source:
+        raise UsageError(f"{where} can't be read: {error}") from None
+    source, preprocess, classes = recipe.source, recipe.preprocess, recipe.classes
+    if not source.endswith(".onnx") and ":" not in source:
         raise UsageError(
-            f"the recipe {path}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
+            f"{where}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
         )
     sources = [name for name in ("images", "data", "calibration") if getattr(recipe, name) is not None]
     if len(sources) > 1:
-        raise UsageError(f"the recipe {path} has {' and '.join(sources)}; only one of them can be calibrated on")
-    preprocess = recipe.preprocess
+        raise UsageError(f"{where} has {' and '.join(sources)}; only one of them can be calibrated on")
     if isinstance(preprocess, str) and preprocess.endswith(".toml"):
         preprocess = str(recipe._resolved(preprocess))
     if classes is not None and classes not in CLASSES and not classes.startswith(PACKAGE):
         classes = str(recipe._resolved(classes))
     return replace(
         recipe,
-        onnx=onnx,
+        onnx=recipe._found(source if source.endswith(".onnx") else None),
         arguments=tuple(map(recipe._argument, recipe.arguments)),
         options={key: recipe._argument(value) for key, value in recipe.options.items()},
         weights=recipe._found(recipe.weights),
@@ -273,46 +243,25 @@ def _place(name: str | os.PathLike[str]) -> Path:
 
 def package_file(reference: str, requires: str = "") -> Path:
     """The path of `package:NAME/FILE`, a file or pattern inside an installed package, found without importing it.
-
-    Args:
-        requires: what pip installs to get the package, for the message if it isn't there.
-
-    Raises:
-        UsageError: the reference has another form.
-        MissingDependency: the package or the file isn't there.
-    """
+    MissingDependency says what pip installs to get it (`requires`)."""
     package, slash, rest = reference.removeprefix(PACKAGE).partition("/")
     outside = Path(rest).anchor or ".." in Path(rest).parts
     if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or outside:
         raise UsageError(f"{reference!r} isn't a file of a package; write package:NAME/FILE")
-    try:
-        package_spec = importlib.util.find_spec(package)  # of a top-level name: imports nothing
-    except (OSError, ValueError):  # a name too long for a file's; __main__
-        package_spec = None
+    package_spec = importlib.util.find_spec(package)  # of a top-level name: imports nothing
     places = list(package_spec.submodule_search_locations or []) if package_spec else []
     install = f": pip install {requires}" if requires else ""
     if not places:
         raise MissingDependency(f"{reference} needs the package {package}, which isn't installed{install}")
-    for place in map(Path, places):
-        path = _path(place, rest, reference)
+    for place in places:
+        path = Path(place, rest)
         if "*" in rest or path.exists():
             return path
     raise MissingDependency(f"the installed {package} has no {rest} (looked in {places[0]}){install}")
 
 
-def _path(folder: Path, text: str, where: str) -> Path:
-    try:
-        return path_in(folder, text)
-    except Damaged as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
 def check_keys(table: Iterable[str], names: Iterable[str], where: str = "it") -> None:
-    """Refuse a key that a document's kind lacks: in a file that people write it is a slip, which would go unseen.
-
-    Raises:
-        Damaged: it and the known ones are named.
-    """
+    """Raise Damaged for a key that a document's kind lacks: in a file that people write it is a slip, which would go unseen."""
     if unknown := sorted(set(table) - set(names)):
         raise Damaged(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(names))}")
 
@@ -328,9 +277,8 @@ def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
     return tuple(shape)
 
 
-def _fitting(range_: ShapeRange, info: TensorInfo, what: str) -> ShapeRange:
-    for sizes in (range_.min, range_.opt, range_.max):
-        pairs = ((want, size) for want, size in zip(info.shape, sizes) if not isinstance(want, str))
-        if len(sizes) != len(info.shape) or any(want != size for want, size in pairs):
-            raise UsageError(f"{what}: the range {range_} doesn't fit the shape {list(info.shape)}")
-    return range_
+def _check_range(given: ShapeRange, info: TensorInfo) -> None:
+    for sizes in (given.min, given.opt, given.max):
+        fixed = [want if isinstance(want, int) else size for want, size in zip(info.shape, sizes)]
+        if len(sizes) != len(info.shape) or fixed != list(sizes):
+            raise Damaged(f"inputs.{info.name}: the range {given} doesn't fit the shape {list(info.shape)}")

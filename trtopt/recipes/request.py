@@ -14,7 +14,7 @@ from trtopt.core.progress import SILENT, Reporter
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """The arguments of `trtopt.pipeline`, which describes them."""
+    """The arguments of `trtopt.pipeline`."""
 
     recipe: str | os.PathLike[str] = field(
         metadata=about(help="A model recipe: its name, or a file.", typed=str, takes=())

@@ -28,7 +28,6 @@ from trtopt.core.errors import (
 )
 from trtopt.core.files import existing_file, whole, write_bytes
 from trtopt.core.locks import alone
-from trtopt.core.native import last_words
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo
 from trtopt.core.version import to_install
@@ -43,11 +42,6 @@ from trtopt.trt.profiles import may_be_values, validate_profiles, value_count
 
 if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
-
-_CRASHED = (
-    "error: native code ended this process while {} built {}, most likely by a fault of TensorRT's own: nothing was written. "
-    "Another version or backend may build it; models of fewer outputs (onnx.utils.extract_model) show which part it is"
-)
 
 
 @dataclass(frozen=True)
@@ -266,7 +260,7 @@ class Generation(Loader):
 
         def work() -> BuiltPlan:
             # The GPU is current in this thread, which is the build's own.
-            with current_gpu(device.ordinal if device else 0), last_words(_CRASHED.format(self, name or model)):
+            with current_gpu(device.ordinal if device else 0):
                 return self._build(model, name or str(model), spec, options, messages, monitor)
 
         refused = None

@@ -84,7 +84,7 @@ class LoadedEngine:
     def _deprecated(self) -> AbstractContextManager[None]:
         """Context for calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings
         of 10 make the call, give its result and leave the error set, for which Python raises SystemError."""
-        return unwarned() if self._version >= (10,) else nullcontext()  # older ones don't warn
+        return unwarned if self._version >= (10,) else nullcontext()  # older ones don't warn
 
     @property
     def _version(self) -> tuple[int, ...]:

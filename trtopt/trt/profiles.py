@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from trtopt.core.errors import UsageError
-from trtopt.core.shapes import Key, Lost, SeenSizes, Sizes, suggested_shapes, summed
+from trtopt.core.shapes import Key, SeenSizes, Sizes, suggested_shapes, summed
 from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
 
 
@@ -63,7 +63,6 @@ def validate_profiles(
     shape_inputs: frozenset[str] | None = None,
     longest: Mapping[tuple[str, int], int] | None = None,
     seen: SeenSizes | None = None,
-    lost: Lost | None = None,
 ) -> None:
     """Raise one UsageError that lists every problem of `profile_problems`, with the line to type, for samples of the sizes
     that were seen."""
@@ -71,7 +70,7 @@ def validate_profiles(
     if not problems:
         return
     values = {info.name: value_count(info) for info in inputs if info.name in (shape_inputs or ())}
-    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values, longest, seen, lost))
+    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values, longest, seen))
     if not profiles:
         raise UsageError(f"{'; '.join(problems)}. Write {line}")
     if not line and not any(map(may_be_values, inputs)):
