@@ -45,7 +45,7 @@ def _model(path: Path) -> object:
 
 
 def _samples(data: DataSet) -> object:
-    source = data.source
+    source = data.images or data.data or Path()
     suffixes = EXTENSIONS if data.images is not None else ARRAYS
     try:
         files = [source] if source.is_file() else sorted(source.rglob("*"))
