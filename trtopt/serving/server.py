@@ -82,15 +82,11 @@ def serve(request: ServeRequest) -> Server:
             print(server.http)  # 127.0.0.1:8000
 
     Args:
-        engines: plans, as for `deploy_triton`; or a repository's folder.
+        engines: plans, as for `deploy_triton`, whose other options these take; or a repository's folder.
         repo: a folder to keep the repository in; None: a temporary one.
-        name, runtime, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
-        backend: "python", or "tensorrt" on a server that has that backend.
         host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
         http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.
-        server: the executable; None: the first tritonserver in PATH.
-
-    The server's log goes to the standard error stream.
+        server: the executable; None: the first tritonserver in PATH. Its log goes to the standard error stream.
 
     Raises:
         NoServer: there is no tritonserver here; the message has the `docker run` line.
@@ -100,12 +96,14 @@ def serve(request: ServeRequest) -> Server:
     with contextlib.ExitStack() as stack:
         repo, models = _repository(request, stack)
         addresses = [_address(request.host, name, getattr(request, f"{name}_port")) for name in _PORTS]
-        executable = shutil.which(request.server or "tritonserver")
-        if executable is None:
-            where = "in PATH" if request.server is None else f"at {request.server}"
+        if (executable := shutil.which(request.server or "tritonserver")) is None:
+            ports = " ".join(f"-p {address}:{8000 + number}" for number, address in enumerate(addresses))
+            volume = shlex.quote(f"{Path('REPO') if is_scratch(repo) else repo.resolve()}:/models:ro")
+            image = "nvcr.io/nvidia/tritonserver:YY.MM-py3 tritonserver --model-repository=/models"
             raise NoServer(
-                f"there is no tritonserver {where}; in NVIDIA's container",
-                [_docker_line(repo, addresses)],
+                f"there is no tritonserver {'in PATH' if request.server is None else f'at {request.server}'}; in NVIDIA's "
+                "container",
+                [f"docker run --rm --gpus all {ports} -v {volume} {image}"],
                 "YY.MM is a release of the container, REPO what `trtopt deploy triton` wrote; the Python backend needs a "
                 "container in whose Python trtopt is installed. Or name the executable: `server=`",
             )
@@ -130,9 +128,8 @@ def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Pat
     engines = several(request.engines)
     given = {name: getattr(request, name) for name in _FOR_ENGINES}
     if len(engines) == 1 and (repo := Path(engines[0])).is_dir():
-        for name, value in {"repo": request.repo, **given}.items():
-            if value != getattr(ServeRequest, name):
-                raise UsageError(f"`{name}=` is for engines; {repo} is a repository, which says it itself")
+        if idle := [name for name in ("repo", *given) if getattr(request, name) != getattr(ServeRequest, name)]:
+            raise UsageError(f"`{idle[0]}=` is for engines; {repo} is a repository, which says it itself")
         if not any(repo.glob("*/[0-9]*/")):
             raise UsageError(f"{repo} is no model repository: no folder in it has versions; deploy triton writes one")
         return repo, ()
@@ -153,13 +150,6 @@ def _address(host: str, name: str, port: int) -> str:
         except (OSError, OverflowError) as error:
             raise ServerFailed(f"can't listen on {host}:{port}: {error}; give another `{name}_port=`") from error
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _docker_line(repo: Path, addresses: Sequence[str]) -> str:
-    ports = " ".join(f"-p {address}:{inside}" for address, inside in zip(addresses, (8000, 8001, 8002)))
-    volume = shlex.quote(f"{Path('REPO') if is_scratch(repo) else repo.resolve()}:/models:ro")
-    image = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
-    return f"docker run --rm --gpus all {ports} -v {volume} {image} tritonserver --model-repository=/models"
 
 
 def _started(executable: Path, repo: Path, addresses: Sequence[str]) -> subprocess.Popen[bytes]:
