@@ -33,15 +33,6 @@ def test_records_are_kept_and_scratch_is_not(tmp_path: Path) -> None:
     assert list(read_state(path)) == ["a.b.auto", "c"]
 
 
-def test_a_record_that_cant_be_right_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "a.state"
-    with State.locked(path) as state:
-        state.record("good", {"state": "done"})
-        state.record("odd", {"state": "odd"})
-        state.record("wrong", {"state": "failed", "error": "text"})
-    assert list(read_state(path)) == ["good"]
-
-
 def test_one_run_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "a.state"
     run = subprocess.Popen(
@@ -61,7 +52,16 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob(".trtopt-jobs-*"))) == 1  # what the killed run had is gone
 
 
-@pytest.mark.parametrize("content", ["mine", "{}", '{"format": "trtopt.jobs/0", "jobs": {}}', None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "mine",
+        "{}",
+        '{"format": "trtopt.jobs/0", "jobs": {}}',
+        '{"format": "trtopt.jobs/1", "jobs": {"odd": {"state": "odd"}}}',
+        None,
+    ],
+)
 def test_what_isnt_a_state_is_refused_and_stays(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "a.state"
     if content is None:
