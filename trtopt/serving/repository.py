@@ -88,7 +88,10 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         EngineError, EngineMismatch: the manifest can't be read, or is another plan's.
         OutputError: the repository can't be written.
     """
-    engines = several(request.engines)
+    given = request.engines
+    engines = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if not engines:
+        raise UsageError("there is no engine to serve: give one at least")
     choice(request.backend, BACKENDS, "`backend=`")
     choice(request.runtime, RUNTIMES, "`runtime=`")
     if request.name is not None and len(engines) > 1:
@@ -105,14 +108,6 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         model.check(Path(request.repo))
     repo = made_folder(request.repo, "the repository", "give another `repo=`")
     return Deployment(repo, tuple(model.write(repo) for model in models))
-
-
-def several(engines: Any) -> list[Any]:
-    """One engine or more, as a list; UsageError for none."""
-    paths = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
-    if not paths:
-        raise UsageError("there is no engine to serve: give one at least")
-    return paths
 
 
 class _Model:
