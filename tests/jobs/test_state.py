@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.core.errors import OutputError, UsageError
+from trtopt.jobs.results import JobResult
 from trtopt.jobs.state import State, is_at_work, read_state
 
 HOLD = """
@@ -77,3 +78,10 @@ def test_a_place_that_cant_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"state file .*`state=`"), State.locked(tmp_path / "file" / "state"):
         pass
+
+
+def test_the_lines_of_a_message_stay_apart() -> None:
+    message = "m.onnx can't be built:\n  nms: do it on the boxes outside the engine\nexport what comes before NMS"
+    result = JobResult("j", "failed", error={"type": "UnsupportedOperator", "message": message})
+    said = "m.onnx can't be built: nms: do it on the boxes outside the engine; export what comes before NMS"
+    assert result.outcome == f"UnsupportedOperator: {said}"
