@@ -330,8 +330,6 @@ def test_torchvision_takes_arguments_and_never_downloads(tmp_path: Path, monkeyp
         opened("torchvision:lraspp_mobilenet_v3_large", None, {"weights_backbone": "DEFAULT"}),
     ):
         pass
-    with opened("torchvision:r3d_18", None) as found:
-        assert found.inputs[0].shape == ("batch", 3, 16, 112, 112)
 
 
 class Depends(nn.Module):
@@ -389,6 +387,7 @@ OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
         ("torchvision:quantized_resnet18", {}, "torchvision:resnet18"),
         ("torchvision:resnet18", {"factory_arg": {"classes": 3}}, "'classes'"),
         ("torchvision:raft_small", {}, "image1, image2"),
+        ("torchvision:r3d_18", {}, "its inputs' shapes aren't known"),
     ],
 )
 def test_wrong_requests(tmp_path: Path, source: Any, options: dict[str, Any], word: str) -> None:
@@ -561,16 +560,8 @@ class Choosing(nn.Module):
 
 
 class Scaling(nn.Module):
-    """A factor in BF16, as Gemma's, and noise; or a result in BF16."""
-
-    def __init__(self, noisy: bool) -> None:
-        super().__init__()
-        self.noisy = noisy
-        self.register_buffer("factor", torch.tensor(4.0, dtype=torch.bfloat16))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * self.factor
-        return y + torch.randn_like(y) if self.noisy else y.bfloat16()
+        return (x * 4.0).bfloat16()
 
 
 class Remembering(nn.Module):
@@ -585,11 +576,6 @@ class Remembering(nn.Module):
         self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
         self.steps += 1
         return x - self.mean[:, None, None]
-
-
-class Listing(nn.Module):
-    def forward(self, x: torch.Tensor, past: list[torch.Tensor]) -> Any:
-        return x + sum(past), [item * 2 for item in past]
 
 
 class Attending(nn.Module):
@@ -639,21 +625,19 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
 @pytest.mark.parametrize(
     ("make", "inputs", "words"),
     [
-        (Dropping, IMAGES, ["computes something random", "training=self.training"]),
+        (Dropping, IMAGES, ["compute something random?", "training=self.training"]),
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
         (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
         (Choosing, {"x": ("n", 999)}, ["(TopK)", "give trained ones by `weights=`"]),
-        (lambda: Scaling(noisy=True), IMAGES, ["computes something random"]),
-        (lambda: Scaling(noisy=False), IMAGES, ["output is bfloat16", "return it in float32"]),
-        (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
+        (Scaling, IMAGES, ["output is bfloat16", "return it in float32"]),
+        (Remembering, IMAGES, ["another output for the same inputs", "an input and an output of forward"]),
         (Rotating, {"x": ("n", 6, 4)}, ["complex numbers", "cosine and sine"]),
         (Filtering, {"x": ("n", 4)}, ["it leaves PyTorch there", "test_exporter.py, line "]),
-        (Listing, {"x": ("n", 4), "past": ("n", 4)}, ["n of past is always 8", "list of tensors", "one by one"]),
         (
             Attending,
             {"x": ("n", 5, 8), "keep": TensorInfo("keep", "bool", ("n", 5))},
-            ["keep was made up of both 0 and 1", "give real ones by `sample=`"],
+            ["Made up of both 0 and 1 (keep)", "give real ones by `sample=`"],
         ),
         (Modes, {"x": ("n", 4)}, ["aten.mode", "no ONNX form"]),
         (Depends, {"x": ("n", 6)}, ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
@@ -691,7 +675,7 @@ def test_common_modules_that_cannot_be_exported_say_what_to_do(
 def test_what_real_inputs_make_of_forward_is_not_put_down_to_made_up_ones(tmp_path: Path) -> None:
     wide = {"x": np.ones((4, 7), np.float32)}
     with pytest.raises(
-        ModelError, match=r"forward fails on x float32 \[4, 7\].*values that were given \(arrays\)"
+        ModelError, match=r"forward fails on x float32 \[4, 7\].*values, which were given \(arrays\)"
     ) as caught:
         export(Broken(), tmp_path / "m.onnx", inputs={"x": ("batch", 7)}, sample=wide)
     assert "`sample=`" not in str(caught.value)
@@ -806,22 +790,6 @@ def test_where_the_exporter_fails_on_open_sizes_fixed_ones_are_named(tmp_path: P
     with pytest.raises(ModelError, match=r"itself fails: try fixed sizes, `inputs='left:1x3x8x8'`"):
         export(Together(), tmp_path / "m.onnx", inputs=inputs)
     assert export(Together(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
-
-
-class Carrying(nn.Module):
-    """A state under one name in and out."""
-
-    def forward(self, x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"y": x * h, "h": x + h}
-
-
-def test_an_output_that_is_called_as_an_input_is_said(tmp_path: Path) -> None:
-    inputs = dict.fromkeys(("x", "h"), ("batch", 4))
-    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs)
-    assert [info.name for info in made.outputs] == ["y", "h_2"]
-    assert any("another name in the file: h_2 (h); `output_names=`" in note for note in made.notes)
-    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs, output_names=["y", "h_out"])
-    assert not any("another name" in note for note in made.notes)
 
 
 class Taken(nn.Module):

@@ -108,7 +108,7 @@ def test_a_folder_named_like_a_file_is_called_one(folder: Path) -> None:
             "trtopt_model:needs",
             {"wdth": 3},
             UsageError,
-            ["no argument 'wdth'", "it takes width", "a function of your file"],
+            ["'wdth'", "it takes width", "a function of your file"],
         ),
         ("trtopt_model:ready", {"width": 3}, UsageError, ["no factory arguments"]),
         ("trtopt_model:pair", {}, UsageError, ["of type tuple", "gives the model alone"]),

@@ -20,15 +20,12 @@ def advice(path: Path) -> str:
             f"{path} is a pickled Ultralytics model ({ultralytics}), which trtopt doesn't unpickle: let Ultralytics' own "
             f"exporter write it (yolo export model={path} format=onnx), then go on with trtopt check {path.stem}.onnx"
         )
-    what, state = "", f"torch.export.load({str(path)!r}).state_dict"
-    if path.suffix == ".pt2":
-        what = "a program of torch.export, whose shapes are fixed"
-    elif is_script(path):
-        what, state = "TorchScript, which torch's exporter doesn't read", f"torch.jit.load({str(path)!r}).state_dict()"
-    if what:
+    if path.suffix == ".pt2" or is_script(path):
+        kind, end = ("export", "") if path.suffix == ".pt2" else ("jit", "()")
+        what = "a program of torch.export" if kind == "export" else "TorchScript, which torch's exporter doesn't read"
         return (
             f"{path} is {what}: export the Python module that it was made from, trtopt export my_model.py:Net; its weights: "
-            f"torch.save({state}, 'state.pth')"
+            f"torch.save(torch.{kind}.load({str(path)!r}).state_dict{end}, 'state.pth')"
         )
     if pickled := model_class(path):
         module, _, name = pickled.rpartition(".")

@@ -166,12 +166,14 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         origin = getattr(module, "__file__", None)
-        beside = Path(f"{module.__name__}.py")
+        beside, public = (
+            Path(f"{module.__name__}.py"),
+            [name for name, value in vars(module).items() if callable(value)],
+        )
+        close = difflib.get_close_matches(attribute, public)
+        hint = f"; close: {first_of(close)}" if close else ""
         if beside.is_file() and not (origin and beside.samefile(origin)):
             hint = f"; for the file in the current folder write {beside}:{attribute}"
-        else:
-            public = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
-            hint = f"; close: {first_of(close, 8)}" if (close := difflib.get_close_matches(attribute, public)) else ""
         raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
 
 
