@@ -23,7 +23,7 @@ from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
-from trtopt.frontend.failures import at, input_hint, operators_of, types_hint, unknown_operator, why
+from trtopt.frontend.failures import at, input_hint, operators_of, types_hint, why
 from trtopt.frontend.forward import INNER, called, leaves, output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import opened
@@ -234,13 +234,12 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     try:
         model = load_model(proto)
     except ModelError as error:
-        if (newer := unknown_operator(str(error))) is None:
-            hint = types_hint(subject, str(error))
-            raise ModelError(f"{subject.text} can't be exported: {error}{hint}") from error
-        raise ModelError(
-            f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: "
-            f"{_NEWER.format(max(newer[1], 20))}; `trtopt check` then says whether TensorRT has it"
-        ) from error
+        if newer := re.search(r"No Op registered for (\w+) with domain_version", str(error)):
+            raise ModelError(
+                f"{subject.text} uses {newer[1]}, which ONNX has from a newer opset on than {target}: {_NEWER.format(20)}; "
+                "`trtopt check` then says whether TensorRT has it"
+            ) from error
+        raise ModelError(f"{subject.text} can't be exported: {error}{types_hint(subject, str(error))}") from error
     exported = [info.name for info in model.inputs]
     if exported != [info.name for info in infos]:
         raise ModelError(

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import defs
-
 from trtopt.core.foreign import chain, place
 from trtopt.core.values import TensorInfo
 from trtopt.frontend.samples import Subject, made_up
@@ -29,8 +27,6 @@ _SIGNS = {
     "lacks: export the float model, as it is before prepare and convert, and let trtopt build --int8 quantize it",
     "fake_quantize": "{at}it rounds as training for INT8 does (torch.fake_quantize…), for which torch's exporter has no ONNX "
     "form: export the float model without that, and let trtopt build --int8 quantize it",
-    "is not supported for tensor subclasses": "{at}it leaves PyTorch there, for NumPy or another library, which no graph "
-    "holds: write that part with PyTorch's operators, or leave it out of the exported model",
     "complex-valued input": "{at}it computes with complex numbers, of which torch's exporter knows few operations: write "
     "that part with two real tensors, the real and the imaginary one (a rotation by torch.polar: cosine and sine)",
     r"No ONNX function found for <OpOverload\(op='([\w.]+)'": "{at}it uses PyTorch's {found[1]}, for which torch's exporter "
@@ -116,17 +112,6 @@ def types_hint(subject: Subject, told: str = "") -> str:
         f". The module's weights are {odd}: give it in float32, which needs no other inputs, as a function that returns "
         "model.float(); precision is chosen by trtopt build"
     )
-
-
-def unknown_operator(told: str) -> tuple[str, int] | None:
-    """The operator that the checker doesn't know at the model's opset, and the first opset that has it."""
-    found = re.search(r"No Op registered for (\w+) with domain_version", told)
-    versions = [
-        schema.since_version
-        for schema in defs.get_all_schemas_with_history()
-        if found and schema.name == found[1] and not schema.domain
-    ]
-    return (found[1], min(versions)) if found and versions else None
 
 
 def operators_of(subject: Subject) -> list[str]:

@@ -74,10 +74,10 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         reporter.warn(f"{workers} workers with {threads} threads each share {have} cores: fewer would be faster")
     building = [job for job in listed if isinstance(job, BuildJob)]
     device = next((job.device for job in listed if isinstance(job, Job)), "cpu")
-    if request.ray is None and (elsewhere := next((job for job in building if job.resource), None)):
+    if request.ray is None and (elsewhere := [job for job in building if job.resource]):
         raise UsageError(
-            f"{elsewhere.name} is to be built on a Ray node with resource = {elsewhere.resource!r}, and without Ray it would "
-            "be this machine: add `ray='auto'`, or drop resource from the list"
+            f"{elsewhere[0].name} is to be built on a Ray node with resource = {elsewhere[0].resource!r}: add `ray='auto'`, or "
+            "drop resource from the list"
         )
     gpus: tuple[str, ...] = ()
     if building or device != "cpu":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,11 +79,7 @@ class State:
         with contextlib.ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                for _ in range(4):
-                    if (lock := alone_now(Path(f"{path}.lock"))) is not None:
-                        break
-                    time.sleep(0.1)  # it may only be `is_at_work` that looks
-                else:
+                if (lock := alone_now(Path(f"{path}.lock"))) is None:
                     raise UsageError(
                         f"another run is at work on {path}: wait for it, end it, or give another file with `state=`"
                     )
