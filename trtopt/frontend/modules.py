@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import inspect
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +18,10 @@ from trtopt.core.foreign import essence
 from trtopt.core.library_output import importing, quiet
 from trtopt.core.values import Profile, TensorInfo
 from trtopt.core.words import first_of
-from trtopt.frontend import checkpoints
 from trtopt.frontend.factories import SEED, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pt2", ".safetensors")
 _TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -77,8 +78,8 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
     text = os.fspath(source)
     if text.endswith(".onnx"):
         raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
-    if text.endswith(checkpoints.ENDINGS):
-        raise UsageError(checkpoints.advice(Path(text)))
+    if text.endswith(_WEIGHTS):
+        raise UsageError(_advice(Path(text)))
     if text.endswith(_TENSORFLOW):
         raise UsageError(
             f"{text} is no PyTorch model: of Keras' and TensorFlow's tf2onnx writes ONNX (python -m tf2onnx.convert); then "
@@ -253,7 +254,7 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
         if path.suffix == ".safetensors":
             state = require("safetensors.torch", "torch", "a .safetensors file").load_file(path)
         else:
-            if checkpoints.is_script(path):  # before torch, which warns of it, too
+            if _is_script(path):  # before torch, which warns of it, too
                 raise ModelError(
                     f"the weights {path} are TorchScript: save them alone, in Python: torch.save(torch.jit.load({str(path)!r})"
                     f".state_dict(), '{path.stem}.state.pth'); then: `weights='{path.stem}.state.pth'`"
@@ -262,10 +263,9 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     except TrtoptError:
         raise
     except Exception as error:
-        problem = f"{essence(error, 1)}; save the state dict alone: torch.save(model.state_dict(), path)"
-        if checkpoints.model_class(path):
-            problem = checkpoints.advice(path)
-        raise ModelError(f"the weights {path} can't be loaded safely (weights_only=True): {problem}") from error
+        raise ModelError(
+            f"the weights {path} can't be loaded safely (weights_only=True): {essence(error, 1)}; {_alone(path)}"
+        ) from error
     others = ""
     if not is_state(state):
         inside = [str(key) for key, value in state.items() if is_state(value)] if isinstance(state, dict) else []
@@ -293,6 +293,37 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
         ) from error
     notes = tuple(note for note in source.notes if "random weights" not in note and "start" not in note)
     return replace(source, weights=str(path), notes=(*notes, *filter(None, [others])))
+
+
+def _alone(path: Path) -> str:
+    """Return how the weights of a pickled model are saved alone; it isn't unpickled here, as that runs what the file brings."""
+    return (
+        "if it is a whole pickled model that you trust, save its weights alone, in Python where its class can be imported: "
+        f"torch.save(torch.load({str(path)!r}, weights_only=False).state_dict(), '{path.stem}.state.pth')"
+    )
+
+
+def _advice(path: Path) -> str:
+    """Return how a model comes out of a file of weights, or of what else has such a name."""
+    if path.suffix == ".pt2" or _is_script(path):
+        kind, end = ("export", "") if path.suffix == ".pt2" else ("jit", "()")
+        what = "a program of torch.export" if kind == "export" else "TorchScript, which torch's exporter doesn't read"
+        return (
+            f"{path} is {what}: export the Python module that it was made from, trtopt export my_model.py:Net; its weights: "
+            f"torch.save(torch.{kind}.load({str(path)!r}).state_dict{end}, 'state.pth')"
+        )
+    return (
+        f"{path} holds weights, not a model: name the class or function that makes the model, and give the weights: trtopt "
+        f"export my_model.py:Net --weights {path} (torchvision's: trtopt export torchvision:resnet50 --weights {path}); "
+        f"{_alone(path)}; an Ultralytics model: yolo export model={path} format=onnx"
+    )
+
+
+def _is_script(path: Path) -> bool:
+    """Return True if torch.jit wrote it."""
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
+        return any(name.endswith("constants.pkl") for name in archive.namelist())
+    return False
 
 
 def _unwrapped(name: str) -> str:
