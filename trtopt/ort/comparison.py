@@ -34,19 +34,17 @@ def compare(
     samples: Sequence[Arrays] = (),
     opened: bool = False,
 ) -> str:
-    """Empty, or how the outputs differ: on the samples, or at the first two sizes of made-up inputs at which `before` runs.
-
-    Both run without optimizations, and in FP32 where they are of a half type, whose rounding any rewrite moves.
+    """Return how the outputs differ, if they do: on the samples, or at the first two sizes of made-up inputs at which `before`
+    runs. Both run without optimizations, and in FP32 where they are of a half type, whose rounding any rewrite moves.
 
     Args:
         profiles: sizes of dynamic dimensions to try; without any they are guessed.
-        samples: real inputs as `before` takes them, which other work of this process runs as well.
+        samples: real inputs as `before` takes them.
         opened: `before` takes one sample, on the first axis of its inputs, and `after` any number: at the first of the sizes,
             `after` is given two at once, and `before` each of them.
 
     Raises:
         ModelError: `before` couldn't be run, or isn't on made-up inputs (`_endless`); or it draws random numbers.
-        MissingDependency: ONNX Runtime isn't installed.
     """
     require("onnxruntime", "ort", "comparing the models")
     if drawn(before):
