@@ -23,6 +23,7 @@ from trtopt.recipes.loader import Recipe, load_recipe
 
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pt2", ".safetensors")
 _TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
+_USUAL = ("state_dict", "model_state_dict", "model")  # what training scripts call a state dict beside others
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
@@ -268,18 +269,18 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
         ) from error
     others = ""
     if not is_state(state):
-        inside = [str(key) for key, value in state.items() if is_state(value)] if isinstance(state, dict) else []
-        usual = [key for key in ("state_dict", "model_state_dict", "model") if key in inside] or inside
-        if not usual or (usual == inside and len(usual) > 1):
+        keys = list(map(str, state)) if isinstance(state, dict) else []
+        inside = [key for key in keys if is_state(state.get(key))]
+        inside.sort(key=lambda key: key not in _USUAL)
+        if not inside or (len(inside) > 1 and inside[0] not in _USUAL):
             raise ModelError(
-                f"the weights {path} hold {len(inside) or 'no'} state dicts ({first_of(inside or list(state), 8)}): save the "
-                f"one that is meant, in Python: torch.save(torch.load({str(path)!r})['KEY'], 'state.pth'), or "
+                f"the weights {path} hold {len(inside) or 'no'} state dicts ({first_of(inside or keys, 8)}): save the one that "
+                f"is meant, in Python: torch.save(torch.load({str(path)!r})['KEY'], 'state.pth'), or "
                 "torch.save(model.state_dict(), 'state.pth'); then: `weights='state.pth'`"
             )
         if len(inside) > 1:
-            rest = first_of([key for key in inside if key != usual[0]])
-            others = f"of the state dicts in {path} {usual[0]!r} is taken, not {rest}"
-        state = state[usual[0]]
+            others = f"of the state dicts in {path} {inside[0]!r} is taken, not {first_of(inside[1:])}"
+        state = state[inside[0]]
     own = {_unwrapped(name): name for name in source.module.state_dict()}
     state = {_unwrapped(name): value for name, value in state.items()}
     if not own.keys() & state.keys():  # DataParallel's "module.", a wrapper's "model."
