@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,10 @@ class State:
         with contextlib.ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if (lock := alone_now(Path(f"{path}.lock"))) is None:
+                tries = iter(range(4))  # it may only be `is_at_work` that looks, or a process just being started
+                while (lock := alone_now(Path(f"{path}.lock"))) is None and next(tries, None) is not None:
+                    time.sleep(0.1)
+                if lock is None:
                     raise UsageError(
                         f"another run is at work on {path}: wait for it, end it, or give another file with `state=`"
                     )
