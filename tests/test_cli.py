@@ -124,7 +124,7 @@ def _texts(path: Path) -> list[str]:
 
 ROOT = Path(trtopt.__file__).parent
 # Not messages: arguments of other programs, commands to be typed.
-ARGUMENTS = {"core.options", "core.shapes", "core.removed", "core.shared_options", "frontend.checkpoints", "workflow"}
+ARGUMENTS = {"core.options", "core.shapes", "core.removed", "core.shared_options", "workflow"}
 ARGUMENTS |= {"diagnosis.doctor", "diagnosis.migration", "diagnosis.report", "frontend.proposal", "serving.server"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MESSAGES = [  # but of the command line, and what its help says

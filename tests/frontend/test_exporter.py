@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch  # noqa: TID251
-from scipy.ndimage import median_filter
 from torch import nn  # noqa: TID251
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSD
@@ -119,10 +118,12 @@ def test_an_encoder_of_padded_sentences(tmp_path: Path) -> None:
     assert torch.backends.mha.get_fastpath_enabled() == fast_path
 
 
-def test_static_shapes_names_and_opset(tmp_path: Path) -> None:
+def test_static_shapes_names_and_opset_and_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     result = export(Net(), tmp_path / "m.onnx", inputs={"pixels": (2, 3, 16, 16)}, opset=18)
     assert result.inputs == (TensorInfo("pixels", "float32", (2, 3, 16, 16)),) and result.opset == 18
-    assert [item.batch for item in result.comparisons] == [2]
+    assert [item.batch for item in result.comparisons] == [2] and capfd.readouterr() == ("", "")
 
 
 def test_a_factory_and_weights(tmp_path: Path) -> None:
@@ -165,45 +166,29 @@ def test_lite0_from_its_recipe_classifies_a_photo(tmp_path: Path) -> None:
     )  # tabby, tiger, Egyptian cat
 
 
-def test_a_mismatch_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", ["differs", "differs elsewhere", "fails elsewhere"])
+def test_a_mismatch_writes_nothing(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere: a trace that holds the size that it was made at."""
+
     class Wrong:
         def __init__(self, path: Path) -> None:
             self.real = OnnxSession(path)
 
         def __call__(self, inputs: Any) -> Any:
-            return {name: array + 0.1 for name, array in self.real(inputs).items()}
+            here = inputs["x"].shape[2:] == (8, 8)
+            if not here and fault == "fails elsewhere":
+                raise ModelError("Shape mismatch")
+            return {name: array + 0.1 * (fault == "differs" or not here) for name, array in self.real(inputs).items()}
 
     monkeypatch.setattr(trtopt.frontend.comparison, "OnnxSession", Wrong)
-    with pytest.raises(ExportMismatch, match="disagree") as caught:
-        export(Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)})
-    assert "Nothing was written" in str(caught.value) and list(tmp_path.iterdir()) == []
-    result = export(Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)}, verify=False)
-    assert not result.verified and any("not compared" in note for note in result.notes)
-
-
-@pytest.mark.parametrize("fault", ["fails", "differs"])
-def test_a_trace_that_holds_its_own_size_is_refused(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Held:
-        def __init__(self, path: Path) -> None:
-            self.real = OnnxSession(path)
-
-        def __call__(self, inputs: Any) -> Any:
-            other = inputs["x"].shape[2:] != (8, 8)
-            if other and fault == "fails":
-                raise ModelError("Shape mismatch")
-            return {name: array + 0.1 * other for name, array in self.real(inputs).items()}
-
-    monkeypatch.setattr(trtopt.frontend.comparison, "OnnxSession", Held)
-    with pytest.raises(
-        ExportMismatch, match=r"traced with H 8, W 8.*PyTorch runs it with H 16, W 16.*give sizes"
-    ) as caught:
-        export(
-            Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, "H", "W")}, sample=np.ones((2, 3, 8, 8), np.float32)
-        )
-    assert ("disagree" in str(caught.value)) == (fault == "differs")
+    asked: dict[str, Any] = {"inputs": {"x": ("batch", 3, "H", "W")}, "sample": np.ones((2, 3, 8, 8), np.float32)}
+    with pytest.raises(ExportMismatch, match="Nothing was written") as caught:
+        export(Net(), tmp_path / "m.onnx", **asked)
+    held = "traced with H 8, W 8, and its ONNX model is right there alone: PyTorch runs it with H 16, W 16"
+    assert ("disagree" in str(caught.value), held in str(caught.value)) == (fault[0] == "d", "elsewhere" in fault)
     assert list(tmp_path.iterdir()) == []
+    result = export(Net(), tmp_path / "m.onnx", **asked, verify=False)
+    assert not result.verified and any("not compared" in note for note in result.notes)
 
 
 class Choosy(Net):
@@ -330,8 +315,6 @@ def test_torchvision_takes_arguments_and_never_downloads(tmp_path: Path, monkeyp
         opened("torchvision:lraspp_mobilenet_v3_large", None, {"weights_backbone": "DEFAULT"}),
     ):
         pass
-    with opened("torchvision:r3d_18", None) as found:
-        assert found.inputs[0].shape == ("batch", 3, 16, 112, 112)
 
 
 class Depends(nn.Module):
@@ -368,13 +351,7 @@ OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
         (Net(), {**OPEN, "sample": "none.npz"}, "none.npz"),
         (Net(), {**OPEN, "sample": np.zeros((2, 3, 8, 9))}, "dimension 3 must be 8"),
         (Net(), {**OPEN, "sample": {"y": np.zeros((2, 3, 8, 8))}}, "'x'"),
-        (Net(), {**OPEN, "sample": np.full((2, 3, 8, 8), np.nan)}, "NaN"),
         (Net(), {**FIXED, "tolerance": 0.1, "verify": False}, "`tolerance=` has no effect"),
-        (
-            Net(),
-            {**FIXED, "sample": {"x": np.zeros((2, 3, 8, 8))}, "preprocess": "imagenet"},
-            "arrays in `sample=` are used as they are: drop it",
-        ),
         (Two(), {"inputs": {"a": (1, 3), "b": (1, 3)}, "preprocess": "imagenet"}, "`sample=` gives none"),
         (Net(), {**FIXED, "tolerance": float("nan")}, "`tolerance=` is nan"),
         (Net(), {**FIXED, "output_names": []}, "`output_names=` is []: give names"),
@@ -389,6 +366,7 @@ OPEN: dict[str, Any] = {"inputs": {"x": ("b", 3, 8, 8)}}
         ("torchvision:quantized_resnet18", {}, "torchvision:resnet18"),
         ("torchvision:resnet18", {"factory_arg": {"classes": 3}}, "'classes'"),
         ("torchvision:raft_small", {}, "image1, image2"),
+        ("torchvision:r3d_18", {}, "its inputs' shapes aren't known"),
     ],
 )
 def test_wrong_requests(tmp_path: Path, source: Any, options: dict[str, Any], word: str) -> None:
@@ -446,11 +424,6 @@ def test_weights_of_torchscript_are_answered_by_how_to_save_them(tmp_path: Path)
 def test_an_unwritable_output_fails_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         export("no.such:thing", tmp_path / "missing" / "m.onnx")
-
-
-def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    export(Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)})
-    assert capfd.readouterr() == ("", "")
 
 
 def test_inputs_as_text() -> None:
@@ -553,24 +526,9 @@ class Packing(nn.Module):
         return self.cell(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
 
 
-class Choosing(nn.Module):
-    """The best of scores of which many are equal."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.gather(1, x.round().topk(20).indices)
-
-
 class Scaling(nn.Module):
-    """A factor in BF16, as Gemma's, and noise; or a result in BF16."""
-
-    def __init__(self, noisy: bool) -> None:
-        super().__init__()
-        self.noisy = noisy
-        self.register_buffer("factor", torch.tensor(4.0, dtype=torch.bfloat16))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * self.factor
-        return y + torch.randn_like(y) if self.noisy else y.bfloat16()
+        return (x * 4.0).bfloat16()
 
 
 class Remembering(nn.Module):
@@ -585,11 +543,6 @@ class Remembering(nn.Module):
         self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
         self.steps += 1
         return x - self.mean[:, None, None]
-
-
-class Listing(nn.Module):
-    def forward(self, x: torch.Tensor, past: list[torch.Tensor]) -> Any:
-        return x + sum(past), [item * 2 for item in past]
 
 
 class Attending(nn.Module):
@@ -610,19 +563,6 @@ class Rotating(nn.Module):
         return torch.view_as_real(turned).flatten(2)
 
 
-class InSciPy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(median_filter(x.numpy(), 3))
-
-
-class Filtering(nn.Module):
-    """A function of its own, which computes outside PyTorch."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return InSciPy.apply(x)  # type: ignore[no-any-return, no-untyped-call]
-
-
 class Picking(nn.Module):
     """Of boxes that name their image: another number of them than of images."""
 
@@ -639,21 +579,17 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
 @pytest.mark.parametrize(
     ("make", "inputs", "words"),
     [
-        (Dropping, IMAGES, ["computes something random", "training=self.training"]),
+        (Dropping, IMAGES, ["compute something random?", "training=self.training"]),
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
         (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
         (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
-        (Choosing, {"x": ("n", 999)}, ["(TopK)", "give trained ones by `weights=`"]),
-        (lambda: Scaling(noisy=True), IMAGES, ["computes something random"]),
-        (lambda: Scaling(noisy=False), IMAGES, ["output is bfloat16", "return it in float32"]),
-        (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
+        (Scaling, IMAGES, ["output is bfloat16", "return it in float32"]),
+        (Remembering, IMAGES, ["another output for the same inputs", "an input and an output of forward"]),
         (Rotating, {"x": ("n", 6, 4)}, ["complex numbers", "cosine and sine"]),
-        (Filtering, {"x": ("n", 4)}, ["it leaves PyTorch there", "test_exporter.py, line "]),
-        (Listing, {"x": ("n", 4), "past": ("n", 4)}, ["n of past is always 8", "list of tensors", "one by one"]),
         (
             Attending,
             {"x": ("n", 5, 8), "keep": TensorInfo("keep", "bool", ("n", 5))},
-            ["keep was made up of both 0 and 1", "give real ones by `sample=`"],
+            ["Made up of both 0 and 1 (keep)", "give real ones by `sample=`"],
         ),
         (Modes, {"x": ("n", 4)}, ["aten.mode", "no ONNX form"]),
         (Depends, {"x": ("n", 6)}, ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
@@ -662,15 +598,13 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (Suppressed, {"boxes": (20, 4), "scores": (20,)}, ["test_exporter.py, line", "NMS", "docs/export.md", "guard"]),
         (lambda: Automatic(), {"x": ("batch", 3, 16, 16)}, ["torch.autocast", "leave that out"]),
         (lambda: Optionals(), None, ["`inputs='image:batchx3x224x224'`"]),
-        (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
+        (Deformed, IMAGES, ["DeformConv", "a newer opset", "`opset=20`"]),
         (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
         (lambda: nn.Linear(4, 4).bfloat16(), {"input": ("n", 4)}, ["weights are bfloat16", "model.float()"]),
-        (lambda: nn.Conv2d(3, 4, 3).double(), {"input": TensorInfo("input", "float64", ("n", 3, 8, 8))}, ["float64"]),
-        (lambda: torch.jit.script(nn.Linear(4, 4)), {"input": ("n", 4)}, ["TorchScript", "state_dict()"]),
         (
             lambda: nn.Sequential(nn.ReLU(), torch.jit.script(nn.Linear(4, 4))),
             {"input": ("n", 4)},
-            ["holds TorchScript (1)", "put the Python module there"],
+            ["holds TorchScript", "put the Python module there", "state_dict()"],
         ),
         (
             lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
@@ -691,7 +625,7 @@ def test_common_modules_that_cannot_be_exported_say_what_to_do(
 def test_what_real_inputs_make_of_forward_is_not_put_down_to_made_up_ones(tmp_path: Path) -> None:
     wide = {"x": np.ones((4, 7), np.float32)}
     with pytest.raises(
-        ModelError, match=r"forward fails on x float32 \[4, 7\].*values that were given \(arrays\)"
+        ModelError, match=r"forward fails on x float32 \[4, 7\].*values, which were given \(arrays\)"
     ) as caught:
         export(Broken(), tmp_path / "m.onnx", inputs={"x": ("batch", 7)}, sample=wide)
     assert "`sample=`" not in str(caught.value)
@@ -806,22 +740,6 @@ def test_where_the_exporter_fails_on_open_sizes_fixed_ones_are_named(tmp_path: P
     with pytest.raises(ModelError, match=r"itself fails: try fixed sizes, `inputs='left:1x3x8x8'`"):
         export(Together(), tmp_path / "m.onnx", inputs=inputs)
     assert export(Together(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
-
-
-class Carrying(nn.Module):
-    """A state under one name in and out."""
-
-    def forward(self, x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"y": x * h, "h": x + h}
-
-
-def test_an_output_that_is_called_as_an_input_is_said(tmp_path: Path) -> None:
-    inputs = dict.fromkeys(("x", "h"), ("batch", 4))
-    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs)
-    assert [info.name for info in made.outputs] == ["y", "h_2"]
-    assert any("another name in the file: h_2 (h); `output_names=`" in note for note in made.notes)
-    made = export(Carrying(), tmp_path / "m.onnx", inputs=inputs, output_names=["y", "h_out"])
-    assert not any("another name" in note for note in made.notes)
 
 
 class Taken(nn.Module):

@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx
 import pytest
-from test_runner import Told, documented, listed
-from world import World, has, net, unnumbered
+from test_runner import documented, listed
+from world import Heard, World, has, net, unnumbered
 
 import trtopt
 from trtopt.core.errors import DeviceError, UnsupportedRequest
@@ -51,14 +51,14 @@ def written(world: World) -> dict[str, int]:
 
 
 def test_engines_are_those_of_build_and_only_what_changed_is_built_again(world: World, second: Path) -> None:
-    path, told = listed(world, LIST), Told()
+    path, told = listed(world, LIST), Heard()
     first = trtopt.run_jobs(path, workers=2, reporter=told)
     assert first.ok, first.jobs
     made = engines(first)
     assert list(made) == NAMES
     assert first.summary == "8 jobs: 8 done"  # with two tables, which the list doesn't name
-    calibrated = max(index for index, line in enumerate(told.lines) if ".arrays.auto: done" in line)
-    assert calibrated < min(index for index, line in enumerate(told.lines) if line.startswith("model.fp32"))
+    calibrated = max(index for index, line in enumerate(told.notes) if ".arrays.auto: done" in line)
+    assert calibrated < min(index for index, line in enumerate(told.notes) if line.startswith("model.fp32"))
     alone, job = world.folder / "alone.engine", made["model.int8.sm89"]
     trtopt.build(job.model, alone, int8=True, data=world.arrays, target="sm89", backend="rtx")
     assert unnumbered(alone.read_bytes()) == unnumbered(Path(job.output).read_bytes())

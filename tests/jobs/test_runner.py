@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from world import World, has, net, samples
+from world import Heard, World, has, net, samples
 
 import trtopt
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.progress import Reporter
 from trtopt.jobs import runner
 from trtopt.jobs.state import State
 from trtopt.jobs.workers import Workers
@@ -35,17 +34,6 @@ SETS = {
 JOB = '[[job]]\nmodel = "model.onnx"\ndata = ["arrays", "photos"]\nmethod = ["auto", "entropy"]\n'
 LIST = "".join(SETS.values()) + JOB
 SMALL = SETS["arrays"] + '[[job]]\nmodel = "model.onnx"\ndata = "arrays"\n'
-
-
-class Told(Reporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    def warn(self, text: str) -> None:
-        self.lines.append(f"warning: {text}")
 
 
 def listed(world: World, text: str = LIST) -> Path:
@@ -132,7 +120,7 @@ def test_one_failure_never_stops_the_rest(world: World, monkeypatch: pytest.Monk
         return submit(self, function, *arguments, **needs)
 
     monkeypatch.setattr(Workers, "submit", deadly)
-    told = Told()
+    told = Heard()
     result = trtopt.run_jobs(listed(world, text), workers=1, reporter=told)
     failed = {job.name: job.error or {} for job in result.jobs if job.state == "failed"}
     kinds = ["InvalidModel", "UsageError", "WorkerDied", "DataError", "CalibrationError", "UsageError", "DataError"]
@@ -145,8 +133,8 @@ def test_one_failure_never_stops_the_rest(world: World, monkeypatch: pytest.Monk
     has(failed["good.hot.auto"]["message"], "isn't finite", "sample 33 ")
     has(failed["good.copies.auto"]["message"], "are the same one", "allow_unusual_data = true")
     assert "--allow-unusual-data" not in failed["good.copies.auto"]["message"]  # which jobs run hasn't
-    assert any(line.startswith("warning: good.hot.auto: failed: CalibrationError: ") for line in told.lines)
-    assert "good.good.auto: running" in told.lines
+    assert any(line.startswith("good.hot.auto: failed: CalibrationError: ") for line in told.warnings)
+    assert "good.good.auto: running" in told.notes
     assert not Path(result.jobs[0].output).exists()
 
 
@@ -315,7 +303,7 @@ def test_the_list_in_the_documentation_runs(world: World) -> None:
 
 def test_shards_of_other_versions_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner.work, "versions", lambda: {"trtopt": "0", "onnxruntime": "1.0"})  # here alone
-    told = Told()
+    told = Heard()
     (job,) = trtopt.run_jobs(listed(world, SMALL), workers=1, threads=1000, reporter=told).jobs
     has((job.error or {})["message"], "'onnxruntime': '1.0'", "install the same versions")
-    assert any("1 workers with 1000 threads each share" in line for line in told.lines)
+    assert any("1 workers with 1000 threads each share" in line for line in told.warnings)

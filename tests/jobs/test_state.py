@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.core.errors import OutputError, UsageError
+from trtopt.jobs.results import JobResult
 from trtopt.jobs.state import State, is_at_work, read_state
 
 HOLD = """
@@ -33,15 +34,6 @@ def test_records_are_kept_and_scratch_is_not(tmp_path: Path) -> None:
     assert list(read_state(path)) == ["a.b.auto", "c"]
 
 
-def test_a_record_that_cant_be_right_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "a.state"
-    with State.locked(path) as state:
-        state.record("good", {"state": "done"})
-        state.record("odd", {"state": "odd"})
-        state.record("wrong", {"state": "failed", "error": "text"})
-    assert list(read_state(path)) == ["good"]
-
-
 def test_one_run_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "a.state"
     run = subprocess.Popen(
@@ -61,7 +53,16 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob(".trtopt-jobs-*"))) == 1  # what the killed run had is gone
 
 
-@pytest.mark.parametrize("content", ["mine", "{}", '{"format": "trtopt.jobs/0", "jobs": {}}', None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "mine",
+        "{}",
+        '{"format": "trtopt.jobs/0", "jobs": {}}',
+        '{"format": "trtopt.jobs/1", "jobs": {"odd": {"state": "odd"}}}',
+        None,
+    ],
+)
 def test_what_isnt_a_state_is_refused_and_stays(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "a.state"
     if content is None:
@@ -77,3 +78,10 @@ def test_a_place_that_cant_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"state file .*`state=`"), State.locked(tmp_path / "file" / "state"):
         pass
+
+
+def test_the_lines_of_a_message_stay_apart() -> None:
+    message = "m.onnx can't be built:\n  nms: do it on the boxes outside the engine\nexport what comes before NMS"
+    result = JobResult("j", "failed", error={"type": "UnsupportedOperator", "message": message})
+    said = "m.onnx can't be built: nms: do it on the boxes outside the engine; export what comes before NMS"
+    assert result.outcome == f"UnsupportedOperator: {said}"

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from graphs import conv_relu, model, node, values
-from onnx import TensorProto, helper
+from onnx import helper
+from onnx.parser import parse_model
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import TensorInfo
@@ -19,6 +20,7 @@ from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import OnnxSession, open_session
 
 ONE = {"y": values(4, 5)}
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 
 
 @pytest.mark.parametrize("wrong", [{}, {"z": ONE["y"]}, {"y": ONE["y"][:3]}, {"y": ONE["y"] * np.nan}])
@@ -81,22 +83,15 @@ def test_a_name_that_is_no_utf8_is_told(tmp_path: Path) -> None:
 
 
 def test_an_input_of_one_row_fixes_the_batch_of_the_others() -> None:
-    nodes = [helper.make_node("Mul", ["x", "scale"], ["y"], "mul")]
-    ends = {"x": ["n", 4], "scale": [1], "y": ["n", 4]}
-    infos = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ends.items()}
-    graph = helper.make_graph(nodes, "g", [infos["x"], infos["scale"]], [infos["y"]])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = parse_model(f"{HEAD} g (float[n,4] x, float[1] scale) => (float[n,4] y) {{ y = Mul (x, scale) }}")
     feed = {"x": np.ones((3, 4), np.float32), "scale": np.arange(3, dtype=np.float32)}
     assert OnnxSession(proto).batch == 1
     assert OnnxRunner(proto, optimize=True)(feed)["y"][:, 0].tolist() == [0, 1, 2]
 
 
 def test_nodes_of_one_name_say_what_to_type() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["h"], "same"), helper.make_node("Relu", ["h"], ["y"], "same")]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
     with pytest.raises(ModelError, match="check MODEL --fix"):
-        OnnxSession(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        OnnxSession(parse_model(f"{HEAD} g (float[n] x) => (float[n] y) {{ [same] h = Relu (x) [same] y = Relu (h) }}"))
 
 
 @pytest.mark.parametrize("opset", [17, onnx.defs.onnx_opset_version()])
@@ -116,19 +111,15 @@ def test_what_is_newer_than_onnx_runtime_knows_runs_all_the_same(tmp_path: Path,
 
 def test_what_stays_too_new_is_refused() -> None:
     """A model-local function has an opset of its own, which the model's doesn't change."""
-    newer = [helper.make_opsetid("", 99)]
-    function = helper.make_function("local", "F", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], newer)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("F", ["x"], ["y"], domain="local")], "g", [x], [y])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    graph = "g (float[1,2] x) => (float[1,2] y) { y = local.F (x) }"
+    function = '<domain: "local", opset_import: ["" : 99]> F (a) => (b) { b = Relu (a) }'
     with pytest.raises(ModelError, match="till opset"):
-        OnnxSession(helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8))
+        OnnxSession(parse_model(f'<ir_version: 8, opset_import: ["" : 17, "local" : 1]> {graph} {function}'))
 
 
 def test_a_graph_without_nodes_runs_whatever_its_opset() -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])
-    newest = [helper.make_opsetid("", onnx.defs.onnx_opset_version())]
-    run = OnnxSession(helper.make_model(helper.make_graph([], "g", [x], [x]), opset_imports=newest))
+    head = f'<ir_version: {onnx.IR_VERSION}, opset_import: ["" : {onnx.defs.onnx_opset_version()}]>'
+    run = OnnxSession(parse_model(f"{head} g (float[1,2] x) => (float[1,2] x) {{ }}"))
     np.testing.assert_array_equal(run({"x": values(1, 2)})["x"], values(1, 2))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 from graphs import model, node, values
-from test_triton_configs import engine
 from tritons import ON_CPU, executable, ports, started, why_not
 
 import trtopt
@@ -197,12 +196,12 @@ def played(tmp_path: Path) -> dict[str, Any]:
     script.write_text(PLAYED.format(python=sys.executable))
     script.chmod(0o755)
     (tmp_path / "repo" / "two" / "1").mkdir(parents=True)
-    return {"engines": tmp_path / "repo", "server": script, **ports()}
+    return {"repo": tmp_path / "repo", "server": script, **ports()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_and_the_exit_status_are_passed_on(tmp_path: Path, played: dict[str, Any], number: int) -> None:
-    repo, script = (str(played.pop(name)) for name in ("engines", "server"))
+    repo, script = (str(played.pop(name)) for name in ("repo", "server"))
     process = started([repo, "--server", script], tmp_path / "log", **played)
     process.send_signal(number)
     assert process.wait(30) == number
@@ -216,13 +215,6 @@ def test_the_end_of_with_ends_the_server(played: dict[str, Any]) -> None:
         socket.create_connection(("127.0.0.1", played["http_port"]))
 
 
-def test_engines_are_served_from_a_temporary_repository(tmp_path: Path, played: dict[str, Any]) -> None:
-    with trtopt.serve(**played | {"engines": engine(tmp_path)}) as server:
-        assert (server.repo / "net" / "1" / "net.engine").is_file()
-        assert [model.name for model in server.models] == ["net"]
-    assert not server.repo.exists()
-
-
 def test_a_server_that_ends_before_it_is_ready_is_told(played: dict[str, Any]) -> None:
     played["server"].write_text("#!/bin/sh\nexit 7")
     with pytest.raises(ServerFailed, match="ended with exit status 7 before it was ready"):
@@ -230,11 +222,9 @@ def test_a_server_that_ends_before_it_is_ready_is_told(played: dict[str, Any]) -
 
 
 def test_a_port_that_is_taken_is_told(played: dict[str, Any]) -> None:
-    with socket.create_server(("127.0.0.1", played["http_port"])):
-        with pytest.raises(ServerFailed, match=r"can't listen on 127\.0\.0\.1:\d+: .*give another `http_port=`"):
-            trtopt.serve(**played)
-        with pytest.raises(UsageError, match="`instances=` is for engines"):  # what has to change is said first
-            trtopt.serve(**played, instances=2)
+    said = pytest.raises(ServerFailed, match=r"can't listen on 127\.0\.0\.1:\d+: .*give another `http_port=`")
+    with socket.create_server(("127.0.0.1", played["http_port"])), said:
+        trtopt.serve(**played)
 
 
 def test_without_a_server_the_line_for_docker_is_the_answer(
@@ -249,6 +239,8 @@ def test_without_a_server_the_line_for_docker_is_the_answer(
     assert raised.value.exit_code == 3 and "`server=`" in str(raised.value)
 
 
-def test_a_folder_without_models_is_no_repository(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no model repository"):
-        trtopt.serve(tmp_path)
+@pytest.mark.parametrize("name", ["", "m.engine"])
+def test_what_is_no_repository_is_told_how_to_make_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / "m.engine").touch()
+    with pytest.raises(UsageError, match=r"no model repository.*trtopt deploy triton M\.engine --repo models"):
+        trtopt.serve(tmp_path / name)

@@ -459,9 +459,9 @@ def _serve(reporter: Reporter, **values: Any) -> Any:
         return server.wait()
 
 
-@command_of(ServeRequest, "trtopt serve model.engine --runtime onnxruntime", call=_serve)
+@command_of(ServeRequest, "trtopt serve models", call=_serve)
 def serve(result: Any, values: Options) -> Iterator[str]:
-    """Serve engines, or a model repository, by Triton on this host. SIGTERM or Ctrl-C ends it.
+    """Serve a model repository by Triton on this host. SIGTERM or Ctrl-C ends it.
 
     Exit status: tritonserver's own; 3 if there is none here (the line for docker is printed), 1 if it wasn't ready before it
     ended.

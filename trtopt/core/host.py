@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 
 from trtopt.core.files import whole
 
@@ -36,11 +35,6 @@ def free_memory() -> int | None:
         cached = [int(line.split()[1]) for line in _lines(f"{CGROUP}/memory.stat") if line.startswith("file ")]
         limits.append(max(0, int(limit[0]) - int(used[0]) + sum(cached)))
     return min(limits, default=None)
-
-
-def import_path() -> dict[str, str]:
-    """For the environment of another Python: it then imports from where this one does."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def peak_memory() -> int:

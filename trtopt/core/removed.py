@@ -29,6 +29,10 @@ WENT = {
     "each of the shapes",
     "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
     "from_images": "--from-images went: prepare photos in the client (Session.prepare); build --embed-preprocess takes pixels",
+    **dict.fromkeys(
+        ("runtime", "instances", "max_delay", "overwrite"),
+        "serve takes a repository: trtopt deploy triton M.engine --repo models has such options; then trtopt serve models",
+    ),
     "input_names": "--input-names went: names in --inputs are the file's, in forward's order, --inputs pixels:batchx3x224x224",
     **dict.fromkeys(
         ("min_shapes", "opt_shapes", "max_shapes"),

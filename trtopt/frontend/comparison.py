@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from trtopt.core.words import first_of
 from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
 from trtopt.frontend.failures import types_hint
-from trtopt.frontend.forward import INNER
 from trtopt.frontend.samples import Subject, made_up
 from trtopt.graph.io import Model, save_model
 from trtopt.ort.sessions import OnnxSession
@@ -39,16 +38,14 @@ class ExportComparison:
 def compared(
     subject: Subject, model: Model, tolerance: float, sampled: str, detail: Callable[[str], None]
 ) -> tuple[list[ExportComparison], list[str]]:
-    """The comparisons, at two batch sizes and at other sizes of what is open, and what the user should know of them.
+    """Return the comparisons, at two batch sizes and at other sizes of what is open, and what the user should know of them.
 
     Args:
-        tolerance: as `export` has it.
         sampled: what the samples are, as `ExportResult.sample` says it.
         detail: is told each batch's difference.
 
     Raises:
-        ExportMismatch: PyTorch and ONNX Runtime disagree.
-        ModelError: ONNX Runtime can't open or run the model.
+        ExportMismatch, ModelError: PyTorch and ONNX Runtime disagree, or this can't open or run the model.
     """
     comparisons: list[ExportComparison] = []
     notes: list[str] = []
@@ -105,7 +102,7 @@ def _elsewhere(
         if sizes == traced or (found and sizes is not neighbour):
             continue
         tried.append(_listed(sizes))
-        made = subject.resized(subject.batch(samples), sizes)
+        made = subject.batch(samples, sizes)
         try:
             expected = subject.outputs(made, model)
         except Exception:  # whatever a model raises at a size that it doesn't take
@@ -137,45 +134,25 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
-def _bits(buffer: Any) -> Any:
-    """A buffer's bytes, as an array: NumPy has no BF16, and NaN is the same as itself in them."""
-    flat = buffer.detach().cpu().flatten()
-    return flat.view(flat[:0].byte().dtype).numpy()
-
-
 def _refuse(subject: Subject, size: int, expected: Arrays, gap: str, sampled: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
-    held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
     again = dict(zip(expected, subject(subject.batch(size))))
     changed = [name for name, value in again.items() if not np.array_equal(value.cpu().numpy(), expected[name], True)]
-    moved = [
-        name.removeprefix(f"{INNER}.")
-        for name, buffer in subject.module.named_buffers()
-        if name not in held or not np.array_equal(_bits(buffer), _bits(held[name]))
-    ]
-    if changed and moved:
-        raise ExportMismatch(
-            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: forward changes "
-            f"the module's {', '.join(moved[:4])}, and a graph keeps nothing from one run to the next. Nothing was written. "
-            "Leave that out of forward, or make it an input and an output of forward, so that the caller keeps it"
-        )
     if changed:
         raise ExportMismatch(
-            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: it computes "
-            "something random, which a fixed graph can't repeat. Nothing was written. torch.nn.functional.dropout(…) is on "
-            "unless it is given training=self.training (torch.nn.Dropout is off by itself); random numbers belong outside, as "
-            f"an input. If it is meant so: `verify=False` ({gap})"
+            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time, which a graph "
+            f"can't repeat ({gap}). Nothing was written. Does forward compute something random? torch.nn.functional.dropout(…) "
+            "is on unless it is given training=self.training; random numbers belong outside, as an input. Does it change the "
+            "module's buffers? Make those an input and an output of forward. If it is meant so: `verify=False`"
         )
-    masks = [info.name for info in subject.infos if not info.floating]
+    masks = ", ".join(info.name for info in subject.infos if not info.floating)
     hint = (
-        "If the model computes in lower precision than FP32, give a larger `tolerance=`; if it chooses among nearly equal "
+        f"Made up of both 0 and 1 ({masks}), a mask may leave nothing, of which PyTorch and ONNX make different things: give "
+        "real ones by `sample=`"
+        if masks and made_up(sampled)
+        else "If the model computes in lower precision than FP32, give a larger `tolerance=`; if it chooses among nearly equal "
         "values (TopK), as untrained weights make them, give trained ones by `weights=`, or real inputs by `sample=`"
     )
-    if masks and made_up(sampled):
-        hint = (
-            f"{', '.join(masks)} {'was' if len(masks) == 1 else 'were'} made up of both 0 and 1: of what a mask leaves nothing "
-            "of, PyTorch and ONNX make each something else; give real ones by `sample=`"
-        )
     raise ExportMismatch(
         f"{subject.text}: PyTorch and ONNX Runtime disagree on {sampled} at batch {size}: {gap}. Nothing was written. {hint}"
     )

@@ -23,16 +23,14 @@ from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.comparison import ExportComparison, compared
-from trtopt.frontend.failures import at, autocast_hint, input_hint, operators_of, types_hint, unknown_operator, why
+from trtopt.frontend.failures import at, input_hint, operators_of, types_hint, why
 from trtopt.frontend.forward import INNER, called, leaves, output_names as named_outputs
 from trtopt.frontend.inputs import stated_inputs
 from trtopt.frontend.modules import opened
-from trtopt.frontend.quantizers import as_qdq
 from trtopt.frontend.request import ExportRequest
-from trtopt.frontend.rewrites import in_plain_arithmetic
+from trtopt.frontend.rewrites import as_qdq, in_plain_arithmetic
 from trtopt.frontend.samples import Subject, made_up, on_images, samples_for
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import at_opset
@@ -86,14 +84,10 @@ def export(request: ExportRequest) -> ExportResult:
         opset: of the file; default: 17, which every TensorRT reads; of TensorRT 10, 11 and RTX 20 is the newest.
         weights: a state dict (.pth, loaded with weights_only=True, or .safetensors).
         factory_arg: keyword arguments of the factory (of torchvision's, too); before a recipe's own options.
-        inputs: input name → shape (or TensorInfo); names of forward's arguments, in any order, or new names for all of them,
-            in forward's order; optional arguments may be left out. A name in place of a size makes that dimension dynamic,
-            equal names are equal sizes: {"input": ("batch", 3, "H", "W")}; as the command takes it, ["ids:batch,16:int64"].
-            Default: the recipe's, or batch×3×H×W float32 for torchvision with the size its own preprocessing gives.
-        output_names: names in the ONNX file, in the order of forward's results. Default: the keys or fields of what forward
-            returns, else "output", or "output_0", "output_1", ….
-        sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
-            images (with `preprocess`), or arrays. Default: seeded synthetic values, which the result says.
+        inputs: forward's argument, or a new name for each → shape, such as {"input": ("batch", 3, "H", "W")}, a name for each
+            dynamic size; or as the command takes it, ["ids:batch,16:int64"]. Default: the recipe's or torchvision's.
+        output_names: in the order of forward's results. Default: the keys or fields of what forward returns, else "output".
+        sample: real inputs to compare on: .npz, .npy, a folder of images (with `preprocess`), or arrays; else made-up ones.
         preprocess: for images, as for `calibrate`; a mapping without `preset` changes what the recipe says.
         tolerance: largest accepted difference, relative to the largest output.
         verify: False skips the comparison (the result says so).
@@ -144,14 +138,8 @@ def export(request: ExportRequest) -> ExportResult:
         for name, value in values:
             if not isinstance(value, torch.Tensor):
                 noted(f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out")
-        names_in = [info.name for info in infos]
         wished = source.outputs if request.output_names is None else request.output_names
-        names = named_outputs(tensors, wished, names_in, source.text)
-        if taken := [f"{made} ({asked})" for asked, made in zip(tensors, names) if not wished and asked in names_in]:
-            noted(
-                f"outputs that are called as an input have another name in the file: {', '.join(taken)}; `output_names=` gives "
-                "others"
-            )
+        names = named_outputs(tensors, wished, [info.name for info in infos], source.text)
         with reporter.phase("export to ONNX"):
             model = _export(subject, names, target)
         comparisons: list[ExportComparison] = []
@@ -162,9 +150,6 @@ def export(request: ExportRequest) -> ExportResult:
         else:
             notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, request.output)
-    for text, fits in _ends(model):
-        notes.append(text)
-        (reporter.note if fits else reporter.warn)(text)
     if request.verify and made_up(sampled):
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
@@ -179,19 +164,6 @@ def export(request: ExportRequest) -> ExportResult:
         comparisons=tuple(comparisons),
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def _ends(model: Model) -> Iterator[tuple[str, bool]]:
-    """Yield the ends of the model's constants, such as position embeddings, and True where fixed sizes are within."""
-    sizes = {(info.name, axis): size for info in model.inputs for axis, size in enumerate(info.shape)}
-    for (name, axis), end in max_input_lengths(model.proto).items():
-        size = sizes[name, axis]
-        if not isinstance(size, int):
-            what = "" if size is None else f" ({size})"
-            yield f"axis {axis} of {name}{what} goes up to {end}: the model's position embeddings end there", True
-        elif size > end:
-            text = f"axis {axis} of {name} is {size}, and the model's position embeddings end at {end}: filled, it needs more"
-            yield f"{text}; give at most {end} in `inputs=`", False
 
 
 def _opset(opset: int | None, what: str = "`opset=`") -> int:
@@ -262,13 +234,12 @@ def _export(subject: Subject, names: Sequence[str], target: int) -> Model:
     try:
         model = load_model(proto)
     except ModelError as error:
-        if (newer := unknown_operator(str(error))) is None:
-            hint = types_hint(subject) or autocast_hint(str(error))
-            raise ModelError(f"{subject.text} can't be exported: {error}{hint}") from error
-        raise ModelError(
-            f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: "
-            f"{_NEWER.format(max(newer[1], 20))}; `trtopt check` then says whether TensorRT has it"
-        ) from error
+        if newer := re.search(r"No Op registered for (\w+) with domain_version", str(error)):
+            raise ModelError(
+                f"{subject.text} uses {newer[1]}, which ONNX has from a newer opset on than {target}: {_NEWER.format(20)}; "
+                "`trtopt check` then says whether TensorRT has it"
+            ) from error
+        raise ModelError(f"{subject.text} can't be exported: {error}{types_hint(subject, str(error))}") from error
     exported = [info.name for info in model.inputs]
     if exported != [info.name for info in infos]:
         raise ModelError(

@@ -84,7 +84,7 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     torch = require("torch", "torch", "export")
     if not module_name or not attribute:
         raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
-    with making(torch, text, lambda error: _told(text, module_name, error)):
+    with making(torch, text, lambda error: _told(text, error)):
         with quiet():
             module = (
                 module_of_file(Path(folder or "", module_name)) if module_name.endswith(".py") else _module(module_name)
@@ -166,12 +166,14 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         origin = getattr(module, "__file__", None)
-        beside = Path(f"{module.__name__}.py")
+        beside, public = (
+            Path(f"{module.__name__}.py"),
+            [name for name, value in vars(module).items() if callable(value)],
+        )
+        close = difflib.get_close_matches(attribute, public)
+        hint = f"; close: {first_of(close)}" if close else ""
         if beside.is_file() and not (origin and beside.samefile(origin)):
             hint = f"; for the file in the current folder write {beside}:{attribute}"
-        else:
-            public = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
-            hint = f"; close: {first_of(close, 8)}" if (close := difflib.get_close_matches(attribute, public)) else ""
         raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
 
 
@@ -196,7 +198,7 @@ def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mappin
     return lambda: factory(*arguments, **options)
 
 
-def _told(text: str, module_name: str, error: BaseException) -> TrtoptError:
+def _told(text: str, error: BaseException) -> TrtoptError:
     where = place(error) or text
     if isinstance(error, SystemExit):
         return ModelError(
@@ -208,8 +210,5 @@ def _told(text: str, module_name: str, error: BaseException) -> TrtoptError:
             f"{where}: it needs {error.name}, which isn't installed beside trtopt ({sys.executable})"
         )
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return UsageError(
-            f"{where}: relative imports need the file's package: in the folder that holds the package, type "
-            f"trtopt export PACKAGE.{Path(module_name).stem}:{text.rpartition(':')[2]}"
-        )
+        return UsageError(f"{where}: {error}; type PACKAGE.MODULE:FACTORY in the folder that holds the package")
     return ModelError(f"{text} failed at {where}: {type(error).__name__}: {essence(error)}")

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import defs
-
 from trtopt.core.foreign import chain, place
 from trtopt.core.values import TensorInfo
 from trtopt.frontend.samples import Subject, made_up
@@ -29,8 +27,6 @@ _SIGNS = {
     "lacks: export the float model, as it is before prepare and convert, and let trtopt build --int8 quantize it",
     "fake_quantize": "{at}it rounds as training for INT8 does (torch.fake_quantize…), for which torch's exporter has no ONNX "
     "form: export the float model without that, and let trtopt build --int8 quantize it",
-    "is not supported for tensor subclasses": "{at}it leaves PyTorch there, for NumPy or another library, which no graph "
-    "holds: write that part with PyTorch's operators, or leave it out of the exported model",
     "complex-valued input": "{at}it computes with complex numbers, of which torch's exporter knows few operations: write "
     "that part with two real tensors, the real and the imaginary one (a rotation by torch.polar: cosine and sine)",
     r"No ONNX function found for <OpOverload\(op='([\w.]+)'": "{at}it uses PyTorch's {found[1]}, for which torch's exporter "
@@ -52,19 +48,10 @@ def why(error: BaseException, infos: Sequence[TensorInfo], sizes: Mapping[str, i
         for size, which, axis in _STATIC.findall(told)
         if int(which) < len(infos) and int(axis) < len(infos[int(which)].shape)
     ]
-    fixed = list(dict.fromkeys(fixed))
-    if fixed:
-        listed = (
-            ". Where forward goes through that input as through a list of tensors, export a module around it, whose forward "
-            "takes them one by one"
-        )
-        return (
-            f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in `inputs=`"
-            f"{listed if any('unbind' in name for name in operators) else ''}"
-        )
     signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
-    if any(sign in told for sign in signs):
-        return f": {at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in `inputs=`"
+    if fixed or any(sign in told for sign in signs):
+        which = "; ".join(dict.fromkeys(fixed)) or "give a size in its place"
+        return f": {at(error)}it fixes a dimension that was asked to be dynamic: {which}; give the size in `inputs=`"
     for sign, reason in _OPERATORS.items():
         if any(sign in name for name in operators):
             return f": {reason.format(at=at(error))}"
@@ -97,57 +84,34 @@ def input_hint(error: BaseException, subject: Subject, sampled: str) -> str:
     Args:
         sampled: what it ran on, as `ExportResult.sample` says it.
     """
-    told, invented = str(error), made_up(sampled)
+    told = str(error)
     if "data type 'str'" in told or "'Tensor' object has no attribute" in told:
         return (
             ". forward gets tensors alone: where it takes a dict or an object, export a module around it, whose forward takes "
             "tensors and puts them into one"
         )
     if re.search(r"scalar type|dtype|indices|Half|Double|Long|BFloat16", told):
-        return (
-            ". Where a tensor of another type is needed, say so: `inputs='NAME:batchx16:int64'` (or :float16)"
-            f"{types_hint(subject)}"
-        )
-    if "index out of range" in told and invented:
-        return ". Integer inputs were made up of 0 and 1: give real ones by `sample=`, or other shapes by `inputs=`"
-    if invented:
-        return ". Are the shapes and types of `inputs=` right, and the values, which were made up? `sample=` gives real ones"
-    return (
-        f". Are the shapes and types of `inputs=` right, and does forward take the values that were given ({sampled})?"
-    )
+        typed = "`inputs='NAME:batchx16:int64'` (or :float16)"
+        return f". Where a tensor of another type is needed, say so: {typed}{types_hint(subject)}"
+    values = "which were made up? `sample=` gives real ones" if made_up(sampled) else f"which were given ({sampled})?"
+    return f". Are the shapes and types of `inputs=` right, and the values, {values}"
 
 
-def types_hint(subject: Subject) -> str:
-    """Return what to do about a module whose weights have a type that PyTorch or ONNX Runtime can't run everywhere."""
+def types_hint(subject: Subject, told: str = "") -> str:
+    """Return what to do about weights, or a forward, of a type that PyTorch or ONNX Runtime can't run everywhere."""
     found = {item.dtype for item in subject.module.parameters() if item.dtype.is_floating_point}
     odd = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found - {subject.torch.float32}))
+    if not odd and "bfloat16" in told:  # beside FP32 weights
+        return (
+            ". forward itself computes in bfloat16 (torch.autocast, .bfloat16()): leave that out of the exported model; "
+            "precision is chosen by trtopt build"
+        )
     if not odd:
         return ""
     return (
         f". The module's weights are {odd}: give it in float32, which needs no other inputs, as a function that returns "
         "model.float(); precision is chosen by trtopt build"
     )
-
-
-def autocast_hint(told: str) -> str:
-    """Return what to do where FP32 weights meet BF16 values, which older opsets' operators don't take."""
-    if "bfloat16" not in told:
-        return ""
-    return (
-        ". forward itself computes in bfloat16 (torch.autocast, .bfloat16()): leave that out of the exported model; precision "
-        "is chosen by trtopt build"
-    )
-
-
-def unknown_operator(told: str) -> tuple[str, int] | None:
-    """The operator that the checker doesn't know at the model's opset, and the first opset that has it."""
-    found = re.search(r"No Op registered for (\w+) with domain_version", told)
-    versions = [
-        schema.since_version
-        for schema in defs.get_all_schemas_with_history()
-        if found and schema.name == found[1] and not schema.domain
-    ]
-    return (found[1], min(versions)) if found and versions else None
 
 
 def operators_of(subject: Subject) -> list[str]:

@@ -49,16 +49,17 @@ class Arguments:
             UsageError: a name is wrong, one too many, or missing.
         """
         names = [info.name for info in infos]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise UsageError(f"{text}: the input {twice!r} is given twice; forward takes: {self}")
-        known = [name for name in names if name in self.names]
         wrong = [name for name in names if name not in self.names]
-        if known and wrong and not self.free:
-            raise UsageError(f"{text}: forward has no argument {wrong[0]!r}; it takes: {self}")
+        problem = ""
+        if twice := [name for name in names if names.count(name) > 1]:
+            problem = f"the input {twice[0]!r} is given twice"
+        elif wrong and len(wrong) < len(names) and not self.free:
+            problem = f"forward has no argument {wrong[0]!r}"
+        elif wrong and len(names) > len(self.ordered) and not self.free:
+            problem = f"{len(names)} inputs are given ({', '.join(names)})"
+        if problem:
+            raise UsageError(f"{text}: {problem}; forward takes: {self}")
         if wrong:
-            if len(names) > len(self.ordered) and not self.free:
-                raise UsageError(f"{text}: {len(names)} inputs are given ({', '.join(names)}); forward takes: {self}")
             feeds, keywords = set(self.ordered[: len(names)]), tuple[str, ...]()
         else:
             infos = sorted(infos, key=lambda info: self.names.index(info.name))
@@ -127,15 +128,10 @@ def output_names(found: Sequence[str], wished: Sequence[str], inputs: Sequence[s
         UsageError: another number is wished than there is, one twice, or an input's.
     """
     if wished:
-        if len(wished) != len(found):
+        if len({*wished, *inputs}) != len(found) + len(inputs) or len(wished) != len(found):
             raise UsageError(
-                f"{text} gives {len(found)} output{'s' * (len(found) != 1)} ({', '.join(found)}); "
-                f"output names: {len(wished)} ({', '.join(wished)})"
-            )
-        clash = next((name for name in wished if list(wished).count(name) > 1 or name in inputs), None)
-        if clash:
-            raise UsageError(
-                f"{text}: the output name {clash!r} is given twice, or an input's; inputs: {', '.join(inputs)}"
+                f"`output_names=` is {', '.join(wished)}; {text} gives {len(found)} output{'s' * (len(found) != 1)} "
+                f"({', '.join(found)}), and each needs a name that neither another nor an input ({', '.join(inputs)}) has"
             )
         return list(wished)
     names: list[str] = []

@@ -17,14 +17,7 @@ from trtopt.recipes.loader import check_shape
 InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo | str]
 SCALAR = "scalar"  # in place of a shape
 # What PyTorch's users call types; NumPy's "float" is double.
-_TORCH = {
-    "float": "float32",
-    "fp32": "float32",
-    "half": "float16",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "long": "int64",
-}
+_TORCH = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "long": "int64"}
 
 
 def parse_input(text: str) -> TensorInfo:
@@ -88,8 +81,8 @@ def _info(info: TensorInfo) -> TensorInfo:
     axis = info.batch_axis if info.shape else None
     info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype), batch_axis=axis)
     try:
-        known = np.dtype(info.dtype) is not None and info.numeric
-    except TypeError:
+        known = np.dtype(info.dtype).kind in "biuf"
+    except TypeError:  # BF16, too, which neither NumPy has nor torch takes from it
         known = False
     if not known:
         raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64")

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import inspect
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +18,13 @@ from trtopt.core.foreign import essence
 from trtopt.core.library_output import importing, quiet
 from trtopt.core.values import Profile, TensorInfo
 from trtopt.core.words import first_of
-from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pt2", ".safetensors")
 _TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
+_USUAL = ("state_dict", "model_state_dict", "model")  # what training scripts call a state dict beside others
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
 
 
 @dataclass(frozen=True)
@@ -78,23 +79,19 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
     text = os.fspath(source)
     if text.endswith(".onnx"):
         raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
-    if text.endswith(checkpoints.ENDINGS):
-        raise UsageError(checkpoints.advice(Path(text)))
+    if text.endswith(_WEIGHTS):
+        raise UsageError(_advice(Path(text)))
     if text.endswith(_TENSORFLOW):
         raise UsageError(
             f"{text} is no PyTorch model: of Keras' and TensorFlow's tf2onnx writes ONNX (python -m tf2onnx.convert); then "
             "trtopt check model.onnx"
         )
-    kind, colon, name = text.partition(":")
-    if kind == "torchvision" and colon:
-        return _weighted(_torchvision(name, arguments), weights)
-    if not text.endswith(".toml"):
-        if colon:
-            return _weighted(_own(text, (), arguments), weights)
-        if (path := Path(text if text.endswith(".py") else f"{text}.py")).is_file():
-            raise UsageError(
-                f"{text} is a Python file: say which class or function of it gives the model, as in {path}:Net"
-            )
+    if ":" in text and not text.endswith(".toml"):
+        return _weighted(_made(text, (), arguments), weights)
+    if (path := Path(text if text.endswith(".py") else f"{text}.py")).is_file():
+        raise UsageError(
+            f"{text} is a Python file: say which class or function of it gives the model, as in {path}:Net"
+        )
     try:
         recipe = load_recipe(text)
     except UsageError as error:
@@ -107,22 +104,22 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
     return _from_recipe(recipe, weights, arguments)
 
 
-def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], folder: Path | None = None) -> Source:
+def _made(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], folder: Path | None = None) -> Source:
+    if text.startswith("torchvision:"):
+        return _torchvision(text.partition(":")[2], arguments)
     return Source(_without_end(make(text, positional, arguments, folder), text), text, "the factory's own")
 
 
 def _without_end(module: Any, text: str) -> Any:
-    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS.
+    """Return the module, unless it is one of torchvision's detectors, or holds TorchScript.
 
-    TorchScript is refused, too, as a part of it.
+    A subclass of a detector may have a forward of its own, without NMS.
     """
     script = require("torch", "torch", "export").jit.ScriptModule
-    parts = dict(module.named_modules()) if hasattr(module, "named_modules") else {"": module}
-    if (part := next((name for name, part in parts.items() if isinstance(part, script)), None)) is not None:
+    if isinstance(module, script) or any(isinstance(part, script) for part in module.modules()):
         raise UsageError(
-            f"{text} holds TorchScript{f' ({part})' * bool(part)}, which torch's exporter doesn't read: put the Python module "
-            "there that it was made from; the weights: torch.save(scripted.state_dict(), 'state.pth'), then "
-            "`weights='state.pth'`"
+            f"{text} holds TorchScript, which torch's exporter doesn't read: put the Python module there that it was made "
+            "from; the weights: torch.save(scripted.state_dict(), 'state.pth'), then `weights='state.pth'`"
         )
     if str(getattr(type(module).forward, "__module__", "")).startswith("torchvision.models.detection."):
         raise UsageError(_without_nms(text, two_stages=not hasattr(module, "head")))
@@ -132,13 +129,8 @@ def _without_end(module: Any, text: str) -> Any:
 def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Source:
     if recipe.onnx:
         raise UsageError(f"the recipe {recipe.name} is an ONNX model already: use {recipe.onnx}")
-    kind, _, name = recipe.source.partition(":")
-    options = {**recipe.options, **arguments}
-    if kind == "torchvision":
-        source = _torchvision(name, options)
-    else:
-        recipe.check_installed()  # before torch is asked for, which is larger
-        source = _own(recipe.source, recipe.arguments, options, recipe.path.parent)
+    recipe.check_installed()  # before torch is asked for, which is larger
+    source = _made(recipe.source, recipe.arguments, {**recipe.options, **arguments}, recipe.path.parent)
     source = replace(
         source,
         text=f"{recipe.name} ({recipe.source})",
@@ -190,24 +182,50 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     preprocess: str | dict[str, Any] | None = None
     name_in, size = "input", (224, 224)
     if detects:
-        size, preprocess = detectors.preparation(module)
+        size, preprocess = _preparation(module)
         notes.append(
             f"{text} ends in NMS (non-maximum suppression), which torch's exporter can't follow: this is what comes before it, "
             f"raw box regressions and class scores of images prepared outside ({size[0]}×{size[1]}); docs/export.md has the "
             "rest"
         )
-        module, name_in = detectors.heads(torch, module), "images"
+        module, name_in = _heads(torch, module), "images"
     else:
         with contextlib.suppress(Exception):  # only a hint: the size its published weights were made for
             preset = models.get_model_weights(name).DEFAULT.transforms()
             size = (int((getattr(preset, "crop_size", None) or preset.resize_size)[0]),) * 2
             preprocess = "imagenet" if size == (224, 224) else None
-    shape: tuple[int | str, ...] = ("batch", 3, *size)
-    if name in models.list_models(models.video):
-        shape, preprocess = ("batch", 3, VIDEO_FRAMES, *size), None
-    flow = name in models.list_models(models.optical_flow)  # of two images, in a size that is the user's choice
-    inputs = () if flow else (TensorInfo(name_in, "float32", shape),)
-    return Source(module, text, weights, inputs, preprocess=preprocess, notes=tuple(notes))
+    single = name not in (*models.list_models(models.video), *models.list_models(models.optical_flow))
+    inputs = (TensorInfo(name_in, "float32", ("batch", 3, *size)),) if single else ()
+    return Source(module, text, weights, inputs, preprocess=preprocess if single else None, notes=tuple(notes))
+
+
+def _heads(torch: Any, detector: Any) -> Any:
+    """Return a module of what SSD, SSDlite, RetinaNet or FCOS compute between their own resizing and NMS."""
+
+    class Heads(torch.nn.Module):  # type: ignore[misc]  # torch is imported where it is needed
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = detector
+
+        def forward(self, images: Any) -> Any:
+            features = self.model.backbone(images)
+            return self.model.head([features] if isinstance(features, torch.Tensor) else list(features.values()))
+
+    return Heads()
+
+
+def _preparation(detector: Any) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return height and width of the images, and the keys of a `Preprocess` that does what the detector's transform does."""
+    transform = detector.transform
+    if transform.fixed_size is not None:
+        width, height = transform.fixed_size
+        resize = "stretch"
+    else:  # the shorter side of any image; a network of one size takes it for both
+        height = width = int(transform.min_size[0])
+        resize = "letterbox"
+    mean, std = ([float(value) for value in values] for values in (transform.image_mean, transform.image_std))
+    size = (int(height), int(width))
+    return size, {"resize": resize, "size": list(size), "scale": 1 / 255, "mean": mean, "std": std}
 
 
 def _without_nms(text: str, *, two_stages: bool) -> str:
@@ -237,7 +255,7 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
         if path.suffix == ".safetensors":
             state = require("safetensors.torch", "torch", "a .safetensors file").load_file(path)
         else:
-            if checkpoints.is_script(path):  # before torch, which warns of it, too
+            if _is_script(path):  # before torch, which warns of it, too
                 raise ModelError(
                     f"the weights {path} are TorchScript: save them alone, in Python: torch.save(torch.jit.load({str(path)!r})"
                     f".state_dict(), '{path.stem}.state.pth'); then: `weights='{path.stem}.state.pth'`"
@@ -246,25 +264,22 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     except TrtoptError:
         raise
     except Exception as error:
-        problem = f"{essence(error, 1)}; save the state dict alone: torch.save(model.state_dict(), path)"
-        if checkpoints.model_class(path):
-            problem = checkpoints.advice(path)
-        raise ModelError(f"the weights {path} can't be loaded safely (weights_only=True): {problem}") from error
+        raise ModelError(
+            f"the weights {path} can't be loaded safely (weights_only=True): {essence(error, 1)}; {_alone(path)}"
+        ) from error
     others = ""
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            if more := [str(name) for name, value in state.items() if name != key and is_state(value)]:
-                others = f"of the state dicts in {path} {key!r} is taken, not {first_of(more)}"
-            state = state[key]
     if not is_state(state):
         keys = list(map(str, state)) if isinstance(state, dict) else []
-        inside = [key for key in keys if is_state(state[key])]
-        if len(inside) != 1:
+        inside = [key for key in keys if is_state(state.get(key))]
+        inside.sort(key=lambda key: key not in _USUAL)
+        if not inside or (len(inside) > 1 and inside[0] not in _USUAL):
             raise ModelError(
                 f"the weights {path} hold {len(inside) or 'no'} state dicts ({first_of(inside or keys, 8)}): save the one that "
                 f"is meant, in Python: torch.save(torch.load({str(path)!r})['KEY'], 'state.pth'), or "
                 "torch.save(model.state_dict(), 'state.pth'); then: `weights='state.pth'`"
             )
+        if len(inside) > 1:
+            others = f"of the state dicts in {path} {inside[0]!r} is taken, not {first_of(inside[1:])}"
         state = state[inside[0]]
     own = {_unwrapped(name): name for name in source.module.state_dict()}
     state = {_unwrapped(name): value for name, value in state.items()}
@@ -279,6 +294,37 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
         ) from error
     notes = tuple(note for note in source.notes if "random weights" not in note and "start" not in note)
     return replace(source, weights=str(path), notes=(*notes, *filter(None, [others])))
+
+
+def _alone(path: Path) -> str:
+    """Return how the weights of a pickled model are saved alone; it isn't unpickled here, as that runs what the file brings."""
+    return (
+        "if it is a whole pickled model that you trust, save its weights alone, in Python where its class can be imported: "
+        f"torch.save(torch.load({str(path)!r}, weights_only=False).state_dict(), '{path.stem}.state.pth')"
+    )
+
+
+def _advice(path: Path) -> str:
+    """Return how a model comes out of a file of weights, or of what else has such a name."""
+    if path.suffix == ".pt2" or _is_script(path):
+        kind, end = ("export", "") if path.suffix == ".pt2" else ("jit", "()")
+        what = "a program of torch.export" if kind == "export" else "TorchScript, which torch's exporter doesn't read"
+        return (
+            f"{path} is {what}: export the Python module that it was made from, trtopt export my_model.py:Net; its weights: "
+            f"torch.save(torch.{kind}.load({str(path)!r}).state_dict{end}, 'state.pth')"
+        )
+    return (
+        f"{path} holds weights, not a model: name the class or function that makes the model, and give the weights: trtopt "
+        f"export my_model.py:Net --weights {path} (torchvision's: trtopt export torchvision:resnet50 --weights {path}); "
+        f"{_alone(path)}; an Ultralytics model: yolo export model={path} format=onnx"
+    )
+
+
+def _is_script(path: Path) -> bool:
+    """Return True if torch.jit wrote it."""
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
+        return any(name.endswith("constants.pkl") for name in archive.namelist())
+    return False
 
 
 def _unwrapped(name: str) -> str:

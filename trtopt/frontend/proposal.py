@@ -62,17 +62,14 @@ def init(request: InitRequest) -> InitResult:
     What neither the model nor an argument says is "?" in the file; nothing is run to find it.
 
     Args:
-        source: an ONNX file, or what `export` takes: "FILE.py:FACTORY", "package.module:FACTORY", "torchvision:NAME".
+        source: an ONNX file, or what `export` takes; factory_arg, inputs: as there, not of an ONNX file.
         output: the recipe to write; default: NAME.toml in the current folder, NAME the model's.
-        factory_arg: keyword arguments of the factory; not of an ONNX file.
-        inputs: input name → shape, as for `export`; default: as the arrays of `data` are. An ONNX file has its own.
-        images, data: what to calibrate on, a folder of images or arrays, one of them; the recipe names it.
+        images, data: what to calibrate on, one of them; arrays also say what the inputs are.
         force: write over a recipe that is there.
 
     Raises:
         UsageError: a source that can't be right, samples that aren't there, or a recipe that is there already.
-        MissingDependency, ModelError, InvalidModel: as `export` and `check`.
-        OutputError: the file can't be written.
+        MissingDependency, ModelError, InvalidModel, OutputError: as `export` and `check`.
     """
     text = os.fspath(request.source)
     onnx = text.endswith(".onnx")

@@ -1,42 +1,20 @@
-"""Replace functions of PyTorch, while a model is traced, whose exported form TensorRT can't take."""
+"""Replace, while a model is traced, what torch's exporter has no form for, or one that TensorRT can't take."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from trtopt.core.errors import ModelError
+
+_VERSION = 13  # of Q/DQ's operators in ONNX: with scales along an axis
 
 
 @contextlib.contextmanager
 def in_plain_arithmetic(torch: Any) -> Iterator[None]:
     """Replace functions that the exporter has no form for, or one that TensorRT lacks, while the context is entered."""
     functional = torch.nn.functional
-
-    # By Gather and a sum, mean or maximum; the exporter makes it a loop over a sequence of tensors.
-    def embedding_bag(
-        input: Any,
-        weight: Any,
-        offsets: Any = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        mode: str = "mean",
-        *others: Any,
-        **options: Any,
-    ) -> Any:
-        unusual = [value for value in (max_norm, *others, *options.values()) if value not in (None, False)]
-        if unusual or (input.dim() == 1 and mode == "max"):
-            return originals[functional, "embedding_bag"](
-                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, *others, **options
-            )
-        rows = functional.embedding(input, weight)
-        if input.dim() == 2:
-            return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
-        place = torch.arange(input.shape[0], device=input.device)
-        bag = (place >= offsets.unsqueeze(1)).sum(0) - 1  # of each row; of bags that start at one place the last
-        member = bag == torch.arange(offsets.shape[0], device=input.device).unsqueeze(1)
-        total = member.to(rows.dtype) @ rows
-        return total if mode == "sum" else total / member.sum(-1, keepdim=True).clamp(min=1)
 
     # Over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows.
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any) -> Any:
@@ -54,11 +32,6 @@ def in_plain_arithmetic(torch: Any) -> Iterator[None]:
         query, key, value = flat(query), flat(key), flat(value)
         result = originals[functional, "scaled_dot_product_attention"](query, key, value, attn_mask, *args, **options)
         return (result.squeeze(1) if heads == 1 else result).unflatten(0, before)
-
-    def cdist(x1: Any, x2: Any, p: float = 2.0, *args: Any, **options: Any) -> Any:
-        if p != 2.0:
-            return originals[torch, "cdist"](x1, x2, p, *args, **options)
-        return (x1.unsqueeze(-2) - x2.unsqueeze(-3)).square().sum(-1).sqrt()
 
     def slices(input: Any, size: Any, count: int, dim: int) -> Any:
         """Parts of an open axis (a batch doubled for guidance, two images in one), which the exporter makes a sequence."""
@@ -94,11 +67,9 @@ def in_plain_arithmetic(torch: Any) -> Iterator[None]:
         return rsub
 
     instead = {
-        (torch, "cdist"): cdist,
         **{(place, "chunk"): chunked(place) for place in (torch, torch.Tensor)},
         **{(place, "split"): splitting(place) for place in (torch, torch.Tensor)},
         **{(place, name): subtracted(place, name) for place, name in ((torch, "rsub"), (torch.Tensor, "__rsub__"))},
-        (functional, "embedding_bag"): embedding_bag,
         (functional, "scaled_dot_product_attention"): attention,
     }
     originals = {(place, name): getattr(place, name) for place, name in instead}
@@ -109,3 +80,58 @@ def in_plain_arithmetic(torch: Any) -> Iterator[None]:
     finally:
         for (place, name), function in originals.items():
             setattr(place, name, function)
+
+
+@contextlib.contextmanager
+def as_qdq(torch: Any, module: Any, text: str) -> Iterator[None]:
+    """Give NVIDIA ModelOpt's fake quantizers Q/DQ's form while the context is entered.
+
+    They look at their scales' values, which torch's exporter can't follow; ModelError: one that no Q/DQ pair of TensorRT's is
+    equal to.
+    """
+    patched = []
+    try:
+        for name, item in module.named_modules():
+            forward = _forward(torch, item, f"{text}: {name.split('.', 1)[-1]}")
+            if forward is not None:
+                patched.append(item)
+                item.forward = forward
+        yield
+    finally:
+        for item in patched:
+            del item.forward
+
+
+def _forward(torch: Any, item: Any, what: str) -> Callable[[Any], Any] | None:
+    """Return the quantizer's forward as Q/DQ; its attributes are as ModelOpt 0.47 has them."""
+    if type(item).__name__ != "TensorQuantizer" or not hasattr(item, "num_bits"):  # of whichever release of ModelOpt
+        return None
+    if not getattr(item, "is_enabled", True):
+        return lambda values: values
+    amax, axis, bits = getattr(item, "amax", None), getattr(item, "axis", None), item.num_bits
+    axes = [axis] if isinstance(axis, int) else [*(axis or ())]
+    unusual = [name for name in ("block_sizes", "unsigned") if getattr(item, name, None)]
+    unusual += ["pre_quant_scale"] * (getattr(item, "pre_quant_scale", None) is not None)
+    if bits != 8 or unusual or len(axes) > 1 or amax is None or not bool((amax > 0).all()):
+        least = "no amax, as it was never calibrated" if amax is None else f"an amax from {float(amax.min()):g} on"
+        raise ModelError(
+            f"{what} is a TensorQuantizer of NVIDIA ModelOpt with {', '.join([f'num_bits={bits}', *unusual, least])}; export "
+            f"writes Q/DQ of signed INT8 with fixed scales above 0, a tensor's or an axis': quantize it with "
+            "mtq.INT8_DEFAULT_CFG, or export the float model, as it is before mtq.quantize, and let trtopt build --int8 do it"
+        )
+    return _rounding(torch, amax / 127, axes[0] if axes and amax.numel() > 1 else None)
+
+
+def _rounding(torch: Any, scale: Any, axis: int | None) -> Callable[[Any], Any]:
+    """To INT8 and back, by ONNX's own operators. Of scales for -127 to 127, -128 is what lies below them all."""
+    scale = scale.detach().float()
+    scale = scale.max() if axis is None else scale.flatten()
+    zeros = torch.zeros(scale.shape, dtype=torch.int8)
+
+    def forward(values: Any) -> Any:
+        options: dict[str, Any] = {"shape": values.shape, "version": _VERSION}
+        options["attrs"] = {} if axis is None else {"axis": axis % values.dim()}
+        codes = torch.onnx.ops.symbolic("QuantizeLinear", (values, scale, zeros), dtype=torch.int8, **options)
+        return torch.onnx.ops.symbolic("DequantizeLinear", (codes, scale, zeros), dtype=values.dtype, **options)
+
+    return forward

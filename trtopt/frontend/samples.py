@@ -35,9 +35,8 @@ def samples_for(
         return synthetic_inputs(infos, sizes), "synthetic (seed 0)"
     if isinstance(sample, (Mapping, np.ndarray)):
         arrays = sample if isinstance(sample, Mapping) else {infos[0].name: sample}
-        for info in infos:
-            if info.name not in arrays:
-                raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
+        if absent := [info.name for info in infos if info.name not in arrays]:
+            raise DataError(f"the sample has no input {absent[0]!r}; it has: {', '.join(arrays)}")
         said = "arrays" if isinstance(sample, Mapping) else "an array"
         found = {info.name: usable(arrays[info.name], info, "the sample") for info in infos}
         return {info.name: found[info.name] if info.shape else np.asarray(found[info.name][0]) for info in infos}, said
@@ -119,16 +118,12 @@ class Subject:
         """Two batch sizes where samples are counted by an open size."""
         return (self.first,) if isinstance(self.first, int) else tuple(dict.fromkeys((1, self.samples)))
 
-    def batch(self, size: int) -> dict[str, NDArray[Any]]:
-        """The first `size` samples, repeated if there are fewer; inputs without the batch stay whole."""
-        return self.resized(self.arrays, {self.first: size})
-
-    def resized(self, arrays: Arrays, sizes: Mapping[Any, int]) -> dict[str, NDArray[Any]]:
-        """Inputs of other sizes, by their names, repeated where there is less.
+    def batch(self, size: int, sizes: Mapping[Any, int] | None = None) -> dict[str, NDArray[Any]]:
+        """Return the first `size` samples, in other sizes of what is open besides, by name; repeated where there is less.
 
         A state may have the batch behind its layers; a size that is fixed counts as the batch on the first axis alone.
         """
-        made = dict(arrays)
+        made, sizes = dict(self.arrays), {self.first: size, **(sizes or {})}
         for info in self.infos:
             for axis, name in enumerate(info.shape):
                 if name in sizes and (axis == 0 or isinstance(name, str)):
@@ -139,12 +134,7 @@ class Subject:
     def tensors(self, batch: Arrays) -> tuple[Any, ...]:
         first = next(self.module.parameters(), None)
         device = "cpu" if first is None else first.device
-        return tuple(self._tensor(batch[info.name]).to(device) for info in self.infos)
-
-    def _tensor(self, array: NDArray[Any]) -> Any:
-        if array.dtype == "bfloat16":  # which NumPy has not, and torch doesn't take from it
-            return self.torch.from_numpy(array.astype(np.float32)).bfloat16()
-        return self.torch.from_numpy(array.copy())
+        return tuple(self.torch.from_numpy(batch[info.name].copy()).to(device) for info in self.infos)
 
     def __call__(self, batch: Arrays) -> tuple[Any, ...]:
         with self.torch.no_grad(), quiet():

@@ -45,10 +45,10 @@ class Cluster:
             if self._own:
                 self._connect(address)
         self._resources = self._ray.cluster_resources()
-        self.slots, self.threads = int(self._resources.get("CPU", 0)) // threads, threads
+        has = self._resources.get("CPU", 0)
+        self.slots, self.threads = int(has) // threads, threads
         if not self.slots:
             self.close()
-            has = self._resources.get("CPU", 0)
             raise BackendError(f"the Ray cluster has {has:g} CPUs; a worker with `threads={threads}` needs as many")
         self.has_gpus = bool(self._resources.get("GPU"))
         self._folder = folder.absolute()

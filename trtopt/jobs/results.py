@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,18 +22,13 @@ class JobResult:
 
     Attributes:
         state: one of `STATES`; after a run "done" or "failed".
-        kind: "calibrate" or "build".
         output: the table or the engine; of a failed job, where it would have been.
         error: of a failed one, "type" and "message".
-        digest: `Table.digest`.
-        samples: that the table was made from.
-        tensors: how many thresholds each method gave.
-        shards: how many pieces its samples were cut into.
-        notes: what the user should know about the data.
+        digest, samples, tensors, shards: of a table: `Table.digest`, the number of samples, how many thresholds each method
+            gave, and how many pieces the samples were cut into.
         seconds: from its first task to its last, beside others.
         cached: an earlier run had finished it; an engine was up to date.
-        precision: of an engine, as the list asks for it: a key of `trtopt.jobs.joblist.PRECISIONS`, or "best".
-        precision_summary: what its layers run in, in a line.
+        precision, precision_summary: of an engine: as the list asks for it, and what its layers run in, in a line.
         targets: compute capabilities that an engine is for; none: the GPU that built it.
         resource: of the Ray node that was to build it.
     """
@@ -124,22 +118,20 @@ class JobsResult:
         return all(job.state == "done" for job in self.jobs)
 
     @property
-    def _counts(self) -> Counter[str]:
-        return Counter(job.state for job in self.jobs)
+    def _counts(self) -> dict[str, int]:
+        return {state: sum(job.state == state for job in self.jobs) for state in STATES}
 
     @property
     def summary(self) -> str:
         """Say how many jobs are in which state."""
-        counts = self._counts
-        return f"{counted(len(self.jobs), 'job')}: " + ", ".join(
-            f"{counts[state]} {state}" for state in STATES if counts[state]
-        )
+        counts = ", ".join(f"{count} {state}" for state, count in self._counts.items() if count)
+        return f"{counted(len(self.jobs), 'job')}: {counts}"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
             "jobs": [job.to_json() for job in self.jobs],
-            "states": {state: self._counts[state] for state in STATES},
+            "states": self._counts,
             "state": str(self.state),
             "seconds": round(self.seconds, 3),
         }

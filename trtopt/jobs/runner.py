@@ -7,6 +7,7 @@ ends the jobs that need it and no others.
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
@@ -15,20 +16,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from trtopt.core.errors import CalibrationError, DeviceError, OutputError, TrtoptError, UsageError
-from trtopt.core.files import check_writable, made_folder, sha256_file
+from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json
 from trtopt.core.host import cores, free_memory
+from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.options import taking
 from trtopt.core.progress import Phase, Reporter
 from trtopt.engine.manifest import manifest_path
+from trtopt.graph.io import external_files
 from trtopt.jobs import work
-from trtopt.jobs.contents import Contents
-from trtopt.jobs.joblist import BuildJob, Job, in_list, load_jobs
+from trtopt.jobs.joblist import BuildJob, DataSet, Job, in_list, load_jobs
 from trtopt.jobs.request import JobsRequest, JobsStateRequest
 from trtopt.jobs.results import JobResult, JobsResult
 from trtopt.jobs.state import State, is_at_work, read_state, state_beside
@@ -50,12 +51,11 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     time on each GPU. Workers are processes: a script calls this under `if __name__ == "__main__":`.
 
     Args:
-        jobs: the list, `jobs.toml`; `trtopt.jobs.joblist` says what is in it.
+        jobs: the list, `jobs.toml`; docs/jobs.md says what is in it.
         state: file that says what is done; None: NAME.state beside the list.
         workers: processes; None: as many as cores, and no more than one for each 2 GiB of free memory.
         threads: samples that a worker runs at a time; None: the cores divided among the workers.
-        ray: run on a Ray cluster whose nodes see the list's files under the same paths: its address; "auto": the one of
-            $RAY_ADDRESS or this machine, else a new one.
+        ray: a Ray cluster's address; "auto": the one of $RAY_ADDRESS or this machine, else a new one.
 
     Raises:
         UsageError: the list or an argument can't be right, or another run is at work on the state file.
@@ -74,10 +74,10 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         reporter.warn(f"{workers} workers with {threads} threads each share {have} cores: fewer would be faster")
     building = [job for job in listed if isinstance(job, BuildJob)]
     device = next((job.device for job in listed if isinstance(job, Job)), "cpu")
-    if request.ray is None and (elsewhere := next((job for job in building if job.resource), None)):
+    if request.ray is None and (elsewhere := [job for job in building if job.resource]):
         raise UsageError(
-            f"{elsewhere.name} is to be built on a Ray node with resource = {elsewhere.resource!r}, and without Ray it would "
-            "be this machine: add `ray='auto'`, or drop resource from the list"
+            f"{elsewhere[0].name} is to be built on a Ray node with resource = {elsewhere[0].resource!r}: add `ray='auto'`, or "
+            "drop resource from the list"
         )
     gpus: tuple[str, ...] = ()
     if building or device != "cpu":
@@ -176,13 +176,23 @@ class _Run:
 
     def begin(self, listed: Sequence[Job | BuildJob]) -> None:
         """Find the tables that an earlier run finished; the rest is pending."""
-        contents = Contents(work.versions() if any(isinstance(job, Job) for job in listed) else {})
+        versions = work.versions() if any(isinstance(job, Job) for job in listed) else {}
+        models, samples = functools.cache(_model), functools.cache(_samples)  # each file is read once
         for job in listed:
             if isinstance(job, BuildJob):
                 self._keys[job.name] = {"kind": "build"}
                 self._state.record(job.name, {"kind": "build", "state": "pending"})
                 continue
-            key, record = contents.key(job), self._state.jobs.get(job.name, {})
+            record = self._state.jobs.get(job.name, {})
+            content = {
+                "versions": versions,
+                "model": models(job.model),
+                "data": samples(job.data),
+                "method": job.method,
+                "overrides": job.precision_override,
+                "output": str(job.output.absolute()),
+            }
+            key = sha256_json(content | ({"device": job.device} if job.device != "cpu" else {}))
             self._keys[job.name] = {"key": key}
             done = record.get("state") == "done" and record.get("key") == key
             if done and job.output.is_file() and sha256_file(job.output) == record.get("sha256"):
@@ -203,11 +213,11 @@ class _Run:
             if isinstance(job, Job) and job.name not in self.results:
                 passes.setdefault((job.model, job.precision_override, job.data.name), []).append(job)
         # One more than slots: the next pass is opened while the shards of the last ones are observed.
-        self._each(place, place.slots + 1, list(passes.values()), partial(self._calibrate, place))
+        self._each(place, place.slots + 1, list(passes.values()), functools.partial(self._calibrate, place))
 
     def build(self, place: Place, listed: Sequence[Job | BuildJob]) -> None:
         jobs = [[job] for job in listed if isinstance(job, BuildJob)]
-        self._each(place, place.slots, jobs, partial(self._build, place))
+        self._each(place, place.slots, jobs, functools.partial(self._build, place))
 
     def _each(self, place: Place, threads: int, groups: Sequence[list[_J]], steps: Callable[[list[_J]], None]) -> None:
         """Go through steps for each group of jobs, which fail if an error comes out of them."""
@@ -290,11 +300,10 @@ class _Run:
 
     def _fail(self, jobs: Iterable[Job | BuildJob], error: Exception) -> None:
         for job in jobs:
-            if isinstance(error, OSError):
-                error = OutputError(f"{error.filename or self._state.path}: {error.strerror or error}", "start again")
-            if isinstance(error, OutputError) and error.advice:
+            if isinstance(error, (OSError, OutputError)):
+                problem = error.problem if isinstance(error, OutputError) else f"{error.filename}: {error}"
                 folder = "engines" if isinstance(job, BuildJob) else "output"
-                error = OutputError(error.problem, f"make room, change {folder} in the list, or give `state=`")
+                error = OutputError(problem, f"make room, change {folder} in the list, or give `state=`")
             ours = isinstance(error, TrtoptError)
             kind = type(error).__name__ if ours else "InternalError"
             text = str(error) if ours else f"internal error: {type(error).__name__}: {error}"
@@ -317,3 +326,32 @@ class _Run:
         if self._stopped:
             raise _Stopped
         self._state.record(job.name, record)
+
+
+# The content that a table depends on, by its files' bytes alone; what can't be read is found out when the job runs.
+
+
+def _model(path: Path) -> object:
+    try:
+        # It refuses what isn't a file of the model's, before that is opened.
+        beside = external_files(existing_file(path, "the model")).values()
+        return [sha256_file(path), *((file.name, sha256_file(file)) for file in beside)]
+    except Exception as error:  # protobuf raises errors of its own
+        return str(error)
+
+
+def _samples(data: DataSet) -> object:
+    source = data.images or data.data or Path()
+    suffixes = EXTENSIONS if data.images is not None else ARRAYS
+    try:
+        files = [source] if source.is_file() else sorted(source.rglob("*"))
+        digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in suffixes]
+    except OSError as error:
+        return str(error)
+    return {
+        "kind": "images" if data.images is not None else "arrays",
+        "files": sorted(digests),
+        "limit": data.limit,
+        "unusual": data.allow_unusual_data,
+        "preprocess": None if data.preprocess is None else data.preprocess.describe(),
+    }

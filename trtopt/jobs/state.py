@@ -30,27 +30,25 @@ def state_beside(jobs: str | os.PathLike[str]) -> Path:
 
 
 def read_state(path: Path) -> dict[str, dict[str, Any]]:
-    """Return what a state file has of each job, by name; without records that can't be right.
-
-    Raises:
-        UsageError: it isn't a state file.
-    """
+    """Return what a state file has of each job, by name; UsageError: it isn't a state file, or was damaged."""
     try:
         content = read_json(path)
         if content["format"] != _FORMAT:
             raise KeyError(_FORMAT)
         records = converted(content["jobs"], dict[str, dict[str, Any]], "jobs")
+        for name, record in records.items():
+            JobResult.recorded({**record, "name": name})
     except (Damaged, KeyError, TypeError):
         raise UsageError(
             f"{path} isn't the state file of a job list: remove it, or give another with `state=`"
         ) from None
-    return {name: record for name, record in records.items() if _is_whole(name, record)}
+    return records
 
 
 def is_at_work(path: Path) -> bool:
     """Return True where a run holds the state file now; also where that can't be asked."""
     try:
-        lock = alone_now(_lock(path))
+        lock = alone_now(Path(f"{path}.lock"))
     except OutputError:
         return True
     if lock is not None:
@@ -82,11 +80,10 @@ class State:
         with contextlib.ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                for _ in range(4):
-                    if (lock := alone_now(_lock(path))) is not None:
-                        break
-                    time.sleep(0.1)  # it may only be `is_at_work` that looks
-                else:
+                tries = iter(range(4))  # it may only be `is_at_work` that looks, or a process just being started
+                while (lock := alone_now(Path(f"{path}.lock"))) is None and next(tries, None) is not None:
+                    time.sleep(0.1)
+                if lock is None:
                     raise UsageError(
                         f"another run is at work on {path}: wait for it, end it, or give another file with `state=`"
                     )
@@ -104,15 +101,3 @@ class State:
                 write_json(self.path, {"format": _FORMAT, "jobs": self.jobs})
             except OutputError as error:  # its advice is a command's that has an output
                 raise OutputError(error.problem, "make room, or give another file with `state=`") from error
-
-
-def _lock(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
-
-
-def _is_whole(name: str, record: Mapping[str, Any]) -> bool:
-    try:
-        JobResult.recorded({**record, "name": name})
-    except Damaged:
-        return False
-    return True

@@ -164,14 +164,10 @@ def make_tables(opened: Pass, shards: Sequence[Shard], jobs: Sequence[Job]) -> l
 
 
 def examine_builds(builds: Sequence[tuple[str, BuildRequest]], here: bool) -> tuple[str, ...]:
-    """Refuse what can't be built, before any work; else return the names of this machine's GPUs.
+    """Refuse builds, by their jobs' names, for every reason why they can't be; else return the names of this machine's GPUs.
 
     Args:
-        builds: names of jobs, and what they ask for.
         here: they are built on this machine; else only what holds for any is looked at.
-
-    Raises:
-        UnsupportedRequest: every reason, with the jobs that it holds for.
     """
     names_by_reason: dict[str, list[str]] = {}
     for name, request in builds:

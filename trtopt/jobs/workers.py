@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import queue
 import signal
 import tempfile
 import threading
@@ -36,9 +35,7 @@ class Workers:
     def __init__(self, places: Sequence[Mapping[str, str]], threads: int = 1) -> None:
         self.slots, self.threads, self.has_gpus = len(places), threads, _VISIBLE in places[0]
         self._workers = [_Worker({**dict.fromkeys(_LIMITS, str(threads)), **place}) for place in places]
-        self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for worker in self._workers:
-            self._free.put(worker)
+        self._free = list(self._workers)  # as many as threads: one is always there
         self._threads = ThreadPoolExecutor(self.slots, "trtopt-jobs")
 
     def submit(self, function: Callable[..., Any], *args: Any, gpu: bool = False, resource: str = "") -> Future[Any]:
@@ -58,14 +55,14 @@ class Workers:
         remove_leftovers(tempfile.gettempdir())
 
     def _call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        worker = self._free.get()
+        worker = self._free.pop(0)
         try:
             try:
                 return worker(function, args)
             except WorkerDied:  # once more: the memory that another took may have ended it
                 return worker(function, args)
         finally:
-            self._free.put(worker)
+            self._free.append(worker)
 
 
 class _Worker:

@@ -1,49 +1,28 @@
-"""A model and what was made of it run on the same inputs: real samples in this process, made-up ones in one of their own.
-
-On inputs that it wasn't made for, ONNX Runtime ends its process at an integer divided by zero, may loop for as long as a model
-says, and takes the memory that it asks for. Starting the process costs half a second.
-"""
+"""A model and what was made of it, run on the same inputs: real samples, or made-up ones."""
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
-from trtopt.core.documents import converted
 from trtopt.core.errors import ModelError, require
-from trtopt.core.files import whole
-from trtopt.core.host import import_path
-from trtopt.core.temporary import scratch
 from trtopt.core.values import Profile, TensorInfo
 from trtopt.data.difference import difference
 from trtopt.data.rebatch import Arrays
-from trtopt.graph.guard import cheap, drawn
+from trtopt.graph.guard import drawn
 from trtopt.graph.half import fp32_typed, has_half
-from trtopt.graph.io import save_model
 from trtopt.graph.op_types import QDQ
-from trtopt.graph.proto import all_nodes, tensor_size
+from trtopt.graph.proto import all_nodes, infer_shapes
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.sessions import INLINE, THREADS, OnnxSession
+from trtopt.ort.sessions import OnnxSession
 
-# What a small model may use; heavy ones get more by their weights, which nobody can claim without having them.
-BYTES, BYTES_PER_BYTE = 3 << 29, 4
-SECONDS, SECONDS_PER_BYTE = 20, 0.5e-6
 TOLERANCE = 1e-3  # of an output's largest value: folding rounds differently, it doesn't compute something else
 COARSE = 0.05  # where tensors are rounded to eight bits or to a half type: the next code is another value
 TRIED_SIZES = (64, 224, 320, 48, 16, 8)  # of dynamic dimensions that aren't the batch, until the model runs
-_ENDING = ("Div", "Mod")  # of integers by zero
+_INTEGERS = {getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
 
 
 def compare(
@@ -55,87 +34,45 @@ def compare(
     samples: Sequence[Arrays] = (),
     opened: bool = False,
 ) -> str:
-    """Empty, or how the outputs differ: on the samples, or at the first two sizes of made-up inputs at which `before` runs.
-
-    Both run without optimizations, and in FP32 where they are of a half type, whose rounding any rewrite moves.
+    """Return how the outputs differ, if they do: on the samples, or at the first two sizes of made-up inputs at which `before`
+    runs. Both run without optimizations, and in FP32 where they are of a half type, whose rounding any rewrite moves.
 
     Args:
         profiles: sizes of dynamic dimensions to try; without any they are guessed.
-        samples: real inputs as `before` takes them, which other work of this process runs as well.
+        samples: real inputs as `before` takes them.
         opened: `before` takes one sample, on the first axis of its inputs, and `after` any number: at the first of the sizes,
             `after` is given two at once, and `before` each of them.
 
     Raises:
-        ModelError: `before` couldn't be run, or took more memory or time than it may; or it draws random numbers.
-        MissingDependency: ONNX Runtime isn't installed.
+        ModelError: `before` couldn't be run, or isn't on made-up inputs (`_endless`); or it draws random numbers.
     """
     require("onnxruntime", "ort", "comparing the models")
     if drawn(before):
         raise ModelError("it draws random numbers")
-    operators = {node.op_type for node in all_nodes(before.graph)}
-    tolerance = TOLERANCE if operators.isdisjoint(QDQ) and not has_half(before) else COARSE
+    coarse = has_half(before) or any(node.op_type in QDQ for node in all_nodes(before.graph))
+    tolerance = COARSE if coarse else TOLERANCE
     before, after = (fp32_typed(proto)[0] for proto in (before, after))
     bounded = [name for node in after.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
-    compared: dict[str, Any] = {"trials": samples or sizes_to_try(inputs, profiles), "opened": opened}
-    compared |= {"tolerance": tolerance, "bounded": bounded}
-    if samples or (cheap(before) and not before.functions and operators.isdisjoint(_ENDING)):
-        return gap(before, after, inputs, real=bool(samples), **compared)
-    weights = sum(map(tensor_size, before.graph.initializer))
-    most, seconds = BYTES + BYTES_PER_BYTE * weights, SECONDS + int(SECONDS_PER_BYTE * weights)
-    with scratch() as folder:
-        save_model(before, folder / "before.onnx", inline_limit=INLINE)
-        save_model(after, folder / "after.onnx", inline_limit=INLINE)
-        request = {"inputs": [asdict(info) for info in inputs], "bytes": most, "seconds": seconds, "how": compared}
-        (folder / "request.json").write_text(json.dumps(request))
-        try:
-            status = subprocess.run(
-                [sys.executable, "-m", "trtopt.ort.comparison", os.fspath(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                # NumPy's OpenBLAS takes 40 MB for each core of the host, which the limit would count.
-                env={**os.environ, **import_path(), "ORT_DISABLE_TELEMETRY": "1", "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C in a terminal is the caller's own to handle, who then ends this
-                timeout=seconds,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            raise ModelError(f"ONNX Runtime took more than {seconds} s for it") from None
-        if status:
-            crash = f"crashed with {signal.Signals(-status).name}, or" if status < 0 else ""
-            how = crash or f"failed with status {status}, perhaps because it"
-            raise ModelError(f"ONNX Runtime {how} took more than {most >> 20} MiB")
-        answer: dict[str, str] = json.loads(whole(folder / "answer.json"))
-    if "problem" in answer:
-        raise ModelError(answer["problem"])
-    return answer["gap"]
+    if not samples and (why := _endless(before)):
+        raise ModelError(f"{why}, which made-up inputs may bring about")
+    trials = samples or sizes_to_try(inputs, profiles)
+    return gap(before, after, inputs, trials, tolerance, bounded, real=bool(samples), opened=opened)
 
 
-def _answer(folder: Path) -> None:
-    """The process's own work: read `request.json`, write `answer.json`."""
-    tempfile.tempdir = str(folder)
-    request = json.loads(whole(folder / "request.json"))
-    limits = {
-        resource.RLIMIT_DATA: request["bytes"],
-        resource.RLIMIT_CPU: THREADS * request["seconds"],  # where nobody is left to end it
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, value in limits.items():
-        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
-    inputs = [converted(info, TensorInfo) for info in request["inputs"]]
-    answer: dict[str, str] = {}
-    try:
-        answer["gap"] = gap(folder / "before.onnx", folder / "after.onnx", inputs, **request["how"])
-    except ModelError as error:
-        answer["problem"] = str(error)
-    except MemoryError:
-        answer["problem"] = f"running it takes more than {request['bytes'] >> 20} MiB"
-    (folder / "answer.json").write_text(json.dumps(answer))
+def _endless(proto: ModelProto) -> str:
+    """Return what may keep ONNX Runtime from coming back on values that the model isn't for, if anything."""
+    graph = infer_shapes(proto).graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    divisors = {node.input[1] for node in graph.node if node.op_type in ("Div", "Mod")} - constants
+    if any(kinds.get(name) in _INTEGERS for name in divisors):
+        return "it divides integers, and by zero ONNX Runtime ends the process"
+    return "it holds a Loop, which may never end" if any(node.op_type == "Loop" for node in graph.node) else ""
 
 
 def gap(
-    before: ModelProto | Path,
-    after: ModelProto | Path,
+    before: ModelProto,
+    after: ModelProto,
     inputs: Sequence[TensorInfo],
     trials: Sequence[Mapping[str, Any]],
     tolerance: float,
@@ -144,12 +81,7 @@ def gap(
     real: bool = False,
     opened: bool = False,
 ) -> str:
-    """Compare in this process; see `compare`.
-
-    Args:
-        trials: sizes of dynamic dimensions, as `synthetic_inputs` takes them; or, `real`, inputs.
-        tolerance, bounded: see `Difference.within`.
-    """
+    """Compare on each of `trials`: sizes of dynamic dimensions, as `synthetic_inputs` takes them; or, `real`, inputs."""
     first = OnnxSession(before, optimize=False)
     try:
         second = OnnxSession(after, optimize=False)
@@ -236,7 +168,3 @@ def _refused(error: ModelError) -> str:
     if "bad_alloc" in str(error) or "Failed to allocate" in str(error):
         raise error
     return str(error)
-
-
-if __name__ == "__main__":
-    _answer(Path(sys.argv[1]))

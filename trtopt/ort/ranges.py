@@ -48,7 +48,7 @@ class TensorRange:
 def measure_ranges(
     proto: ModelProto, feeds: Iterable[Arrays], *, threads: int | None = None, but: Collection[str] = ()
 ) -> dict[str, TensorRange]:
-    """The ranges of all floating tensors outside of bodies, inputs first, then in graph order.
+    """Return the ranges of all floating tensors outside of bodies, inputs first, then in graph order.
 
     Args:
         proto: any model; one that holds FP16 or BF16 is widened (`trtopt.graph.half.widen`), and the largest magnitude of its
@@ -56,10 +56,6 @@ def measure_ranges(
         feeds: the model's inputs, one run each; what a run gives is dropped before the thread's next.
         threads: runs at the same time; None: one per core.
         but: tensors to leave out. What only they need isn't computed, and nothing is run where no other is left.
-
-    Raises:
-        ModelError: ONNX Runtime can't run the model.
-        MissingDependency: ONNX Runtime isn't installed.
     """
     wide = widen(proto)
     graph = infer_shapes(wide).graph

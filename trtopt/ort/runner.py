@@ -30,20 +30,14 @@ class OnnxRunner:
     without the rounding between the nodes, so that an overflow wouldn't show.
 
     Args:
-        model: a file or a model in memory.
         optimize: False runs the nodes as they stand. Q/DQ models need that: ONNX Runtime otherwise fuses them into
             INT8 kernels whose intermediate sums saturate on CPUs without VNNI.
-        threads: threads within an operator; None: ONNX Runtime's default, one per core.
-        gpu: on the first GPU, where the installed ONNX Runtime can use one; else on the CPU, which is the default.
-
-    Attributes:
-        on_gpu: whether it became a GPU.
+        threads: threads within an operator; None: one per core.
+        gpu: on the first GPU, where the installed ONNX Runtime can use one; else on the CPU; `on_gpu` says which it became.
 
     Raises:
-        InvalidModel: it isn't a valid ONNX model.
-        ModelError: ONNX Runtime can't run it; its message is quoted.
-        UsageError: the file doesn't exist.
-        MissingDependency: ONNX Runtime isn't installed.
+        InvalidModel, ModelError: it isn't a valid ONNX model, or ONNX Runtime can't run it; its message is quoted.
+        UsageError, MissingDependency: the file doesn't exist, or ONNX Runtime isn't installed.
     """
 
     def __init__(

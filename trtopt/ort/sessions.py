@@ -60,20 +60,17 @@ def open_session(
     tf32: bool = False,
     purpose: str = "running an ONNX model",
 ) -> Any:
-    """An `onnxruntime.InferenceSession`.
+    """Return an `onnxruntime.InferenceSession`.
 
     Args:
         outputs: tensors of a model in memory to compute, and nothing that they don't need; None: its own outputs.
         threads: within an operator; None: ONNX Runtime's choice. One also keeps operators from running side by side.
         optimize: False runs the nodes as they stand.
         memory_pattern: plan the memory of each shape that comes: faster from the second run on, and larger.
-        unordered: with `outputs`, which then come by their place, not by name: their values may stand in another order, for
-            who only counts them. On processors whose convolutions work on blocks of channels, putting an image's channels
-            back in order takes time.
-        gpu: on the first GPU, where the installed package can use one; else on the CPU, without a word.
-            `get_providers()[0]` of the session says which it became.
-        tf32: on a GPU, FP32 convolutions and matrix products may round what they multiply to ten bits. That is ONNX
-            Runtime's own default, and too coarse for a reference.
+        unordered: `outputs` come by their place, values in any order, for who only counts them: convolutions that work on
+            blocks of channels take time to put these back in order.
+        gpu: on the first GPU, where the installed package can use one; else on the CPU (`get_providers()[0]` says which).
+        tf32: on a GPU, products may round to ten bits: ONNX Runtime's own default, too coarse for a reference.
 
     Raises:
         MissingDependency: ONNX Runtime isn't installed.
@@ -157,13 +154,8 @@ def _unordered(ort: Any, path: Path, options: Any, providers: Sequence[Any]) -> 
 
 
 def _older(model: ModelProto | str | os.PathLike[str], message: str) -> ModelProto | None:
-    """The model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why, or it is
-    there already (a model-local function has versions of its own).
-
-    What the onnx package writes unless told otherwise may be newer than any ONNX Runtime there is.
-
-    Raises:
-        ModelError: the older opset can't express it.
+    """Return the model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why, or it
+    is there already (a model-local function has versions of its own). ModelError: the older opset can't express it.
     """
     opset = _NEWEST_OPSET.search(message)
     newest = opset or _NEWEST_IR.search(message)

@@ -36,7 +36,6 @@ def model_config(
     batching: Batching,
     request: DeployRequest,
     delay: float,
-    *,
     labelled: Sequence[str],
     parameters: Mapping[str, str],
 ) -> _Message:
@@ -47,13 +46,19 @@ def model_config(
         labelled: outputs that score the classes of `LABELS`.
         parameters: of the Python backend.
     """
-    entries = [_tensor(info, batching) for info in interface.inputs]
-    outputs = [
-        {**_tensor(info, batching), **({"label_filename": LABELS} if info.name in labelled else {})}
-        for info in interface.outputs
-    ]
     config: dict[str, Any] = {"name": name, "backend": request.backend, "max_batch_size": batching.most}
-    config |= {"input": entries, "output": outputs, **_batches(interface, batching, delay)}
+    config |= {"input": [_tensor(info, batching) for info in interface.inputs]}
+    config |= {"output": [_tensor(info, batching) for info in interface.outputs]}
+    for entry in config["output"]:
+        entry |= {"label_filename": LABELS} if entry["name"] in labelled else {}
+    if batching.most:
+        ends = {
+            size for profile in interface.profiles for item in profile.values() for size in (item.opt[0], item.max[0])
+        }
+        config["dynamic_batching"] = {
+            "preferred_batch_size": sorted(size for size in ends if 1 < size <= batching.most),
+            "max_queue_delay_microseconds": round(delay * 1e6),
+        }
     on_gpu = request.runtime != "onnxruntime"
     group: dict[str, Any] = {"count": request.instances, "kind": Word("KIND_GPU" if on_gpu else "KIND_CPU")}
     if request.backend == "python":
@@ -63,13 +68,10 @@ def model_config(
         warmup = _warmup(interface, batching, count)
         return {**config, "instance_group": [group], "parameters": listed, "model_warmup": warmup}
     _refuse(interface, lambda info: not info.shape, "a scalar, which its TensorRT backend doesn't support", "python")
-    graphs = [
-        {
-            "batch_size": batch,
-            "input": [{"key": key, "value": {"dim": list(shape)}} for key, shape in shapes.items()],
-        }
-        for _, batch, shapes in _samples(interface, batching, ("opt", "max"))
-    ]
+    graphs = []
+    for _, batch, shapes in _samples(interface, batching, ("opt", "max")):
+        entries = [{"key": key, "value": {"dim": list(shape)}} for key, shape in shapes.items()]
+        graphs.append({"batch_size": batch, "input": entries})
     if len(interface.profiles) > 1:  # each instance takes the one that fits a batch best
         group["profile"] = [str(number) for number in range(len(interface.profiles))]
     return {
@@ -99,20 +101,6 @@ def _tensor(info: TensorInfo, batching: Batching) -> dict[str, Any]:
     return entry
 
 
-def _batches(interface: Interface, batching: Batching, delay: float) -> dict[str, Any]:
-    if not batching.most:
-        return {}
-    sizes = {item.opt[0] for profile in interface.profiles for item in profile.values()}
-    sizes |= {item.max[0] for profile in interface.profiles for item in profile.values()}
-    preferred = sorted(size for size in sizes if 1 < size <= batching.most)
-    return {
-        "dynamic_batching": {
-            "preferred_batch_size": preferred,
-            "max_queue_delay_microseconds": round(delay * 1e6),
-        }
-    }
-
-
 def _samples(
     interface: Interface, batching: Batching, places: Sequence[str] = ("min", "opt", "max")
 ) -> Iterator[tuple[str, int, dict[str, tuple[int, ...]]]]:
@@ -134,10 +122,14 @@ def _warmup(interface: Interface, batching: Batching, count: int) -> list[_Messa
     for name, batch, shapes in _samples(interface, batching):
         entries = [
             {
-                "key": key,
-                "value": {"data_type": Word(TYPES[dtype]), "dims": list(shapes[key]) or [1], "zero_data": True},
+                "key": info.name,
+                "value": {
+                    "data_type": Word(TYPES[info.dtype]),
+                    "dims": list(shapes[info.name]) or [1],
+                    "zero_data": True,
+                },
             }
-            for key, dtype in ((info.name, info.dtype) for info in interface.inputs)
+            for info in interface.inputs
         ]
         samples.append({"name": name, "batch_size": batch, "inputs": entries, "count": count})
     return samples

@@ -68,21 +68,19 @@ class Deployment(Plain):
 def deploy_triton(request: DeployRequest) -> Deployment:
     """Write a model repository for Triton Inference Server.
 
+    A model's configuration comes from its manifest. Its plan lies in a folder with a number: a new one for a plan that changed;
+    where nothing changed, nothing is written.
+
     Args:
         engines: a plan with its manifest beside it, or several.
         repo: the repository, where other models may lie already.
         name: of the model there, for one engine; None: each engine's file name.
         backend: "tensorrt": the plan itself, for NVIDIA's container of the same TensorRT; "python": `Session` around it, for
             any plan, TensorRT-RTX's too, on a server whose Python has trtopt.
-        runtime: what runs it in the Python backend, as `Session(backend=…)`: "auto", "tensorrt", "lean", "rtx", or
-            "onnxruntime": the graph that `build --save-onnx` kept, on the CPU.
-        instances: copies that run at the same time, on each GPU.
-        max_delay: how long a request waits for others to fill a batch: "2ms", "500us", or seconds.
-        trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
+        runtime: what runs it in the Python backend, as `Session(backend=…)`.
+        instances, max_delay: copies on each GPU, and how long a request waits for others: "2ms", "500us", or seconds.
+        trust_host_code: as for `Session`.
         overwrite: replace a configuration that is there and says something else.
-
-    A model's configuration comes from its manifest. Its plan lies in a folder with a number: a new one for a plan that changed;
-    where nothing changed, nothing is written.
 
     Raises:
         UsageError: no such file, options that don't go together, a configuration that would be overwritten, or an engine that
@@ -90,7 +88,10 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         EngineError, EngineMismatch: the manifest can't be read, or is another plan's.
         OutputError: the repository can't be written.
     """
-    engines = several(request.engines)
+    given = request.engines
+    engines = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if not engines:
+        raise UsageError("there is no engine to serve: give one at least")
     choice(request.backend, BACKENDS, "`backend=`")
     choice(request.runtime, RUNTIMES, "`runtime=`")
     if request.name is not None and len(engines) > 1:
@@ -105,23 +106,8 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     for model in models:  # all that can be refused is, before the first is written
         model.prepare(delay)
         model.check(Path(request.repo))
-    there = Path(request.repo).exists()
     repo = made_folder(request.repo, "the repository", "give another `repo=`")
-    try:
-        return Deployment(repo, tuple(model.write(repo) for model in models))
-    except OutputError:
-        with contextlib.suppress(OSError):  # another model is in it
-            if not there:
-                repo.rmdir()
-        raise
-
-
-def several(engines: Any) -> list[Any]:
-    """One engine or more, as a list; UsageError for none."""
-    paths = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
-    if not paths:
-        raise UsageError("there is no engine to serve: give one at least")
-    return paths
+    return Deployment(repo, tuple(model.write(repo) for model in models))
 
 
 class _Model:
@@ -144,28 +130,8 @@ class _Model:
         self.beside: dict[str, bytes] = {}  # of the model's
 
     def prepare(self, delay: float) -> None:
-        request, interface = self.request, self._read()
-        batching = find_batching(interface, self._probe)
-        labelled = self._labels(interface)
-        parameters = self._as_plan() if request.backend == "tensorrt" else self._as_session()
-        config = model_config(
-            self.name,
-            interface,
-            batching,
-            request,
-            delay,
-            labelled=labelled,
-            parameters=parameters,
-        )
-        if not batching.most and request.max_delay != DeployRequest.max_delay:
-            self.notes.append("`max_delay=` has no effect: without batches no request waits for others")
-        if not config["model_warmup"]:
-            self.notes.append("no warm-up: it has sizes that no profile bounds")
-        self.batching = batching
-        self.beside[CONFIG] = text(config).encode()
-
-    def _read(self) -> Interface:
-        if self.request.runtime == "onnxruntime":
+        request = self.request
+        if request.runtime == "onnxruntime":
             if self.manifest.graph_file is None:
                 raise UsageError(
                     f"`runtime='onnxruntime'` runs the graph that was kept beside {self.engine.name}; there is none in its "
@@ -173,7 +139,17 @@ class _Model:
                 )
             existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
         self.manifest.check_plan(self.engine)
-        return read_interface(self.engine, self.manifest, self.request.runtime)
+        interface = read_interface(self.engine, self.manifest, request.runtime)
+        batching = find_batching(interface, self._probe)
+        labelled = self._labels(interface)
+        parameters = self._as_plan() if request.backend == "tensorrt" else self._as_session()
+        config = model_config(self.name, interface, batching, request, delay, labelled, parameters)
+        if not batching.most and request.max_delay != DeployRequest.max_delay:
+            self.notes.append("`max_delay=` has no effect: without batches no request waits for others")
+        if not config["model_warmup"]:
+            self.notes.append("no warm-up: it has sizes that no profile bounds")
+        self.batching = batching
+        self.beside[CONFIG] = text(config).encode()
 
     def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Inference, by whatever can do it here."""
@@ -233,8 +209,7 @@ class _Model:
         for name in (self.name, *self.files):  # its Python decodes paths as ASCII, whatever the locale
             if not name.isascii():
                 raise UsageError(
-                    f"Triton's Python backend can't open what is called {name!r}: only ASCII characters do; rename the file"
-                    + (", or give `name=`" if name == self.name else "")
+                    f"Triton's Python backend can't open {name!r}: only ASCII characters do; rename the file, or give `name=`"
                 )
         self.files["model.py"] = _MODEL
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}

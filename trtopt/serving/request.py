@@ -38,22 +38,13 @@ class DeployRequest:
 
 
 @dataclass(frozen=True)
-class ServeRequest(DeployRequest):
-    """The arguments of `trtopt.serve`, which describes them: those of `trtopt.deploy_triton`, and the server's."""
+class ServeRequest:
+    """The arguments of `trtopt.serve`, which describes them."""
 
-    engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
-        metadata=about(
-            help="Plans, or one model repository.",
-            metavar="M.engine…|REPO",
-            typed=list[Path],
-        )
+    repo: str | os.PathLike[str] = field(
+        metadata=about(help="The model repository, as trtopt deploy triton writes it.", metavar="REPO", typed=Path)
     )
     _: KW_ONLY
-    repo: str | os.PathLike[str] | None = shared.written(  # type: ignore[assignment]
-        help="Keep the repository there; default: a temporary one.", metavar="DIR", short="-r", writes=FOLDER
-    )
-    name: str | None = option(None, help="The model's name; default: the file's.", typed=str)
-    backend: str = option("python", help="python: trtopt's Session; tensorrt: the plan itself.")
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")
     http_port: int = option(8000, help="Port for HTTP.")
     grpc_port: int = option(8001, help="Port for gRPC.")
@@ -61,3 +52,4 @@ class ServeRequest(DeployRequest):
     server: str | os.PathLike[str] | None = option(
         None, help="The executable; default: the first tritonserver in PATH.", typed=Path
     )
+    reporter: Reporter = SILENT

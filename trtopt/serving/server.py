@@ -13,17 +13,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtopt.core.documents import Plain
 from trtopt.core.errors import NoServer, ServerFailed, UsageError
 from trtopt.core.options import taking
-from trtopt.core.temporary import is_scratch, scratch
-from trtopt.serving.repository import DeployedModel, deploy_triton, several
-from trtopt.serving.request import DeployRequest, ServeRequest
+from trtopt.serving.request import ServeRequest
 
-_FOR_ENGINES = tuple(item.name for item in fields(DeployRequest) if item.name not in ("engines", "repo", "reporter"))
 _PORTS = ("http", "grpc", "metrics")
 
 
@@ -48,23 +45,16 @@ class Server:
 
     Attributes:
         http, grpc, metrics: addresses, as HOST:PORT.
-        repo: its model repository.
-        models: what was deployed into it; empty for a repository that was there.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], repo: Path, models: Sequence[DeployedModel], addresses: Sequence[str]
-    ) -> None:
-        self.repo, self.models = repo, tuple(models)
+    def __init__(self, process: subprocess.Popen[bytes], addresses: Sequence[str]) -> None:
         self.http, self.grpc, self.metrics = addresses
         self.send_signal = process.send_signal  # SIGTERM and SIGINT let requests end that were accepted
-        self._process, self._closing = process, contextlib.ExitStack()
+        self._process = process
 
     def wait(self) -> ServerEnd:
         """Wait until it has ended."""
-        status = self._process.wait()
-        self._closing.close()
-        return ServerEnd(status)
+        return ServerEnd(self._process.wait())
 
     def __enter__(self) -> Server:
         return self
@@ -76,38 +66,40 @@ class Server:
 
 @taking(ServeRequest)
 def serve(request: ServeRequest) -> Server:
-    """Serve engines, or a model repository, by the tritonserver of this machine; return when it is ready.
+    """Serve a model repository by the tritonserver of this machine; return when it is ready.
 
-        with trtopt.serve("m.engine") as server:
+        with trtopt.serve("models") as server:
             print(server.http)  # 127.0.0.1:8000
 
     Args:
-        engines: plans, as for `deploy_triton`; or a repository's folder.
-        repo: a folder to keep the repository in; None: a temporary one.
-        name, runtime, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
-        backend: "python", or "tensorrt" on a server that has that backend.
+        repo: the repository's folder, as `deploy_triton` writes it.
         host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
         http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.
-        server: the executable; None: the first tritonserver in PATH.
-
-    The server's log goes to the standard error stream.
+        server: the executable; None: the first tritonserver in PATH. Its log goes to the standard error stream.
 
     Raises:
         NoServer: there is no tritonserver here; the message has the `docker run` line.
         ServerFailed: it ended before it was ready, or a port is taken.
-        UsageError, EngineError, OutputError: as `deploy_triton`.
+        UsageError: the folder is no repository.
     """
+    repo = Path(request.repo)
+    if not any(repo.glob("*/[0-9]*/")):
+        raise UsageError(
+            f"{repo} is no model repository, a folder whose folders have versions: trtopt deploy triton M.engine --repo "
+            "models --backend python writes one; then trtopt serve models"
+        )
     with contextlib.ExitStack() as stack:
-        repo, models = _repository(request, stack)
         addresses = [_address(request.host, name, getattr(request, f"{name}_port")) for name in _PORTS]
-        executable = shutil.which(request.server or "tritonserver")
-        if executable is None:
-            where = "in PATH" if request.server is None else f"at {request.server}"
+        if (executable := shutil.which(request.server or "tritonserver")) is None:
+            ports = " ".join(f"-p {address}:{8000 + number}" for number, address in enumerate(addresses))
+            volume = shlex.quote(f"{repo.resolve()}:/models:ro")
+            image = "nvcr.io/nvidia/tritonserver:YY.MM-py3 tritonserver --model-repository=/models"
             raise NoServer(
-                f"there is no tritonserver {where}; in NVIDIA's container",
-                [_docker_line(repo, addresses)],
-                "YY.MM is a release of the container, REPO what `trtopt deploy triton` wrote; the Python backend needs a "
-                "container in whose Python trtopt is installed. Or name the executable: `server=`",
+                f"there is no tritonserver {'in PATH' if request.server is None else f'at {request.server}'}; in NVIDIA's "
+                "container",
+                [f"docker run --rm --gpus all {ports} -v {volume} {image}"],
+                "YY.MM is a release of the container; the Python backend needs one in whose Python trtopt is installed. Or "
+                "name the executable: `server=`",
             )
         process = _started(Path(executable).resolve(), repo, addresses)
         stack.callback(_end, process)
@@ -121,27 +113,8 @@ def serve(request: ServeRequest) -> Server:
                 raise ServerFailed(
                     f"tritonserver ended with exit status {status} before it was ready; its log above says why"
                 )
-        server = Server(process, repo, models, addresses)
-        server._closing = stack.pop_all()
-    return server
-
-
-def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Path, tuple[DeployedModel, ...]]:
-    engines = several(request.engines)
-    given = {name: getattr(request, name) for name in _FOR_ENGINES}
-    if len(engines) == 1 and (repo := Path(engines[0])).is_dir():
-        for name, value in {"repo": request.repo, **given}.items():
-            if value != getattr(ServeRequest, name):
-                raise UsageError(f"`{name}=` is for engines; {repo} is a repository, which says it itself")
-        if not any(repo.glob("*/[0-9]*/")):
-            raise UsageError(f"{repo} is no model repository: no folder in it has versions; deploy triton writes one")
-        return repo, ()
-    place = request.repo or stack.enter_context(scratch()) / "repository"
-    deployed = deploy_triton(engines, repo=place, reporter=request.reporter, **given)
-    for model in deployed.models:
-        for note in model.notes:
-            request.reporter.note(f"{model.name}: {note}")
-    return deployed.repo, deployed.models
+        stack.pop_all()
+    return Server(process, addresses)
 
 
 def _address(host: str, name: str, port: int) -> str:
@@ -153,13 +126,6 @@ def _address(host: str, name: str, port: int) -> str:
         except (OSError, OverflowError) as error:
             raise ServerFailed(f"can't listen on {host}:{port}: {error}; give another `{name}_port=`") from error
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _docker_line(repo: Path, addresses: Sequence[str]) -> str:
-    ports = " ".join(f"-p {address}:{inside}" for address, inside in zip(addresses, (8000, 8001, 8002)))
-    volume = shlex.quote(f"{Path('REPO') if is_scratch(repo) else repo.resolve()}:/models:ro")
-    image = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
-    return f"docker run --rm --gpus all {ports} -v {volume} {image} tritonserver --model-repository=/models"
 
 
 def _started(executable: Path, repo: Path, addresses: Sequence[str]) -> subprocess.Popen[bytes]:

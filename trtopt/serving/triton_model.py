@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,7 +42,6 @@ class TritonPythonModel:
             threads=cores if parameters["runtime"] == "onnxruntime" else None,
         )
         self._batches = config["max_batch_size"] > 0
-        self._buffers: dict[str, Any] = {}  # input → page-locked memory, flat; it only grows
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request. What is wrong with one is no other one's fault."""
@@ -72,8 +70,9 @@ class TritonPythonModel:
     def _answers(self, group: Sequence[tuple[int, dict[str, Any]]], requests: Sequence[Any]) -> dict[int, Any]:
         """Responses to requests whose samples fit into one batch, by the requests' places."""
         try:
+            inputs = {name: [arrays[name] for _, arrays in group] for name in group[0][1]}
             whole = self._session.run(
-                {name: self._joined(name, [item[name] for _, item in group]) for name in group[0][1]}
+                {name: np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for name, arrays in inputs.items()}
             )
             results = [whole]
             if len(group) > 1:
@@ -86,19 +85,6 @@ class TritonPythonModel:
             alone = [self._answers([item], requests) for item in group]
             return {place: response for answer in alone for place, response in answer.items()}
         return {place: _response(result, requests[place]) for (place, _), result in zip(group, results)}
-
-    def _joined(self, name: str, arrays: Sequence[Any]) -> Any:
-        """The samples of several requests in one array, in memory that the GPU copies from by itself: bytes are moved once."""
-        first = arrays[0]
-        if not first.ndim or not first.size:
-            return first
-        shape = (sum(map(len, arrays)), *first.shape[1:])
-        held, size = self._buffers.get(name), math.prod(shape)
-        if held is None or held.size < size:
-            held = self._buffers[name] = self._session.pinned(name, shape).reshape(-1)
-        whole = held[:size].reshape(shape)
-        np.concatenate(arrays, out=whole)
-        return whole
 
 
 def _response(results: Mapping[str, Any], request: Any) -> Any:
