@@ -138,19 +138,13 @@ def check(request: CheckRequest) -> CheckReport:
     An invalid model is a finding, not an exception. The hazards are those of the folded graph, which is what is built.
 
     Args:
-        fix: write the cleaned model here: folded, opset lowered to what the backend reads. Written only if ONNX Runtime
-            gives the same outputs (on seeded synthetic inputs) or isn't installed. Where a batch of 1 stands in constants
-            though the inputs leave theirs open, it is opened, if two samples then give what each of them gives alone.
-        set: what is decided of inputs, before all else: "sr=16000", a value, which becomes a constant of the model that `fix`
-            writes (several numbers with commas between; one fills an input), or "x:batchx576", sizes and their names. A
-            dimension called batch counts samples, whichever it is.
-        outputs: tensors that the model is to end at, such as the boxes and scores before an NMS ("boxes,scores"): nodes and
-            inputs that these don't need go.
-        backend: whose parser to ask: "auto", "tensorrt" or "rtx".
-        target: compute capabilities to build for, such as "sm89".
+        fix: write the cleaned model here, if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't
+            installed: folded, at an opset that the backend reads, for any batch where constants held a batch of 1.
+        set: values or sizes of inputs, before all else: "sr=16000", "x:batchx576" (batch counts samples).
+        outputs: tensors that the model is to end at; nodes and inputs that these don't need go.
+        backend, target: whose parser to ask, and compute capabilities to build for, such as "sm89".
         shapes: profiles, as for `build`, to check against the inputs.
-        images, data, preprocess, limit: real samples (at most 64, or `limit`), as for `build`, to run the model on: what isn't
-            finite in it, or wouldn't be in FP16, is named with the value seen.
+        images, data, preprocess, limit: real samples, as for `build`: what isn't finite on them, or wouldn't be in FP16.
         nodes: list the nodes too, and what an INT8 build makes of each.
 
     Raises:
