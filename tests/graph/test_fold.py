@@ -726,7 +726,7 @@ def pixels(*nodes: Any, **changes: Any) -> ModelProto:
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_pixels_are_cast_before_they_are_moved(measured: bool) -> None:
-    """TensorRT takes a uint8 input only where it is cast at once. Torch asks for their size beside that."""
+    """TensorRT takes a uint8 input only where it is cast at once, and read by nothing else. Torch asks for its size."""
     weights = {"order": np.array([2, 1, 0]), "w": values(4, 3, 3, 3)}
     moving = [node("Gather", "x order", "g", axis=3), node("Transpose", "g", "t", perm=[0, 3, 1, 2])]
     sizes = [node("Shape", "x", "size"), node("Gather", "size zero", "rows"), node("Cast", "rows", "e", "count", to=1)]
@@ -737,6 +737,7 @@ def test_pixels_are_cast_before_they_are_moved(measured: bool) -> None:
     assert not report.problem
     kinds = {item.name: item.op_type for item in folded.graph.node}
     assert kinds.pop("cast") == folded.graph.node[0].op_type == "Cast"
+    assert [item.name for item in folded.graph.node if "x" in item.input] == ["cast"]
     assert list(kinds.values()).count("Cast") == measured
     image = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
     same_outputs(proto, folded, {"x": image})

@@ -76,6 +76,7 @@ ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
+_PIXELS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # what TensorRT casts uint8 to and from
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 
 
@@ -345,10 +346,24 @@ def _float_biases(model: ir.Model) -> None:
 
 
 def _cast_pixels(model: ir.Model) -> None:
-    """Cast uint8 inputs before what only moves their values, and to uint8 outputs behind it: TensorRT moves no uint8."""
+    """Cast uint8 inputs before what only moves their values, and to uint8 outputs behind it: TensorRT moves no uint8, and
+    nothing but a Cast may read such an input."""
     for node in list(model.graph):
         while (moved := _cast_beside(node)) is not None:
             node = moved
+    for source in model.graph.inputs:
+        readers = [use.node for use in source.uses()]
+        casts = [
+            node
+            for node in readers
+            if node.op_type == "Cast" and node.graph is model.graph and attribute(node, "to") in _PIXELS
+        ]
+        sizes_of = [node for node in readers if node.op_type in ("Shape", "Size")]
+        if source.dtype == ir.DataType.UINT8 and sizes_of and len(casts) == 1 == len(readers) - len(sizes_of):
+            model.graph.remove(casts)
+            model.graph.insert_before(model.graph[0], casts)
+            for node in sizes_of:
+                node.replace_input_with(0, casts[0].outputs[0])
 
 
 def _cast_beside(node: ir.Node) -> ir.Node | None:
@@ -359,18 +374,14 @@ def _cast_beside(node: ir.Node) -> ir.Node | None:
         return None
     source, (cast, mover) = before.inputs[0], (node, before) if node.op_type == "Cast" else (before, node)
     kind = None if source is None else attribute(cast, "to") if cast is node else source.dtype
-    if cast.op_type != "Cast" or mover.op_type not in SELECTING or kind not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+    if cast.op_type != "Cast" or mover.op_type not in SELECTING or kind not in _PIXELS:
         return None
     if is_constant(source) or not read_once(between) or len(node.outputs) > 1:
         return None
     first = ir.Node("", node.op_type, [source, *node.inputs[1:]], node.attributes.values(), name=node.name)
-    last = ir.Node(
-        "", before.op_type, [*first.outputs, *before.inputs[1:]], before.attributes.values(), name=before.name
-    )
-    first.outputs[0].dtype, first.outputs[0].shape = (
-        ir.DataType(kind),
-        (source if cast is node else node.outputs[0]).shape,
-    )
+    last = ir.Node("", before.op_type, [None, *before.inputs[1:]], before.attributes.values(), name=before.name)
+    last.replace_input_with(0, value := first.outputs[0])
+    value.dtype, value.shape = ir.DataType(kind), (source if cast is node else node.outputs[0]).shape
     ir.convenience.replace_nodes_and_values(node.graph, node, [before, node], [first, last], node.outputs, last.outputs)
     return first
 
