@@ -28,7 +28,7 @@ from onnx import ModelProto, TensorProto
 from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
-from trtopt.core.library_output import Shared, quiet, rewriting
+from trtopt.core.library_output import quiet, rewriting
 from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, TOTAL, Budget
 from trtopt.graph.guard import fault
@@ -144,7 +144,7 @@ def fold(
     """
     problem, result = "", None
     if opset_version(proto):  # else it has operators of other domains alone, of which nothing is known
-        with reporter.phase("fold constants", None) as phase, _young_heap:
+        with reporter.phase("fold constants", None) as phase:
             try:
                 made = _settled(proto, phase)
                 problem = fault(proto, made) or (compare(proto, made) if compare is not None else "")
@@ -422,19 +422,3 @@ def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
         elif counted:
             node.name = ""
         node.name = unique(node.name or f"{node.op_type}_{output}", taken)
-
-
-@contextlib.contextmanager
-def _frozen() -> Iterator[None]:
-    ours = not gc.get_freeze_count()
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
-
-
-# The garbage collector passes over all that is there already: the library's own modules would cost it time at each look.
-_young_heap = Shared(_frozen)
