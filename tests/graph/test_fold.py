@@ -191,41 +191,6 @@ def test_ocr_models_with_dynamic_sizes(part: str, sizes: list[tuple[int, int, in
     same_outputs(proto, result, *({"x": rendered_text(*size)} for size in sizes))
 
 
-def convolution(*before: Any, weights: dict[str, NDArray[Any]], reads: str = "p", **attributes: Any) -> ModelProto:
-    nodes = [*before, node("Conv", f"{reads} w", "y", "c", **attributes)]
-    return model(nodes, weights={"w": values(4, 3, 3, 3), **weights}, outputs={"y": ["batch", 4, "h", "w_"]})
-
-
-def pads(*amounts: int) -> dict[str, NDArray[np.int64]]:
-    return {"pads": np.array(amounts, np.int64)}
-
-
-def test_zero_padding_folds_with_the_convolutions_own() -> None:
-    pad = node("Pad", "x pads", "p")
-    proto = convolution(pad, weights=pads(0, 0, 1, 2, 0, 0, 3, 4), pads=[1, 1, 0, 0])
-    result = folded(proto)
-    assert operators(result) == {"Conv"}
-    assert next(item.ints for item in result.graph.node[0].attribute if item.name == "pads") == [2, 3, 3, 4]
-    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
-
-
-@pytest.mark.parametrize(
-    ("mode", "amounts", "value"),
-    [
-        ("reflect", (0, 0, 1, 1, 0, 0, 1, 1), 0.0),
-        ("edge", (0, 0, 1, 1, 0, 0, 1, 1), 0.0),
-        ("constant", (0, 0, 1, 1, 0, 0, 1, 1), 0.5),
-        ("constant", (0, 0, -1, -1, 0, 0, 0, 0), 0.0),
-    ],
-)
-def test_padding_that_a_convolution_cannot_do_stays(mode: str, amounts: tuple[int, ...], value: float) -> None:
-    weights = {**pads(*amounts), "value": np.array(value, np.float32)}
-    proto = convolution(node("Pad", "x pads value", "p", mode=mode), weights=weights)
-    result = folded(proto)
-    assert "Pad" in operators(result) or amounts[2] < 0  # a crop may become a Slice
-    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
-
-
 IMAGE, MATRIX = "(float[n,3,8,8] x) => (float[] y)", "(float[n,4] x) => (float[] y)"
 NORM = {**{name: values(4, seed=seed) for seed, name in enumerate("sbm")}, "v": np.abs(values(4, seed=4)) + 0.1}
 CODES = {"q": np.arange(-8, 8, dtype=np.int8).reshape(4, 4), "scale": np.float32(0.05), "zero": np.int8(0)}

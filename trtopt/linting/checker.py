@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt import trt
-from trtopt.core.documents import plain
+from trtopt.core.documents import Plain, plain
 from trtopt.core.errors import (
     BackendError,
     InvalidModel,
@@ -44,12 +45,13 @@ from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.limits import instead
+from trtopt.graph.op_types import QDQ
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.fold import FoldReport, fold
-from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
-from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import whole_copy
+from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.typed import keep_fp32, overflowing
+from trtopt.graph.proto import tensor_info, whole_copy
 from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import lost_shapes
@@ -62,12 +64,24 @@ from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 from trtopt.trt.generation import Generation
 from trtopt.trt.profiles import profile_problems
 
-_NOT_RUN = {  # what says why the original wasn't run → what to do
-    "can't load the model": "ONNX Runtime lacks an operator or a type of it: an engine can be judged by an FP32 one alone then",
-    "can't run the model": "give `shapes=`, or real samples as `data='F.npz'`",
-    "made-up inputs": "give real samples as `data='F.npz'`",
-}
 _PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # what its parser says better, if it refuses
+
+
+@dataclass(frozen=True)
+class ListedNode(Plain):
+    """A node of the folded graph.
+
+    Attributes:
+        shape: of its first result, for people; empty: not known.
+        precision: what `build --int8` asks for: "int8", "fp16", "fp32", or the type of a result that isn't floating.
+        reason: why not INT8, where it could have been asked for, or why not FP16.
+    """
+
+    name: str
+    op: str
+    shape: str
+    precision: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -236,7 +250,7 @@ def check(request: CheckRequest) -> CheckReport:
         fixed=output,
         verified=verified if output else None,
         shapes=suggestion,
-        nodes=listed(to_ir(folded), *((can.float_only, can.conv_borders) if can else ())) if request.nodes else (),
+        nodes=_listed(to_ir(folded), *((can.float_only, can.conv_borders) if can else ())) if request.nodes else (),
     )
 
 
@@ -382,9 +396,8 @@ def _fix(
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
             return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True, False
     except (MissingDependency, ModelError) as error:
-        verified, why = False, " ".join(str(error).split())
-        hint = next((hint for cause, hint in _NOT_RUN.items() if cause in why), "")
-        text = f"the cleaned model wasn't compared: {why}"
+        verified, text = False, f"the cleaned model wasn't compared: {' '.join(str(error).split())}"
+        hint = "where the original doesn't run on made-up inputs, give `shapes=`, or real samples as `data='F.npz'`"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)
     return findings, verified, False
@@ -398,3 +411,28 @@ def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Fi
     except ModelError as error:
         findings.append(Finding("warning", "opset-kept", "", "", str(error)))
     return cleaned, findings
+
+
+def _listed(
+    model: ir.Model, float_only: Mapping[str, str] | None = None, conv_borders: str = ""
+) -> tuple[ListedNode, ...]:
+    """List the nodes of the main graph, for a target that can't run `float_only` quantized (see `trt.Capabilities`)."""
+    quantized = any(node.op_type in QDQ for node in model.graph)
+    points = Points({}) if quantized else find_points(model, excluded=float_only, conv_borders=conv_borders)
+    precisions = {item.node: (str(item.precision), item.reason) for item in points.kept}
+    precisions |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
+    precisions |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}
+    precisions |= dict.fromkeys(points.quantized, ("int8", ""))
+    nodes = []
+    for node in model.graph:
+        precision, reason = precisions.get(str(node.name), ("fp16", ""))
+        producers = (value.producer() for value in node.inputs if value is not None)
+        known = bool(node.outputs) and node.outputs[0].type is not None
+        info = tensor_info(ir.to_proto(node.outputs[0])) if known else TensorInfo("", "")
+        dtype, shape = info.dtype, info.dims if known else ""
+        if any(producer is not None and producer.op_type == "DequantizeLinear" for producer in producers):
+            precision, reason = "int8", "its Q/DQ in the model say so"
+        elif dtype and dtype != "float32":
+            precision, reason = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, dtype), ""
+        nodes.append(ListedNode(str(node.name), node.op_type, shape, precision, reason))
+    return tuple(nodes)

@@ -101,15 +101,6 @@ def with_float_weights(model: ir.Model) -> PassResult:
     return PassResult(model, changes)
 
 
-def _replace(node: ir.Node, line: Line) -> bool:
-    """Put a line in a node's place: its last node gives what the node gave, under the node's name."""
-    assert node.graph is not None
-    line.nodes[-1].name = node.name
-    results = line.nodes[-1].outputs
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, results)
-    return True
-
-
 def _set(node: ir.Node, slot: int, value: ir.Value) -> bool:
     """Give an input, those before it that are missing left out."""
     node.resize_inputs(max(slot + 1, len(node.inputs)))
@@ -131,8 +122,13 @@ def _shape(node: ir.Node, editor: Editor) -> bool:
         return False
     line = Line(editor, node)
     bounds = [attribute(node, "start", 0)], [attribute(node, "end", _INT32_MAX)], [0]
-    line("Slice", line("Shape", *node.inputs), *(line.number(bound, np.int64) for bound in bounds))
-    return _replace(node, line)
+    whole = line("Shape", *node.inputs)
+    node.op_type, whole.dtype = "Slice", ir.DataType.INT64
+    node.attributes.clear()
+    node.graph.insert_before(node, line.nodes)
+    return all(
+        _set(node, slot, value) for slot, value in enumerate([whole, *(line.number(it, np.int64) for it in bounds)])
+    )
 
 
 def _gather(node: ir.Node, editor: Editor) -> bool:

@@ -203,21 +203,6 @@ def _split(node: ir.Node, editor: Editor) -> None:
     node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_split", lengths, np.int64))
 
 
-def _pad(node: ir.Node, editor: Editor) -> None:
-    """It has axes."""
-    if operand(node, 3) is None:
-        return
-    pads, axes, shape = _integers(node.inputs[1]), _integers(node.inputs[3]), sizes(node.inputs[0])
-    if pads is None or axes is None or shape is None:
-        raise Refused("its pads or axes aren't constant")
-    rank = len(shape)
-    full = [0] * (2 * rank)
-    for index, axis in enumerate(axes):
-        full[axis % rank], full[axis % rank + rank] = pads[index], pads[index + len(axes)]
-    node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_pads", full, np.int64))
-    node.resize_inputs(2 if node.inputs[2] is None else 3)
-
-
 def _grid_sample(node: ir.Node, editor: Editor) -> None:
     """Modes renamed, volumes."""
     if (shape := sizes(node.inputs[0])) is None or len(shape) != 4:
@@ -237,7 +222,6 @@ def _pool(node: ir.Node, editor: Editor) -> None:
 _RULES: dict[str, tuple[int, Callable[[ir.Node, Editor], None]]] = {
     "Reduce": (18, _reduce),
     "Split": (18, _split),
-    "Pad": (18, _pad),
     "GridSample": (20, _grid_sample),
     "AveragePool": (19, _pool),
     "MaxPool": (22, _pool),
