@@ -109,11 +109,14 @@ def pair(first: Any, second: Any, shape: Any = (2, 3, 4), between: str = "", **w
         (node("Reshape", "x r", "h"), node("Reshape", "h s", "y"), True),
         (node("Reshape", "x r", "h"), node("Reshape", "h u", "y"), False),  # its zeros are the first one's sizes
         (node("Unsqueeze", "x a", "h"), node("Unsqueeze", "h b", "y"), True),
+        (node("Slice", "x one two one", "h"), node("Slice", "h one two minus", "y"), True),
+        (node("Slice", "x one two one", "h"), node("Slice", "h zero one one", "y"), False),  # of the same axis
         (node("Concat", "x x", "h", axis=1), node("Concat", "h x", "y", axis=1), True),
     ],
 )
 def test_pairs_become_one(first: Any, second: Any, merged: bool, between: str) -> None:
     held = {"r": ints(4, 6), "s": ints(2, 12), "u": ints(0, 2, 3), "a": ints(0, 2), "b": ints(-1, 1)}
+    held |= {"zero": ints(0), "one": ints(1), "two": ints(3), "minus": ints(-1)}
     proto = pair(first, second, between=between, **held)
     found = left(proto)
     kept = bool(between) or not merged

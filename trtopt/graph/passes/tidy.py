@@ -175,18 +175,31 @@ def _concat(node: ir.Node) -> None:
 
 
 def _join(before: ir.Node, node: ir.Node, editor: Editor, opset: int) -> None:
-    """Two Transposes as one, two Unsqueezes, two Casts of which the first is to FP32."""
-    order, after = (_permutation(before), _permutation(node)), sizes(node.outputs[0])
+    """Two Transposes as one, two Slices of different axes, two Unsqueezes, two Casts of which the first is to FP32."""
+    merged, order = list[object](), (_permutation(before), _permutation(node))
+    held = [[item for value in part.inputs[1:] if (item := constant(value)) is not None] for part in (before, node)]
+    known = len(held[0]) + len(held[1]) == len(before.inputs) + len(node.inputs) - 2
+    first, second, after = sizes(before.inputs[0]), sizes(node.inputs[0]), sizes(node.outputs[0])
     if node.op_type == "Transpose" and order[0] and order[1]:
         node.attributes["perm"] = ir.AttrInt64s("perm", [order[0][axis] for axis in order[1]])
-    elif node.op_type == "Unsqueeze" and opset >= 13 and after is not None and sizes(node.inputs[0]) is not None:
-        first, last = constant(before.inputs[1]), constant(node.inputs[1])
-        if first is None or last is None:
-            return
-        added = {int(axis) % len(after) for axis in last}
+    elif node.op_type == "Cast" and attribute(before, "to") == ir.DataType.FLOAT and attribute(node, "to") in _HALVES:
+        pass
+    elif opset < 13 or not known or second is None or after is None:
+        return
+    elif node.op_type == "Unsqueeze":
+        added = {int(axis) % len(after) for axis in held[1][0]}
         places = [axis for axis in range(len(after)) if axis not in added]
-        axes = sorted([*added, *(places[axis] for axis in first)])
-        node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}/1", axes, np.int64))
-    elif node.op_type != "Cast" or attribute(before, "to") != ir.DataType.FLOAT or attribute(node, "to") not in _HALVES:
+        merged = [sorted([*added, *(places[axis] for axis in held[0][0])])]
+    elif node.op_type == "Slice" and first:
+        full = [[*part, *[np.arange(part[0].size), np.ones(part[0].size)][len(part) - 2 :]] for part in held]
+        axes = [np.asarray(part[2], np.int64) % len(first) for part in full]
+        if np.isin(axes[0], axes[1]).any():
+            return
+        merged = [np.concatenate([part[slot] for part in full]) for slot in (0, 1)]
+        merged += [np.concatenate(axes), np.concatenate([part[3] for part in full])]
+    else:
         return
     node.replace_input_with(0, before.inputs[0])
+    for slot, content in enumerate(merged, 1):
+        node.resize_inputs(max(slot + 1, len(node.inputs)))
+        node.replace_input_with(slot, editor.constant(f"{node.outputs[0].name}/{slot}", content, np.int64))
