@@ -95,11 +95,10 @@ from trtopt.frontend.exporter import ExportResult as ExportResult, export as exp
 from trtopt.frontend.proposal import InitResult as InitResult, init as init
 from trtopt.graph.output_kinds import Kind as Kind
 from trtopt.graph.passes.fold import FoldReport as FoldReport
-from trtopt.graph.passes.listing import ListedNode as ListedNode
 from trtopt.graph.passes.repair import Repair as Repair
 from trtopt.jobs.results import JobResult as JobResult, JobsResult as JobsResult
 from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
-from trtopt.linting.checker import CheckReport as CheckReport, check as check
+from trtopt.linting.checker import CheckReport as CheckReport, ListedNode as ListedNode, check as check
 from trtopt.linting.rules import Finding as Finding
 from trtopt.runtime.batcher import Batcher as Batcher, BatcherStats as BatcherStats
 from trtopt.runtime.bound_call import BoundCall as BoundCall

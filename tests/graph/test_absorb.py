@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, nodes as graph_nodes, values, written
+from graphs import model, node, values, written
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -65,12 +65,6 @@ def test_one_number_for_all_channels_goes_in(form: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("form", [(S, S, 1), (1, S, S), (1, 1, S, 1, 1), (2, 1, 1, 1), (S,)])
 def test_maps_rows_and_what_makes_the_result_larger_stay(form: tuple[int, ...]) -> None:
     assert operators(two("Conv", 4, "Mul", form)) == ["Conv", "Mul"]
-
-
-def test_one_channel_is_not_made_several() -> None:
-    nodes = [node("Conv", "x w", "h"), node("Mul", "h c", "y")]
-    weights = {"w": values(1, 3, 1, 1), "c": values(3, 1, 1)}
-    assert operators(model(nodes, weights=weights)) == ["Conv", "Mul"]
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])
@@ -133,42 +127,45 @@ def test_normalization_goes_in(maker: str, opset: int) -> None:
 
 
 def test_normalization_by_the_batchs_own_statistics_stays() -> None:
-    for proto in (normalized("Conv", 17, "y mean variance", training_mode=1), normalized("Conv", 17, training_mode=1)):
-        made, report = fold(proto)
-        assert [item.op_type for item in made.graph.node] == ["Conv", "BatchNormalization"]
-        assert (
-            "n (BatchNormalization) has training_mode=1" in report.problem
-            and "export the model after .eval()" in report.problem
-        )
     old = fold(normalized("Conv", 9, "y mean variance a b2"))[0]  # before opset 14, five results say so
     assert [item.op_type for item in old.graph.node] == ["Conv", "BatchNormalization"]
 
 
-def test_a_product_and_a_sum_become_one_only_in_two_dimensions() -> None:
-    for rank, found in ((2, ["Gemm"]), (3, ["MatMul", "Add"])):
-        nodes = [node("MatMul", "x w", "h"), node("Add", "b h", "y")]
-        weights = {"w": values(S, S), "b": values(S, seed=1)}
-        assert operators(model(nodes, inputs={"x": ["n", *[S] * (rank - 1)]}, weights=weights)) == found
+IMAGE = "(float[n,3,8,8] x) => (float[] y)"
+W, C = values(S, 3, 1, 1), values(S, 1, 1)
 
 
-def test_quantized_weights_stay_with_what_scales_them() -> None:
-    nodes = graph_nodes("w = DequantizeLinear (q, s) h = Conv (x, w) y = Mul (h, c)")
-    weights = {"q": np.ones((S, 3, 1, 1), np.int8), "s": np.float32(0.5), "c": values(S, 1, 1)}
-    assert operators(model(nodes, weights=weights)) == ["DequantizeLinear", "Conv", "Mul"]  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("proto", "left"),
+    [
+        (written("(float[n,4] x) => (float[] y) { h = MatMul (x, w) y = Add (b, h) }", w=values(S, S), b=values(S)), "Gemm"),
+        (
+            written("(float[n,4,4] x) => (float[] y) { h = MatMul (x, w) y = Add (b, h) }", w=values(S, S), b=values(S)),
+            "MatMul Add",
+        ),
+        (written(f"{IMAGE} {{ h = Conv (x, w) y = Mul (h, c) }}", w=values(1, 3, 1, 1), c=values(3, 1, 1)), "Conv Mul"),
+        (
+            written(f"{IMAGE} {{ w = DequantizeLinear (q, s) h = Conv (x, w) y = Mul (h, c) }}",
+                    q=np.ones((S, 3, 1, 1), np.int8), s=np.float32(0.5), c=C),
+            "DequantizeLinear Conv Mul",
+        ),
+        (
+            written(f"{IMAGE} {{ b = ReduceSum <keepdims = 0> (x) e = Expand (b, f) h = Conv (x, w, e) y = Mul (h, c) }}",
+                    w=W, c=C, f=[S]),
+            "ReduceSum Expand Conv Mul",
+        ),
+    ],
+    ids=["a product and a sum", "of three dimensions", "one channel made several", "codes", "a bias that is computed"],
+)  # fmt: skip
+def test_what_a_product_or_convolution_takes_in(proto: ModelProto, left: str) -> None:
+    assert operators(proto) == left.split()
 
 
-def test_factors_beyond_the_type_stay_outside() -> None:
-    for op, constant in (("Mul", np.float32(3e38)), ("Div", np.float32(0))):
-        nodes = [node("Conv", "x w", "h"), node(op, "h c", "y")]
-        proto = model(nodes, weights={"w": np.full((S, 3, 1, 1), 9, np.float32), "c": constant})  # type: ignore[dict-item]
-        made, report = fold(proto)
-        assert not report.problem and [item.op_type for item in made.graph.node] == ["Conv", op]
-
-
-def test_a_bias_that_is_computed_stays() -> None:
-    nodes = graph_nodes("b = ReduceSum <keepdims = 0> (x) e = Expand (b, f) h = Conv (x, w, e) y = Mul (h, c)")
-    weights = {"w": values(S, 3, 1, 1), "c": values(S, 1, 1), "f": np.array([S])}
-    assert "Mul" in operators(model(nodes, weights=weights))
+@pytest.mark.parametrize(("op", "constant"), [("Mul", 3e38), ("Div", 0)])
+def test_factors_beyond_the_type_stay_outside(op: str, constant: float) -> None:
+    weight = np.full((S, 3, 1, 1), 9, np.float32)
+    made, report = fold(written(f"{IMAGE} {{ h = Conv (x, w) y = {op} (h, c) }}", w=weight, c=np.float32(constant)))
+    assert not report.problem and [item.op_type for item in made.graph.node] == ["Conv", op]
 
 
 @pytest.mark.parametrize(
@@ -205,3 +202,6 @@ def test_padding_of_named_axes_and_of_several_readers() -> None:
     assert operators(model(nodes, weights=weights, opset=18)) == ["Conv"]
     both = model([*nodes, node("Relu", "h", "z")], weights=weights, opset=18, outputs={"y": None, "z": None})  # type: ignore[dict-item]
     assert sorted(operators(both)) == ["Conv", "Pad", "Relu"]
+    for mode in ("reflect", "edge"):
+        around = f'(float[n,3,8,8] x) => (float[] y) {{ h = Pad <mode = "{mode}"> (x, p, , a) y = Conv (h, w) }}'
+        assert operators(written(around, 18, **weights)) == ["Pad", "Conv"]

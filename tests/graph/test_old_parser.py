@@ -61,22 +61,13 @@ def test_an_index_from_the_end_of_a_dynamic_axis_is_counted_by_its_size(index: A
     assert readable_model(fixed, 17) == fixed
 
 
-def test_masks_of_infinities_stay_masks() -> None:
-    """The parser multiplies what is cut away by 0."""
-    for said, upper in (("", 1), ("<upper = 0>", 0), ("<upper = 1>", 1)):
-        proto = written(f"(float[t,t] x) => (float[] y) {{ [mask] y = Trilu {said} (x, one) }}", one=1)
-        made = _agree(proto, x=np.full((5, 5), -np.inf, np.float32))
-        assert _ops(made)["Trilu"]["upper"] == upper
-        assert [item.op_type for item in made.graph.node][-1] == "Where"
-
-
 def test_defaults_and_missing_inputs_are_written_out() -> None:
     weights = {"s": values(8, seed=1), "ones": np.full(3, 0.1, np.float32)}
     made = _agree(_free(model([node("LayerNormalization", "x s", "y")], weights=weights)), x=IMAGES)
     assert len(made.graph.node[0].input) == 3
     assert _ops(_agree(model([node("Selu", "x", "y")]), x=IMAGES))["Selu"].keys() == {"alpha", "gamma"}
-    proto = model([node("Constant", "", "k", value_ints=[2, 3, 8, 8]), node("Reshape", "x k", "y")])
-    assert _ops(_agree(_free(proto), x=IMAGES))["Constant"].keys() == {"value"}
+    integers = _free(model([node("Trilu", "x", "y")], dtype=TensorProto.INT64), TensorProto.INT64)
+    assert _ops(_agree(integers, x=IMAGES.astype(np.int64)))["Trilu"] == {"upper": 1}
     codes = model([node("DequantizeLinear", "x ones", "y")], weights=weights, dtype=TensorProto.INT8)
     made = readable_model(_free(codes), 17)
     assert len(made.graph.node[0].input) == 3
@@ -150,8 +141,16 @@ CHOICE = """(float[n,3] x, bool flag) => (float[] y) { [if] a, b = If (flag) <
             written(f"{IMAGE} {{ [sum] y = ReduceSum <noop_with_empty_axes = 1> (x) }}"),
             r"sum \(ReduceSum\): it reduces no axis",
         ),
+        (
+            written(f"{IMAGE} {{ [numbers] k = Constant <value_ints = [2, 3, 8, 8]> () y = Reshape (x, k) }}"),
+            r"numbers \(Constant\): its \['value_ints'\] isn't read",
+        ),
+        (
+            written("(float[t,t] x) => (float[] y) { [mask] y = Trilu (x, one) }", one=1),
+            r"mask \(Trilu\): it multiplies what it cuts away by 0",
+        ),
     ],
-    ids=["scatter", "recurrent", "uint8", "loop", "transposed", "steps", "if", "sum"],
+    ids=["scatter", "recurrent", "uint8", "loop", "transposed", "steps", "if", "sum", "numbers", "mask"],
 )  # fmt: skip
 def test_what_the_parser_would_compute_otherwise_is_refused_by_name(proto: ModelProto, reason: str) -> None:
     with pytest.raises(UnsupportedOperator, match=reason):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +20,23 @@ from trtopt.graph.view import to_ir
 
 
 class Net:
-    """Writes a network node by node; every weight is seeded and constant."""
+    """Writes a network in ONNX's text; every weight is seeded and constant."""
 
     def __init__(self, shape: tuple[int | str, ...] = ("batch", 32, 8, 8)) -> None:
-        self.shape = shape
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[TensorProto] = []
+        self.shape, self.nodes, self.weights = shape, list[onnx.NodeProto](), list[TensorProto]()
         self.random = np.random.default_rng(3)
 
-    def add(self, op: str, *inputs: str, out: str, **attributes: object) -> str:
-        self.nodes.append(helper.make_node(op, list(inputs), [out], name=f"{out}_node", **attributes))
-        return out
-
-    def const(self, name: str, values: object, dtype: Any = "float32") -> str:
-        self.weights.append(numpy_helper.from_array(np.asarray(values, dtype), name))
-        return name
-
-    def conv(self, source: str, out: str, shape: tuple[int, ...] = (32, 32, 1, 1), **attributes: object) -> str:
-        weight = self.const(f"{out}_w", self.random.normal(size=shape))
-        return self.add("Conv", source, weight, out=out, **attributes)
-
     def write(self, text: str, **held: Any) -> Net:
-        """Nodes in ONNX's text; constants, and shapes of the weights of convolutions, where they aren't 32 × 32 × 1 × 1."""
-        for name, content in held.items():
-            if isinstance(content, np.ndarray):
-                self.const(name, content, content.dtype)
+        """Add nodes; constants, and shapes of the weights of convolutions, where they aren't 32 × 32 × 1 × 1."""
+        held_arrays = {name: content for name, content in held.items() if isinstance(content, np.ndarray)}
+        self.weights += [numpy_helper.from_array(content, name) for name, content in held_arrays.items()]
         for item in onnx.parser.parse_graph(f"g () => () {{ {text} }}").node:
             (out,) = item.output
             item.name = f"{out}_node"
             if item.op_type == "Conv":
-                weight = self.random.normal(size=held.get(out, (32, 32, 1, 1)))
-                item.input.append(self.const(f"{out}_w", weight))
+                weight = self.random.normal(size=held.get(out, (32, 32, 1, 1))).astype(np.float32)
+                self.weights.append(numpy_helper.from_array(weight, f"{out}_w"))
+                item.input.append(f"{out}_w")
             self.nodes.append(item)
         return self
 
@@ -143,29 +129,23 @@ def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
 @pytest.mark.parametrize(
     ("movers", "quantized"),
     [
-        ((), False),
-        ((("Transpose", {"perm": [0, 2, 3, 1]}),), False),
-        ((("Concat", {"axis": 1}), ("Flatten", {})), False),
-        ((("Relu", {}),), True),
+        ("", False),
+        ("out = Transpose <perm = [0, 2, 3, 1]> (joined)", False),
+        ("more = Concat <axis = 1> (joined, x) out = Flatten (more)", False),
+        ("out = Relu (joined)", True),
     ],
     ids=["itself", "transposed", "joined again", "computed with"],
 )
-def test_what_is_only_handed_out_is_not_rounded(movers: Sequence[tuple[str, dict[str, Any]]], quantized: bool) -> None:
+def test_what_is_only_handed_out_is_not_rounded(movers: str, quantized: bool) -> None:
     """A context that is fed back, or a cache: a copy of what came in, beside what a quantized layer reads."""
     net = Net().write(
         "old = Relu (x) joined = Concat <axis = 1> (old, x) "
-        "pooled = MaxPool <kernel_shape = [2, 2]> (joined) last = Conv (pooled)",
+        f"pooled = MaxPool <kernel_shape = [2, 2]> (joined) last = Conv (pooled) {movers}",
         last=(32, 64, 1, 1),
     )
-    out = "joined"
-    for op, attributes in movers:
-        inputs = (out, "x") if op == "Concat" else (out,)
-        net.add(op, *inputs, out=f"{out}_", **attributes)
-        out += "_"
-    points = points_of(net.model("last", out))
+    points = points_of(net.model("last", "out" if movers else "joined"))
     assert ("old" in points.reads) is ("x" in points.reads) is quantized
-    assert points.quantized == ("last_node",)
-    assert "pooled" in points.reads
+    assert points.quantized == ("last_node",) and "pooled" in points.reads
 
 
 def test_a_part_of_a_concat_that_no_input_changes_needs_no_scale_of_the_others() -> None:
@@ -184,8 +164,7 @@ def test_a_part_of_a_concat_that_no_input_changes_needs_no_scale_of_the_others()
 def test_average_pooling_reads_int8_unless_someone_needs_the_tensor_in_floating_point() -> None:
     net = Net().write("c1 = Conv (x) r1 = Relu (c1) pooled = GlobalAveragePool (r1)")
     assert points_of(net.model("pooled")).reads["r1"] == (("pooled_node", 0),)
-    net.add("Mul", "r1", "pooled", out="scaled")  # squeeze-and-excite
-    assert "r1" not in points_of(net.model("scaled")).reads
+    assert "r1" not in points_of(net.write("scaled = Mul (r1, pooled)").model("scaled")).reads  # squeeze-and-excite
 
 
 def test_average_pooling_behind_a_residual_reads_int8_too() -> None:
@@ -194,9 +173,7 @@ def test_average_pooling_behind_a_residual_reads_int8_too() -> None:
         "pooled = ReduceMean <axes = [2, 3]> (end)"
     )
     assert points_of(net.model("pooled")).reads["end"] == (("pooled_node", 0),)
-    unquantized = Net()
-    unquantized.add("Add", "x", "x", out="sum")
-    unquantized.add("ReduceMean", "sum", out="pooled", axes=[2, 3])
+    unquantized = Net().write("sum = Add (x, x) pooled = ReduceMean <axes = [2, 3]> (sum)")
     assert points_of(unquantized.model("pooled")).reads == {}
 
 
@@ -345,9 +322,7 @@ def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
 
 def test_the_mean_over_height_and_width_pools_and_other_means_do_not() -> None:
     for axes, pools in (([2, 3], True), ([-1, -2], True), ([3], False), ([1, 2, 3], False)):
-        net = Net()
-        net.write("c1 = Conv (x) r1 = Relu (c1)")
-        net.add("ReduceMean", "r1", out="mean", axes=axes)
+        net = Net().write(f"c1 = Conv (x) r1 = Relu (c1) mean = ReduceMean <axes = {axes}> (r1)")
         assert ("r1" in points_of(net.model("mean")).reads) is pools, axes
 
 
@@ -373,20 +348,17 @@ def test_all_that_reads_what_a_concat_joins_reads_it_quantized_where_no_value_ch
 
 def darknet_block(activation: str) -> Net:
     """Two blocks whose sums have an activation on both sides, as CSPDarknet's."""
-    net = Net()
-    before = _activated(net, activation, net.conv("x", "first"), "start")
+
+    def active(source: str, out: str) -> str:
+        if activation == "SiLU":
+            return f"{out}_gate = Sigmoid ({source}) {out} = Mul ({source}, {out}_gate)"
+        return f"{out} = {activation} ({source})"
+
+    text, before = f"first = Conv (x) {active('first', 'start')}", "start"
     for name in ("one", "two"):
-        branch = _activated(net, activation, net.conv(before, f"{name}_conv"), name)
-        before = net.add("Add", before, branch, out=f"{name}_sum")
-    net.conv(before, "last")
-    return net
-
-
-def _activated(net: Net, activation: str, source: str, out: str) -> str:
-    if activation != "SiLU":
-        return net.add(activation, source, out=out)
-    net.add("Sigmoid", source, out=f"{out}_gate")
-    return net.add("Mul", source, f"{out}_gate", out=out)
+        text += f" {name}_conv = Conv ({before}) {active(f'{name}_conv', name)} {name}_sum = Add ({before}, {name})"
+        before = f"{name}_sum"
+    return Net().write(f"{text} last = Conv ({before})")
 
 
 @pytest.mark.parametrize("activation", ["SiLU", "Relu", "LeakyRelu", "HardSwish"])
@@ -424,12 +396,11 @@ def test_a_sum_that_somebody_needs_in_floating_point_stays_there(
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_a_nearest_resize_reads_the_scale_of_the_concat_behind_it(mode: str) -> None:
     """A neck: what is resized has a quantized reader of its own."""
-    net = Net(("batch", 32, 8, 8)).write(
-        "small = Conv <strides = [2, 2]> (x) source = Relu (small) wide = Conv (x) beside = Conv (source)"
-    )
-    scales = net.const("scales", [1, 1, 2, 2])
-    net.add("Resize", "source", "", scales, out="up", mode=mode)
-    net.write("joined = Concat <axis = 1> (up, wide) last = Conv (joined)", last=(32, 64, 1, 1))
+    net = Net().write(
+        "small = Conv <strides = [2, 2]> (x) source = Relu (small) wide = Conv (x) beside = Conv (source) "
+        f'up = Resize <mode = "{mode}"> (source, , scales) joined = Concat <axis = 1> (up, wide) last = Conv (joined)',
+        last=(32, 64, 1, 1), scales=np.array([1, 1, 2, 2], np.float32),
+    )  # fmt: skip
     points = points_of(net.model("last", "beside"))
     (group,) = points.groups
     if mode == "nearest":
@@ -567,16 +538,13 @@ def test_transposed_convolutions_whose_result_is_not_quantized(behind: str, quan
 
 def gated(activation: str = "silu", sigmoid: str = "Sigmoid", mean: str = "GlobalAveragePool") -> ModelProto:
     """A grouped convolution and its activation, squeeze-and-excite of that, and a convolution of the product."""
-    net = Net()
-    net.conv("x", "g", (32, 1, 3, 3), group=32, pads=[1, 1, 1, 1])
-    if activation == "silu":
-        net.write("gs = Sigmoid (g) a = Mul (g, gs)")
-    else:
-        net.add(activation, "g", out="a")
-    net.add(mean, "a", out="m", **({"axes": [2, 3]} if mean == "ReduceMean" else {}))
-    net.write("q = Conv (m) qs = Sigmoid (q) r = Mul (qs, q) e = Conv (r)", q=(8, 32, 1, 1), e=(32, 8, 1, 1))
-    net.add(sigmoid, "e", out="k")
-    net.write("p = Mul (k, a) y = Conv (p)")
+    active = "gs = Sigmoid (g) a = Mul (g, gs)" if activation == "silu" else f"a = {activation} (g)"
+    pool = "ReduceMean <axes = [2, 3]>" if mean == "ReduceMean" else mean
+    net = Net().write(
+        f"g = Conv <group = 32, pads = [1, 1, 1, 1]> (x) {active} m = {pool} (a) q = Conv (m) qs = Sigmoid (q) "
+        f"r = Mul (qs, q) e = Conv (r) k = {sigmoid} (e) p = Mul (k, a) y = Conv (p)",
+        g=(32, 1, 3, 3), q=(8, 32, 1, 1), e=(32, 8, 1, 1),
+    )  # fmt: skip
     return net.model("y")
 
 
@@ -598,15 +566,16 @@ def test_squeeze_and_excite_is_quantized_whole_where_that_is_asked_for(
     assert "g_node" in points_of(proto, between={"grouped Conv": "no such kernel"}, gates=["p_node"]).quantized
 
 
-@pytest.mark.parametrize("fault", ["another tensor's mean", "no convolution", "no mean"])
-def test_what_only_looks_like_squeeze_and_excite_is_none(fault: str) -> None:
-    net = Net()
-    net.add("Relu", "x", out="a")
-    net.add("GlobalAveragePool", "x" if fault == "another tensor's mean" else "a", out="m")
-    net.conv("a" if fault == "no mean" else "m", "q")
-    net.add("Sigmoid", "m" if fault == "no convolution" else "q", out="k")
-    net.write("p = Mul (a, k) y = Conv (p)")
-    assert gates_of(to_ir(net.model("y"))) == ()
+@pytest.mark.parametrize(
+    "block",
+    [
+        "m = GlobalAveragePool (x) q = Conv (m) k = Sigmoid (q)",  # another tensor's mean
+        "m = GlobalAveragePool (a) k = Sigmoid (m)",  # no convolution
+        "q = Conv (a) k = Sigmoid (q)",  # no mean
+    ],
+)
+def test_what_only_looks_like_squeeze_and_excite_is_none(block: str) -> None:
+    assert gates_of(to_ir(Net().write(f"a = Relu (x) {block} p = Mul (a, k) y = Conv (p)").model("y"))) == ()
 
 
 def test_a_product_of_values_of_unknown_type_says_so() -> None:

@@ -28,36 +28,6 @@ def same(proto: ModelProto, **feed: NDArray[Any]) -> set[str]:
     return {node.op_type for node in folded.graph.node}
 
 
-@pytest.mark.parametrize(
-    ("equation", "shapes", "product"),
-    [
-        ("btd,df->btf", ((2, 5, 6), (6, 4)), True),
-        ("btd,fd->btf", ((2, 5, 6), (4, 6)), True),
-        ("df,btd->btf", ((2, 5, 6), (6, 4)), True),
-        ("btd,dhk->bthk", ((2, 5, 6), (6, 3, 4)), True),
-        ("bthk,hkd->btd", ((2, 5, 3, 4), (3, 4, 6)), True),
-        ("bthk,dkh->btd", ((2, 5, 3, 4), (6, 4, 3)), True),
-        ("bd,d->b", ((2, 6), (6,)), True),
-        ("btd,bd->bt", ((2, 5, 6), (2, 6)), False),  # the batch in both
-        ("bdt,df->btf", ((2, 6, 5), (6, 4)), False),  # not the last axis
-        ("btd,df->bft", ((2, 5, 6), (6, 4)), False),  # another order
-        ("btd,df->bf", ((2, 5, 6), (6, 4)), False),  # steps are summed, too
-        ("bii,ij->bj", ((2, 3, 3), (3, 4)), False),  # a diagonal
-        ("bt,df->btdf", ((2, 5), (6, 4)), False),  # nothing is summed
-    ],
-)
-def test_an_einsum_with_a_constant_is_a_product(equation: str, shapes: tuple[Any, Any], product: bool) -> None:
-    inputs = "w x" if equation.startswith("df") else "x w"
-    form = {"x": ["batch" if product else 2, *shapes[0][1:]]}
-    einsum = node("Einsum", inputs, "y", "it", equation=equation)
-    proto = model([einsum], weights={"w": values(*shapes[1], seed=1)}, inputs=form, opset=12)
-    if product:
-        operators = same(proto, x=values(*shapes[0]))
-        assert "Einsum" not in operators and operators & {"MatMul", "Gemm"}
-    else:
-        assert [item.op_type for item in fold(load_model(proto).proto)[0].graph.node] == ["Einsum"]
-
-
 @pytest.mark.parametrize(("op", "other"), [("LessOrEqual", "Greater"), ("GreaterOrEqual", "Less")])
 def test_integers_are_compared_without_or_equal(op: str, other: str) -> None:
     """TensorRT-RTX's builder ends the process at some decoders' steps with it."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import model, node, values, written
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
@@ -134,18 +134,12 @@ def test_casts_by_a_narrower_type_stay() -> None:
 
 
 def test_sizes_of_shapes_are_numbers_or_stay_as_they_were() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n,3,8,8] x) => (float[n,3,64] y)
-        <int64 zero={0}, int64 one={1}, int64[1] end={-1}, int64[1] first={0}> {
-        s = Shape(x)
-        b = Gather(s, zero)
-        c = Gather(s, one)
-        bu = Unsqueeze(b, first)
-        cu = Unsqueeze(c, first)
-        t = Concat <axis = 0> (bu, cu, end)
-        h = Reshape(x, t)
-        y = Relu(h)
-    }"""
-    proto = onnx.parser.parse_model(text)
+    proto = written(
+        "(float[n,3,8,8] x) => (float[n,3,64] y) { s = Shape (x) b = Gather (s, zero) c = Gather (s, one) "
+        "bu = Unsqueeze (b, first) cu = Unsqueeze (c, first) t = Concat <axis = 0> (bu, cu, end) h = Reshape (x, t) "
+        "y = Relu (h) }",
+        zero=0, one=1, end=[-1], first=[0],
+    )  # fmt: skip
     assert left(proto) == ["Reshape", "Relu"]
     shape = next(t for t in fold(proto)[0].graph.initializer if t.name in fold(proto)[0].graph.node[0].input)
     assert onnx.numpy_helper.to_array(shape).tolist() == [0, 3, -1]
@@ -153,16 +147,12 @@ def test_sizes_of_shapes_are_numbers_or_stay_as_they_were() -> None:
 
 def test_what_the_file_says_of_sizes_decides_nothing() -> None:
     """Declared for a batch of one, it gives a batch's results."""
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n,3,4] x) => (float[1,12] y)
-        <int64[1] first={0}, int64[1] rest={-1}, int64 zero={0}> {
-        s = Shape(x)
-        b = Gather(s, zero)
-        u = Unsqueeze(b, first)
-        t = Concat <axis = 0> (u, rest)
-        h = Reshape(x, t)
-        y = Relu(h)
-    }"""
-    made, _ = fold(onnx.parser.parse_model(text))
+    proto = written(
+        "(float[n,3,4] x) => (float[1,12] y) { s = Shape (x) b = Gather (s, zero) u = Unsqueeze (b, first) "
+        "t = Concat <axis = 0> (u, rest) h = Reshape (x, t) y = Relu (h) }",
+        zero=0, first=[0], rest=[-1],
+    )  # fmt: skip
+    made, _ = fold(proto)
     made.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "n"
     assert OnnxSession(made)({"x": values(3, 3, 4)})["y"].shape == (3, 12)
 

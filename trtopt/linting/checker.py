@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt import trt
-from trtopt.core.documents import plain
+from trtopt.core.documents import Plain, plain
 from trtopt.core.errors import (
     BackendError,
     InvalidModel,
@@ -44,12 +45,13 @@ from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.limits import instead
+from trtopt.graph.op_types import QDQ
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.fold import FoldReport, fold
-from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
-from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import whole_copy
+from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.typed import keep_fp32, overflowing
+from trtopt.graph.proto import tensor_info, whole_copy
 from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.linting.refusals import asked
@@ -61,12 +63,24 @@ from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 from trtopt.trt.generation import Generation
 from trtopt.trt.profiles import profile_problems
 
-_NOT_RUN = {  # what says why the original wasn't run → what to do
-    "can't load the model": "ONNX Runtime lacks an operator or a type of it: an engine can be judged by an FP32 one alone then",
-    "can't run the model": "give `shapes=`, or real samples as `data='F.npz'`",
-    "made-up inputs": "give real samples as `data='F.npz'`",
-}
 _PARSERS = ("custom-operator", "data-dependent-shape", "unsupported-type")  # what its parser says better, if it refuses
+
+
+@dataclass(frozen=True)
+class ListedNode(Plain):
+    """A node of the folded graph.
+
+    Attributes:
+        shape: of its first result, for people; empty: not known.
+        precision: what `build --int8` asks for: "int8", "fp16", "fp32", or the type of a result that isn't floating.
+        reason: why not INT8, where it could have been asked for, or why not FP16.
+    """
+
+    name: str
+    op: str
+    shape: str
+    precision: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,19 +151,13 @@ def check(request: CheckRequest) -> CheckReport:
     An invalid model is a finding, not an exception. The hazards are those of the folded graph, which is what is built.
 
     Args:
-        fix: write the cleaned model here: folded, opset lowered to what the backend reads. Written only if ONNX Runtime
-            gives the same outputs (on seeded synthetic inputs) or isn't installed. Where a batch of 1 stands in constants
-            though the inputs leave theirs open, it is opened, if two samples then give what each of them gives alone.
-        set: what is decided of inputs, before all else: "sr=16000", a value, which becomes a constant of the model that `fix`
-            writes (several numbers with commas between; one fills an input), or "x:batchx576", sizes and their names. A
-            dimension called batch counts samples, whichever it is.
-        outputs: tensors that the model is to end at, such as the boxes and scores before an NMS ("boxes,scores"): nodes and
-            inputs that these don't need go.
-        backend: whose parser to ask: "auto", "tensorrt" or "rtx".
-        target: compute capabilities to build for, such as "sm89".
+        fix: write the cleaned model here, if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't
+            installed: folded, at an opset that the backend reads, for any batch where constants held a batch of 1.
+        set: values or sizes of inputs, before all else: "sr=16000", "x:batchx576" (batch counts samples).
+        outputs: tensors that the model is to end at; nodes and inputs that these don't need go.
+        backend, target: whose parser to ask, and compute capabilities to build for, such as "sm89".
         shapes: profiles, as for `build`, to check against the inputs.
-        images, data, preprocess, limit: real samples (at most 64, or `limit`), as for `build`, to run the model on: what isn't
-            finite in it, or wouldn't be in FP16, is named with the value seen.
+        images, data, preprocess, limit: real samples, as for `build`: what isn't finite on them, or wouldn't be in FP16.
         nodes: list the nodes too, and what an INT8 build makes of each.
 
     Raises:
@@ -239,7 +247,9 @@ def check(request: CheckRequest) -> CheckReport:
         fixed=output,
         verified=verified if output else None,
         shapes=suggestion,
-        nodes=listed(to_ir(folded), *((can.float_only, can.quantized_between) if can else ())) if request.nodes else (),
+        nodes=_listed(to_ir(folded), *((can.float_only, can.quantized_between) if can else ()))
+        if request.nodes
+        else (),
     )
 
 
@@ -385,9 +395,8 @@ def _fix(
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
             return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True, False
     except (MissingDependency, ModelError) as error:
-        verified, why = False, " ".join(str(error).split())
-        hint = next((hint for cause, hint in _NOT_RUN.items() if cause in why), "")
-        text = f"the cleaned model wasn't compared: {why}"
+        verified, text = False, f"the cleaned model wasn't compared: {' '.join(str(error).split())}"
+        hint = "where the original doesn't run on made-up inputs, give `shapes=`, or real samples as `data='F.npz'`"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)
     return findings, verified, False
@@ -401,3 +410,28 @@ def _cleaned(folded: ModelProto, limit: int | None) -> tuple[ModelProto, list[Fi
     except ModelError as error:
         findings.append(Finding("warning", "opset-kept", "", "", str(error)))
     return cleaned, findings
+
+
+def _listed(
+    model: ir.Model, float_only: Mapping[str, str] | None = None, between: Mapping[str, str] | None = None
+) -> tuple[ListedNode, ...]:
+    """List the nodes of the main graph, for a target that can't run `float_only` quantized (see `trt.Capabilities`)."""
+    quantized = any(node.op_type in QDQ for node in model.graph)
+    points = Points({}) if quantized else find_points(model, excluded=float_only, between=between)
+    precisions = {item.node: (str(item.precision), item.reason) for item in points.kept}
+    precisions |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
+    precisions |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}
+    precisions |= dict.fromkeys(points.quantized, ("int8", ""))
+    nodes = []
+    for node in model.graph:
+        precision, reason = precisions.get(str(node.name), ("fp16", ""))
+        producers = (value.producer() for value in node.inputs if value is not None)
+        known = bool(node.outputs) and node.outputs[0].type is not None
+        info = tensor_info(ir.to_proto(node.outputs[0])) if known else TensorInfo("", "")
+        dtype, shape = info.dtype, info.dims if known else ""
+        if any(producer is not None and producer.op_type == "DequantizeLinear" for producer in producers):
+            precision, reason = "int8", "its Q/DQ in the model say so"
+        elif dtype and dtype != "float32":
+            precision, reason = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, dtype), ""
+        nodes.append(ListedNode(str(node.name), node.op_type, shape, precision, reason))
+    return tuple(nodes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from trtopt.core.values import Issue, Profile, TensorInfo, x
 from trtopt.core.words import first_of
 from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.op_types import CONTROL_FLOW, MOVING, QDQ, WEIGHTED
+from trtopt.graph.passes.quantize import quantized_otherwise
 from trtopt.graph.passes.typed import MASK, SENTINEL
 from trtopt.graph.proto import STANDARD, Links, all_graphs, opset_version, tensor_info, to_array
 from trtopt.graph.traced_batch import TracedBatch
@@ -28,75 +29,6 @@ from trtopt.graph.traced_batch import TracedBatch
 LEVELS = ("error", "warning", "info")
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
-# Code → message, hint.
-_ERRORS = {
-    "input-without-rank": (
-        "declares no shape; TensorRT needs its number of dimensions",
-        "export it with a shape, dynamic dimensions by name",
-    ),
-    "unsupported-type": (
-        "the {side} is of type {kind}, which TensorRT hasn't",
-        "move that part of the model outside",
-    ),
-    "integer-operator": (
-        "TensorRT has no integer operators: it wants Q/DQ pairs",
-        "build from the float model with `int8=True`, or quantize in the Q/DQ format",
-    ),
-    "batch-of-one": (
-        "{reason}, though the inputs leave theirs open",
-        "{hint}",
-    ),
-    "qdq-zero-point": (
-        "its zero point isn't 0; TensorRT quantizes symmetrically only",
-        "build from the float model with `int8=True`, or quantize with symmetric activations and weights",
-    ),
-}
-_WARNINGS = {
-    "length-held": (
-        "{reason}: the trace holds the sizes that it was made at",
-        "set these (trtopt check MODEL `set='NAME:SHAPE'` `fix='OUT.onnx'`), or export it again, by trtopt export",
-    ),
-    "double": ("the {side} is float64, which TensorRT silently makes float32", "export the model in float32"),
-    "integer": (
-        "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
-        "give the network float32 or int32 and convert outside",
-    ),
-    "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
-    "infinite-half-weight": (
-        "{name} holds infinity, which FP16 makes of what is beyond 65,504",
-        "export the model in FP32, and build it with `fp16=True` and samples",
-    ),
-    "mask-weight": (
-        "{name} holds -inf, as a table of masks does: where all of a softmax is masked, NaN comes of it",
-        "check that the model means it; -65504 in its place does the same without NaN",
-    ),
-    "fp16-mask-constant": (
-        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: sums with it are infinite, and infinity − infinity is NaN",
-        "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
-    ),
-    "custom-operator": (
-        "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
-        "export without it, or provide the plugin",
-    ),
-    "data-dependent-shape": (
-        "the shape of its result depends on values, not on shapes",
-        "move it outside the engine where you can; TensorRT-RTX has no runner for it",
-    ),
-    "control-flow": (
-        "control flow that folding couldn't decide",
-        "{decide}; reduced precision doesn't reach into it",
-    ),
-    "opset-too-new": (
-        "opset {opset}; {generation} reads {limit} and older well",
-        "export with `opset={limit}`, or `fix=`, which lowers it",
-    ),
-}
-_WORDS = {"error": _ERRORS, "warning": _WARNINGS}
-# Operators that are worth a finding wherever they are.
-_OPERATORS = (
-    *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
-    (("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"), "integer-operator"),
-)
 
 
 @dataclass(frozen=True)
@@ -122,14 +54,6 @@ class Finding(Plain):
         where = f"{self.node} ({self.op})" if self.node and self.op else self.node or self.op
         where = f"{where}: " if where else ""
         return f"{self.level}: {where}{self.message}" + (f"; {self.hint}" if self.hint else "")
-
-
-def _said(words: str, node: str, op: str = "", *, code: str = "", **values: Any) -> Finding:
-    """The finding that `_WORDS` has under `words`."""
-    level = next(level for level, codes in _WORDS.items() if words in codes)
-    message, hint = _WORDS[level][words]
-    values |= {"node": node, "op": op}
-    return Finding(level, code or words, node, op, message.format(**values), hint.format(**values))
 
 
 def find(proto: ModelProto) -> tuple[Finding, ...]:
@@ -178,11 +102,11 @@ class _Graph(Links):
                 yield tensor, to_array(tensor)
 
 
-def _several(nodes: Sequence[NodeProto], words: str, **values: Any) -> Iterator[Finding]:
+def _several(nodes: Sequence[NodeProto], level: str, code: str, message: str, hint: str) -> Iterator[Finding]:
     """One finding for many nodes alike."""
     if nodes:
-        finding = _said(words, nodes[0].name, nodes[0].op_type, **values)
-        yield replace(finding, message=finding.message + such([node.name for node in nodes]))
+        message += such([node.name for node in nodes])
+        yield Finding(level, code, nodes[0].name, nodes[0].op_type, message, hint)
 
 
 def such(nodes: Sequence[str]) -> str:
@@ -192,17 +116,23 @@ def such(nodes: Sequence[str]) -> str:
 
 def _ends(graph: _Graph) -> Iterator[Finding]:
     for value in graph.inputs:
-        info = tensor_info(value)
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            yield _said("input-without-rank", info.name)
+            text = "declares no shape; TensorRT needs its number of dimensions"
+            hint = "export it with a shape, dynamic dimensions by name"
+            yield Finding("error", "input-without-rank", value.name, "", text, hint)
     for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
         for info in map(tensor_info, values):
             kind = info.dtype
-            label = "double" if kind == "float64" else "integer" if kind in _INTEGERS else ""
             if kind in _NO_TENSORS or kind.startswith("complex"):
-                yield _said("unsupported-type", info.name, side=side, kind=kind)
-            elif label and not (kind == "uint8" and graph.cast_at_once(info.name)):
-                yield _said(label, info.name, code=f"{label}-{side}", side=side, kind=kind)
+                text = f"the {side} is of type {kind}, which TensorRT hasn't"
+                yield Finding("error", "unsupported-type", info.name, "", text, "move that part of the model outside")
+            elif kind == "float64":
+                text = f"the {side} is float64, which TensorRT silently makes float32"
+                yield Finding("warning", f"double-{side}", info.name, "", text, "export the model in float32")
+            elif kind in _INTEGERS and not (kind == "uint8" and graph.cast_at_once(info.name)):
+                text = f"the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all"
+                hint = "give the network float32 or int32 and convert outside"
+                yield Finding("warning", f"integer-{side}", info.name, "", text, hint)
 
 
 def refuse_damaged(proto: ModelProto, name: str) -> None:
@@ -221,11 +151,14 @@ def _damaged(graph: _Graph) -> Iterator[Finding]:
     for tensor, values in graph.tensors(TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
         if _spoiled(values.astype(np.float32, copy=False)):
             node, op = graph.read_by(tensor.name)[0]
-            masks = op not in WEIGHTED and not (np.isnan(values) | (values == np.inf)).any()
-            half = values.dtype == np.float16 and not np.isnan(values).any()
-            words = "mask-weight" if masks else "infinite-half-weight" if half else "non-finite-weight"
-            finding = _said(words, node, op, code="" if masks else "non-finite-weight", name=tensor.name)
-            yield replace(finding, level="error") if op in WEIGHTED else finding
+            if op not in WEIGHTED and not (np.isnan(values) | (values == np.inf)).any():
+                text = f"{tensor.name} holds -inf, as a table of masks does: where all of a softmax is masked, NaN comes of it"
+                hint = "check that the model means it; -65504 in its place does the same without NaN"
+                yield Finding("warning", "mask-weight", node, op, text, hint)
+            else:
+                level, text = "error" if op in WEIGHTED else "warning", f"{tensor.name} holds NaN or infinity"
+                hint = "the weights are damaged, or beyond FP16's 65,504: export them again, in FP32"
+                yield Finding(level, "non-finite-weight", node, op, text, hint)
 
 
 def _spoiled(values: NDArray[Any]) -> bool:
@@ -246,7 +179,10 @@ def _masks(graph: _Graph, readers: int | None = 1) -> Iterator[Finding]:
     for name, far in masks.items():
         for node, op in graph.read_by(name)[:readers] if name not in harmless else ():
             if op not in ("Clip", "Min", "Max"):  # a bound that is infinite still bounds nothing
-                yield _said("fp16-mask-constant", node, op, name=name, value=float(far.flat[int(np.abs(far).argmax())]))
+                text = f"{name} holds a mask of {far.flat[int(np.abs(far).argmax())]:.4g}, beyond FP16's ±65504: "
+                text += "sums with it are infinite, and infinity − infinity is NaN"
+                hint = f"`precision_override=['{node}=fp32']`, or use -65504 as the mask"
+                yield Finding("warning", "fp16-mask-constant", node, op, text, hint)
 
 
 def _masking_once(graph: _Graph, masks: Sequence[str]) -> set[str]:
@@ -280,15 +216,21 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.domain not in STANDARD:
             custom.setdefault((node.domain, node.op_type), []).append(node)
-    for (domain, _), nodes in custom.items():
-        yield from _several(nodes, "custom-operator", domain=domain)
-    for ops, words in _OPERATORS:
-        yield from _several(graph.of(*ops), words)
+    for (domain, op), nodes in custom.items():
+        text = f"{op} of {domain} isn't a standard operator: TensorRT needs a plugin"
+        yield from _several(nodes, "warning", "custom-operator", text, "export without it, or provide the plugin")
+    for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress"):
+        text = "the shape of its result depends on values, not on shapes"
+        hint = "move it outside the engine where you can; TensorRT-RTX has no runner for it"
+        yield from _several(graph.of(op), "warning", "data-dependent-shape", text, hint)
+    if otherwise := quantized_otherwise(graph.proto):
+        yield Finding("error", "integer-operator", "", "", otherwise)
     if flow := graph.of(*CONTROL_FLOW):
         sides = "condition fixed, or both sides computed and torch.where between them"
         steps = "steps written out in Python, as torch.export does with a number of them that is fixed"
         decide = how_to_decide(graph.proto) or f"export with the {sides if graph.of('If') else steps}"
-        yield from _several(flow, "control-flow", decide=decide)
+        hint = f"{decide}; reduced precision doesn't reach into it"
+        yield from _several(flow, "warning", "control-flow", "control flow that folding couldn't decide", hint)
 
 
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
@@ -298,13 +240,19 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
         zero_point = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
             asymmetric.append(node)
-    yield from _several(asymmetric, "qdq-zero-point")
+    text = "its zero point isn't 0; TensorRT quantizes symmetrically only"
+    hint = "build from the float model with `int8=True`, or quantize with symmetric activations and weights"
+    yield from _several(asymmetric, "error", "qdq-zero-point", text, hint)
 
 
 def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Finding]:
     """Return what holds a batch of 1 in a model whose inputs leave theirs open; an error unless `profiles` ask for no other."""
     if held.length is not None:
-        yield _said("length-held", held.length.node, held.length.op, reason=held.length.reason)
+        text = f"{held.length.reason}: the trace holds the sizes that it was made at"
+        hint = (
+            "set these (trtopt check MODEL `set='NAME:SHAPE'` `fix='OUT.onnx'`), or export it again, by trtopt export"
+        )
+        yield Finding("warning", "length-held", held.length.node, held.length.op, text, hint)
     batched = [info.name for info in inputs if 0 in info.open_axes]
     asked = [ranges.max[:1] for profile in profiles for name, ranges in profile.items() if name in batched]
     alone = [info for info in inputs if info.open_axes]
@@ -319,16 +267,20 @@ def one_sample(held: TracedBatch, inputs: Sequence[TensorInfo], profiles: Sequen
         alike.setdefault((issue.op, re.sub(r"[\dx-]+", "", issue.reason)), []).append(issue)
     for first, *others in alike.values():
         names = such([first.node, *(other.node for other in others)])
-        finding = _said("batch-of-one", first.node, first.op, reason=first.reason + names, hint=hint)
-        level = "error" if held.certain else "warning"
-        yield replace(finding, level="info" if asked and {*asked} == {(1,)} else level)
+        level = "info" if asked and {*asked} == {(1,)} else "error" if held.certain else "warning"
+        text = f"{first.reason}{names}, though the inputs leave theirs open"
+        yield Finding(level, "batch-of-one", first.node, first.op, text, hint)
 
 
 def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Iterator[Finding]:
     """Against the newest opset that a generation's parser reads well (None: not limited, or none installed)."""
     opset = opset_version(proto)
     if limit is not None and opset > limit:
-        yield _said("opset-too-new", "", opset=opset, generation=generation, limit=limit)
+        text, hint = (
+            f"opset {opset}; {generation} reads {limit} and older well",
+            f"export with `opset={limit}`, or `fix=`, which lowers it",
+        )
+        yield Finding("warning", "opset-too-new", "", "", text, hint)
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (

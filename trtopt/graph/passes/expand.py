@@ -33,13 +33,15 @@ _OWN = "trtopt.written_out"  # the domain of the definitions, until they are put
 
 def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter = SILENT) -> ModelProto | None:
     """A graph with the refused operators written out and folded; None where ONNX defines none of them by others."""
-    if (summed := _summed(graph, issues)) is not None:
-        reporter.note("sums by scatter written as products: this TensorRT has scatters that replace alone")
-        return summed
-    operators = expandable(graph, {issue.op for issue in issues})
-    if not operators:
-        return None
+    refused = {issue.op for issue in issues}
     try:
+        if any(op.startswith("Scatter") for op in refused):
+            summed = guarded(graph, sum_by_products(to_ir(graph)), "sums by scatter can't be written as products", "")
+            if summed is not graph:
+                reporter.note("sums by scatter written as products: this TensorRT has scatters that replace alone")
+                return fold(summed)[0]
+        if not (operators := expandable(graph, refused)):
+            return None
         made, _ = fold(expand(graph, operators))
     except ModelError:
         return None
@@ -47,17 +49,6 @@ def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter =
         return None
     reporter.note(f"{', '.join(operators)} written out by ONNX's own definition: this TensorRT takes it only in parts")
     return made
-
-
-def _summed(graph: ModelProto, issues: Sequence[Issue]) -> ModelProto | None:
-    """The graph with its sums by scatter as products; None where none was refused, or none has that form."""
-    if not any(issue.op.startswith("Scatter") for issue in issues):
-        return None
-    try:
-        made = guarded(graph, sum_by_products(to_ir(graph)), "sums by scatter can't be written as products", "")
-        return None if made is graph else fold(made)[0]
-    except ModelError:
-        return None
 
 
 def expandable(proto: ModelProto, operators: Collection[str]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import string
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from onnx import ModelProto, TensorProto
 from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
-from trtopt.core.library_output import Shared, quiet, rewriting
+from trtopt.core.library_output import quiet, rewriting
 from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, TOTAL, Budget
 from trtopt.graph.guard import fault
@@ -64,9 +63,11 @@ from trtopt.graph.view import (
     constant,
     constant_tensor,
     infer_into,
+    is_constant,
     operand,
     opset_of,
     read_ir,
+    read_once,
     sizes,
     to_proto,
 )
@@ -75,6 +76,7 @@ ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
+_PIXELS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)  # what TensorRT casts uint8 to and from
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 
 
@@ -142,7 +144,7 @@ def fold(
     """
     problem, result = "", None
     if opset_version(proto):  # else it has operators of other domains alone, of which nothing is known
-        with reporter.phase("fold constants", None) as phase, _young_heap:
+        with reporter.phase("fold constants", None) as phase:
             try:
                 made = _settled(proto, phase)
                 problem = fault(proto, made) or (compare(proto, made) if compare is not None else "")
@@ -254,8 +256,6 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
         proto = ir.to_proto(model)
     _refuse(proto)
     infer_into(model, proto)
-    _cast_as_written(model)
-    _spell_einsums(model)
     substitute(model)
     _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
@@ -276,8 +276,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
             common.RemoveUnusedNodesPass()(model)
         if not folded.modified:
             break
-    _cast_pixels_first(model)
-    _cast_pixels_last(model)
+    _cast_pixels(model)
     tidy(model)
     absorb(model)
     return to_proto(model)
@@ -304,20 +303,14 @@ def _refuse(proto: ModelProto) -> None:
                 f"{node.name or node.op_type} (BatchNormalization) has training_mode=1, so that it computes the statistics of "
                 "its batch, which TensorRT doesn't: export the model after .eval()"
             )
+        if node.op_type == "CastLike" and not message_attribute(node, "saturate", 1):
+            raise ModelError(
+                f"{node.name} (CastLike) doesn't saturate, which folding makes a Cast that does: write the Cast"
+            )
         if node.op_type.startswith("Optional") and node.domain in STANDARD:  # onnxscript fails on them
             raise ModelError(
                 f"{node.name or node.op_type} ({node.op_type}) works on optional values, which TensorRT hasn't"
             )
-
-
-def _cast_as_written(model: ir.Model) -> None:
-    """CastLike that doesn't saturate as a Cast that doesn't: onnxscript makes one that does."""
-    for node in [node for node in model.graph.all_nodes() if node.op_type == "CastLike"]:
-        like = node.inputs[1]
-        if not attribute(node, "saturate", 1) and like is not None and like.dtype is not None:
-            attributes = [ir.AttrInt64("to", int(like.dtype)), ir.AttrInt64("saturate", 0)]
-            cast = ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
-            ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
 
 
 def _split_as_written(model: ir.Model) -> None:
@@ -352,79 +345,45 @@ def _float_biases(model: ir.Model) -> None:
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 
-def _cast_pixels_first(model: ir.Model) -> None:
-    """Cast a uint8 input at once, where that happens behind nodes that only move its values: TensorRT moves no uint8."""
+def _cast_pixels(model: ir.Model) -> None:
+    """Cast uint8 inputs before what only moves their values, and to uint8 outputs behind it: TensorRT moves no uint8, and
+    nothing but a Cast may read such an input."""
+    for node in list(model.graph):
+        while (moved := _cast_beside(node)) is not None:
+            node = moved
     for source in model.graph.inputs:
-        if source.dtype != ir.DataType.UINT8:
-            continue
-        moved, casts = _moved(source)
-        kinds = {int(attribute(cast, "to", 0)) for cast in casts}
-        if len(moved) < 2 or kinds not in ({int(ir.DataType.FLOAT)}, {int(ir.DataType.FLOAT16)}):
-            continue
-        (kind,), uses = kinds, list(source.uses())
-        first = ir.Node("", "Cast", [source], [ir.AttrInt64("to", kind)], name=casts[0].name)
-        for use in uses:
-            use.node.replace_input_with(use.idx, first.outputs[0])
-        first.outputs[0].dtype, first.outputs[0].shape = ir.DataType(kind), source.shape
-        model.graph.insert_before(model.graph[0], first)
-        for value in moved[1:]:
-            value.dtype = ir.DataType(kind)
-        for cast in casts:  # of a floating value to its own type; the next round drops them
-            cast.op_type = "Identity"
+        readers = [use.node for use in source.uses()]
+        casts = [
+            node
+            for node in readers
+            if node.op_type == "Cast" and node.graph is model.graph and attribute(node, "to") in _PIXELS
+        ]
+        sizes_of = [node for node in readers if node.op_type in ("Shape", "Size")]
+        if source.dtype == ir.DataType.UINT8 and sizes_of and len(casts) == 1 == len(readers) - len(sizes_of):
+            model.graph.remove(casts)
+            model.graph.insert_before(model.graph[0], casts)
+            for node in sizes_of:
+                node.replace_input_with(0, casts[0].outputs[0])
 
 
-def _cast_pixels_last(model: ir.Model) -> None:
-    """Cast to a uint8 output at its very end, where that happens before nodes that only move its values."""
-    for place, output in enumerate(model.graph.outputs):
-        moving, value = list[ir.Node](), output
-        while (node := value.producer()) is not None and node.op_type in SELECTING and not node.domain:
-            before = node.inputs[0]
-            if before is None or len(before.uses()) > 1 or before.is_graph_output() or len(node.outputs) > 1:
-                break
-            moving.append(node)
-            value = before
-        cast = value.producer()
-        source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" and not cast.domain else None
-        if output.dtype != ir.DataType.UINT8 or output.uses() or not moving or cast is None or source is None:
-            continue
-        if source.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-            continue
-        moving[-1].replace_input_with(0, source)
-        model.graph.remove(cast, safe=True)
-        last = ir.Node("", "Cast", [output], [ir.AttrInt64("to", int(ir.DataType.UINT8))], name=cast.name)
-        last.outputs[0].dtype, last.outputs[0].shape = output.dtype, output.shape
-        last.outputs[0].name, output.name = output.name, value.name
-        model.graph.outputs[place] = last.outputs[0]
-        model.graph.append(last)
-        for node in moving:
-            node.outputs[0].dtype = source.dtype
-
-
-def _moved(source: ir.Value) -> tuple[list[ir.Value], list[ir.Node]]:
-    """The value and what is only it in another order, and the Casts that read these; nothing where something else does."""
-    found, casts = [source], list[ir.Node]()
-    for value in found:
-        if value.is_graph_output():
-            return [], []
-        for use in value.uses():
-            if use.node.op_type == "Cast":
-                casts.append(use.node)
-            elif use.node.op_type in SELECTING and not use.node.domain and use.idx == 0:
-                found += use.node.outputs
-            elif use.node.op_type not in ("Shape", "Size"):  # which a type doesn't change
-                return [], []
-    return found, casts
-
-
-def _spell_einsums(model: ir.Model) -> None:
-    """Einsum in small letters: TensorRT's parser takes no capitals. Without "->" the letters' order is the result's."""
-    for node in model.graph.all_nodes():
-        if node.op_type == "Einsum":
-            equation = attribute(node, "equation", "")
-            letters = sorted({letter for letter in equation if letter.isalpha()})
-            if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
-                small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
-                node.attributes["equation"] = ir.AttrString("equation", equation.translate(small))
+def _cast_beside(node: ir.Node) -> ir.Node | None:
+    """Let a Cast and a node that moves uint8 in front of it, or behind, change places; the first of the two, now."""
+    between = node.inputs[0] if node.inputs else None
+    before = None if between is None else between.producer()
+    if between is None or before is None or (before.domain, node.domain, between.dtype) != ("", "", ir.DataType.UINT8):
+        return None
+    source, (cast, mover) = before.inputs[0], (node, before) if node.op_type == "Cast" else (before, node)
+    kind = None if source is None else attribute(cast, "to") if cast is node else source.dtype
+    if cast.op_type != "Cast" or mover.op_type not in SELECTING or kind not in _PIXELS:
+        return None
+    if is_constant(source) or not read_once(between) or len(node.outputs) > 1:
+        return None
+    first = ir.Node("", node.op_type, [source, *node.inputs[1:]], node.attributes.values(), name=node.name)
+    last = ir.Node("", before.op_type, [None, *before.inputs[1:]], before.attributes.values(), name=before.name)
+    last.replace_input_with(0, value := first.outputs[0])
+    value.dtype, value.shape = ir.DataType(kind), (source if cast is node else node.outputs[0]).shape
+    ir.convenience.replace_nodes_and_values(node.graph, node, [before, node], [first, last], node.outputs, last.outputs)
+    return first
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
@@ -463,19 +422,3 @@ def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
         elif counted:
             node.name = ""
         node.name = unique(node.name or f"{node.op_type}_{output}", taken)
-
-
-@contextlib.contextmanager
-def _frozen() -> Iterator[None]:
-    ours = not gc.get_freeze_count()
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
-
-
-# The garbage collector passes over all that is there already: the library's own modules would cost it time at each look.
-_young_heap = Shared(_frozen)

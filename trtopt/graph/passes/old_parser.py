@@ -101,15 +101,6 @@ def with_float_weights(model: ir.Model) -> PassResult:
     return PassResult(model, changes)
 
 
-def _replace(node: ir.Node, line: Line) -> bool:
-    """Put a line in a node's place: its last node gives what the node gave, under the node's name."""
-    assert node.graph is not None
-    line.nodes[-1].name = node.name
-    results = line.nodes[-1].outputs
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, results)
-    return True
-
-
 def _set(node: ir.Node, slot: int, value: ir.Value) -> bool:
     """Give an input, those before it that are missing left out."""
     node.resize_inputs(max(slot + 1, len(node.inputs)))
@@ -131,8 +122,13 @@ def _shape(node: ir.Node, editor: Editor) -> bool:
         return False
     line = Line(editor, node)
     bounds = [attribute(node, "start", 0)], [attribute(node, "end", _INT32_MAX)], [0]
-    line("Slice", line("Shape", *node.inputs), *(line.number(bound, np.int64) for bound in bounds))
-    return _replace(node, line)
+    whole = line("Shape", *node.inputs)
+    node.op_type, whole.dtype = "Slice", ir.DataType.INT64
+    node.attributes.clear()
+    node.graph.insert_before(node, line.nodes)
+    return all(
+        _set(node, slot, value) for slot, value in enumerate([whole, *(line.number(it, np.int64) for it in bounds)])
+    )
 
 
 def _gather(node: ir.Node, editor: Editor) -> bool:
@@ -154,31 +150,13 @@ def _gather(node: ir.Node, editor: Editor) -> bool:
     return _set(node, 1, indices)
 
 
-def _constant(node: ir.Node, editor: Editor) -> bool:
-    """`value_int` and `value_ints` become zero, or nothing."""
-    content = attribute(node, "value_int", attribute(node, "value_ints"))
-    if content is None:
-        return False
-    node.attributes.clear()
-    node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(content, np.int64)))
-    return True
-
-
 def _trilu(node: ir.Node, editor: Editor) -> bool:
-    """Values that are cut away are multiplied by 0, which makes NaN of a mask's infinities; a missing `upper` means 0."""
-    x = node.inputs[0]
-    assert x is not None
-    if x.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL):
-        return _fill(node, upper=1)
-    line, boolean = Line(editor, node), ir.DataType.BOOL
-    ones = line("ConstantOfShape", line("Shape", x), value=ir.tensor(np.ones(1, np.float32)))
-    cut = line("Trilu", ones, *node.inputs[1:], upper=attribute(node, "upper", 1))
-    keep = line("Cast", cut, to=int(boolean))
-    if x.dtype is boolean:
-        line("And", keep, x)
-    else:
-        line("Where", keep, x, line.number(0, x.dtype.numpy()))
-    return _replace(node, line)
+    """A missing `upper` means 0."""
+    if node.inputs[0] is None or node.inputs[0].dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL):
+        raise Refused(
+            "it multiplies what it cuts away by 0, which makes NaN of infinities: use Where with compared positions"
+        )
+    return _fill(node, upper=1)
 
 
 def _suppress(node: ir.Node, editor: Editor) -> bool:
@@ -244,7 +222,10 @@ _reduces = _refused(_reduction, "its reduction {!r} isn't read: values would be 
 
 # Each says whether it changed the node.
 _RULES: Mapping[str, Callable[[ir.Node, Editor], bool]] = {
-    "Constant": _constant,
+    "Constant": _refused(
+        lambda node: [name for name in node.attributes if name.startswith("value_int")],
+        "its {} isn't read; give it `value`, or a graph that folds",
+    ),
     "ConvTranspose": _refused(
         lambda node: attribute(node, "output_shape"),
         "it gives its output's shape {}, padded there otherwise; give it pads instead",

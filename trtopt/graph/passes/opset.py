@@ -1,8 +1,8 @@
 """A graph at another opset: newer where a pass writes operators that need it, older where a parser reads no newer one.
 
-Up goes onnxscript's converter, from 18, and ONNX's own from older ones. Down neither goes from 18 for Pad, Split or the Reduce
-operators, which today's exporter writes and TensorRT 8.6, at 17, doesn't read. What changed since 17 in operators that
-exporters use can be said in 17 exactly, or is refused by name. Source: the operator changelog of ONNX.
+Up goes ONNX's own converter. Down it doesn't go from 18 for Pad, Split or the Reduce operators, which today's exporter writes
+and TensorRT 8.6, at 17, doesn't read. What changed since 17 in operators that exporters use can be said in 17 exactly, or is
+refused by name. Source: the operator changelog of ONNX.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
-from trtopt.core.library_output import quiet, rewriting
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
 from trtopt.graph.proto import (
@@ -44,7 +43,6 @@ from trtopt.graph.view import (
     to_proto,
 )
 
-_ONNXSCRIPT = 18  # the oldest that onnxscript's converter knows
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
 _INSTEAD = "use the model at opset {}, with a generation that reads it"
 _IR = {14: 7, 18: 8, 20: 9, 22: 10}  # the newest opset → the IR version that it came with
@@ -91,47 +89,26 @@ def to_ir_at(proto: ModelProto, minimum: int) -> ir.Model:
     """`to_ir` of a model, at opset `minimum` or newer, every node named where it was raised.
 
     Raises:
-        ModelError: a converter fails, or see `to_ir`.
+        ModelError: the converter fails, or see `to_ir`.
     """
     version = opset_version(proto)
     if not 0 < version < minimum:  # 0: nothing in it is of ONNX's own operators
         return to_ir(proto)
     try:
-        model = to_ir(_upgraded(proto, min(minimum, _ONNXSCRIPT)) if version < min(minimum, _ONNXSCRIPT) else proto)
-        if _raise(model, minimum):
-            model = to_ir(to_proto(model))  # of what the converter wrote nothing is known
-    except Exception as error:  # the converters' errors have no common base
+        return to_ir(_upgraded(proto, minimum))
+    except Exception as error:  # the converter's errors have no common base
         what = " ".join(str(error).split()).rpartition("failed: ")[2][:300]
         raise ModelError(f"the model of opset {version} can't be raised to {minimum}: {what}") from error
-    return model
-
-
-def _raise(model: ir.Model, minimum: int) -> bool:
-    """Write a graph of opset 18 or newer in `minimum`, unless it is that new already; whether nodes became others."""
-    from onnxscript.version_converter import convert_version
-
-    version, before = opset_of(model), list(model.graph)
-    if version >= minimum:
-        return False
-    with rewriting, quiet():
-        convert_version(model, minimum)
-    for node in before if version < _CHANNEL_SCALES <= minimum else ():
-        if node.graph is not None and node.op_type == "GroupNormalization" and node.domain in STANDARD:
-            data, scale = sizes(node.inputs[0]), sizes(node.inputs[1])
-            if not data or not scale or data[1] != scale[0]:  # it passes over those whose channels it doesn't know
-                raise ModelError(f"{node.name} scales groups, and the number of its channels isn't known")
-    return any(node.graph is None for node in before)
 
 
 def _upgraded(proto: ModelProto, target: int) -> ModelProto:
-    """A model of an opset below 18 as ONNX's own converter writes it.
-
-    Converted without its large weights, since ONNX's converter takes no more than one message holds.
-    """
+    """Write a model at a newer opset by ONNX's own converter, without large weights: it takes what one message holds."""
     import onnx.version_converter
 
     light = skeleton(proto, LARGE, external="weights")
     for node in all_nodes(light.graph):
+        if node.op_type == "GroupNormalization" and opset_version(proto) < _CHANNEL_SCALES <= target:
+            raise ModelError(f"{node.name} scales groups, not channels: export it at opset {_CHANNEL_SCALES} or newer")
         # The converter leaves the value of a Pad that doesn't use it, which later ones haven't.
         if node.op_type == "Pad" and message_attribute(node, "mode", b"constant") != b"constant":
             refill(node.attribute, [item for item in node.attribute if item.name != "value"])
@@ -226,21 +203,6 @@ def _split(node: ir.Node, editor: Editor) -> None:
     node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_split", lengths, np.int64))
 
 
-def _pad(node: ir.Node, editor: Editor) -> None:
-    """It has axes."""
-    if operand(node, 3) is None:
-        return
-    pads, axes, shape = _integers(node.inputs[1]), _integers(node.inputs[3]), sizes(node.inputs[0])
-    if pads is None or axes is None or shape is None:
-        raise Refused("its pads or axes aren't constant")
-    rank = len(shape)
-    full = [0] * (2 * rank)
-    for index, axis in enumerate(axes):
-        full[axis % rank], full[axis % rank + rank] = pads[index], pads[index + len(axes)]
-    node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_pads", full, np.int64))
-    node.resize_inputs(2 if node.inputs[2] is None else 3)
-
-
 def _grid_sample(node: ir.Node, editor: Editor) -> None:
     """Modes renamed, volumes."""
     if (shape := sizes(node.inputs[0])) is None or len(shape) != 4:
@@ -260,7 +222,6 @@ def _pool(node: ir.Node, editor: Editor) -> None:
 _RULES: dict[str, tuple[int, Callable[[ir.Node, Editor], None]]] = {
     "Reduce": (18, _reduce),
     "Split": (18, _split),
-    "Pad": (18, _pad),
     "GridSample": (20, _grid_sample),
     "AveragePool": (19, _pool),
     "MaxPool": (22, _pool),

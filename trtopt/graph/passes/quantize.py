@@ -20,9 +20,8 @@ from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, drop_unread
 
 # What ONNX Runtime's quantizers write beside them: standard integer operators, and its own.
-_QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered")
-_ORT_QUANTIZED = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QMoE",
-                  "QEmbedLayerNormalization", "GatherBlockQuantized")  # fmt: skip
+_QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered", "ConvInteger", "MatMulInteger", "MatMulNBits", "QAttention", "QGemm",
+               "QMoE", "QEmbedLayerNormalization", "GatherBlockQuantized")  # fmt: skip
 OPSET = {Precision.INT8: 13, Precision.FP8: 19}  # the first with per-axis, and with float8 Q/DQ
 LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
 _STORED: dict[Precision, Any] = {Precision.INT8: np.int8, Precision.FP8: ml_dtypes.float8_e4m3fn}
@@ -40,19 +39,12 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 
 def quantized_otherwise(proto: onnx.ModelProto) -> str:
     """Empty, or what to do about a model that ONNX Runtime's quantizers wrote in operators that TensorRT hasn't."""
-    operators = sorted(
-        {
-            node.op_type
-            for node in proto.graph.node
-            if node.op_type.startswith(_QUANTIZERS) or node.op_type in _ORT_QUANTIZED
-        }
-    )
-    if not operators:
+    found = {node.op_type for node in proto.graph.node if node.op_type.startswith(_QUANTIZERS)}
+    if not found:
         return ""
     return (
-        "it is quantized already, in operators that TensorRT hasn't "
-        f"({', '.join(operators[:3])}{', …' * (len(operators) > 3)}), as ONNX Runtime's quantizer writes them: give the float "
-        "model that it was made from, and let build quantize that (`int8=True`)"
+        f"it is quantized already, in operators that TensorRT hasn't ({first_of(sorted(found), 3)}), as ONNX Runtime's "
+        "quantizer writes them: give the float model that it was made from, and let build quantize that (`int8=True`)"
     )
 
 

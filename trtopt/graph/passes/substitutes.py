@@ -1,7 +1,5 @@
 """Operators that no TensorRT has, in standard ones that compute the same: before anything is folded or calibrated.
 
-**An Einsum** of activations and a constant is a product where only the activations' last axes are summed.
-
 **Integers compared by ≤ or ≥** are not greater, or not less: TensorRT-RTX 1.7.1's builder ends the process (a segmentation
 fault) at a decoder's step that puts keys and values where `places == position` and attends where `places <= position`.
 
@@ -13,34 +11,26 @@ room for all pairs of entries and places, so that it is written only where a Ten
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from trtopt.graph.passes.result import Line, PassResult
-from trtopt.graph.view import Editor, attribute, is_constant, opset_of, sizes
+from trtopt.graph.view import Editor, attribute, opset_of, sizes
 
-# Opset that a rule writes for, where not 13; from 7 on operands broadcast as NumPy's do.
-_OLDEST = {"Einsum": 12, "LessOrEqual": 12, "GreaterOrEqual": 12, "Loop": 7}
 _FLOAT = ir.DataType.FLOAT
 
 
 def substitute(model: ir.Model) -> None:
     """Write what can be written otherwise, in every graph whose shapes are inferred; what can't stays."""
-    if not any((node.domain, node.op_type) in _RULES for node in model.graph.all_nodes()):
+    nodes = [node for node in model.graph.all_nodes() if node.op_type in _RULES and not node.domain]
+    if not nodes:
         return
-    if not opset_of(model):
-        model.opset_imports[""] = 17
     editor = Editor(model)
-    for node in list(model.graph.all_nodes()):
-        rule = _RULES.get((node.domain, node.op_type))
-        if rule is None or opset_of(model) < _OLDEST.get(node.op_type, 13):
-            continue
+    for node in nodes:
         line = Line(editor, node)
-        result = rule(line, node)
-        if result is not None:
+        if (result := _RULES[node.op_type](line, node)) is not None:
             (old,) = node.outputs
             result.type, result.shape = old.type or result.type, old.shape or result.shape
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, [old], [result])
@@ -71,42 +61,6 @@ def _loop(line: Line, node: ir.Node) -> ir.Value | None:
     if len(node.inputs) > 1 and node.inputs[1] is None:
         node.replace_input_with(1, line.number(True, np.bool_))
     return None
-
-
-def _einsum(line: Line, node: ir.Node) -> ir.Value | None:
-    """A sum over the last axes of one operand and a constant: a product, which INT8 has."""
-    left, arrow, result = attribute(node, "equation", "").replace(" ", "").partition("->")
-    operands = list(zip(left.split(","), node.inputs))
-    if len(operands) != 2 or not arrow or any("." in term or len({*term}) < len(term) for term, _ in operands):
-        return None
-    if is_constant(operands[0][1]):
-        operands.reverse()
-    (own, value), (other, weight) = operands
-    shape = sizes(weight)
-    if is_constant(value) or not is_constant(weight) or shape is None or len(shape) != len(other):
-        return None
-    free = [letter for letter in own if letter not in other]
-    summed, added = own[len(free) :], [letter for letter in result if letter not in own]
-    if (
-        not free
-        or not summed
-        or {*other} != {*summed, *added}
-        or [*result] != [*free, *added]
-        or own != "".join(free) + summed
-    ):
-        return None
-    order = [other.index(letter) for letter in (*summed, *added)]
-    if order != sorted(order):
-        weight = line("Transpose", weight, perm=order)
-    rows, columns = ([int(shape[other.index(letter)] or 0) for letter in letters] for letters in (summed, added))
-    if len(rows) > 1 or len(columns) != 1:
-        weight = line("Reshape", weight, line.number([math.prod(rows), math.prod(columns)], np.int64))
-    if len(rows) > 1:
-        value = line("Reshape", value, line.number([*[0] * len(free), math.prod(rows)], np.int64))
-    product = line("MatMul", value, weight)
-    if len(columns) != 1:
-        product = line("Reshape", product, line.number([*[0] * len(free), *columns], np.int64))
-    return product
 
 
 def _scattered_rows(line: Line, node: ir.Node) -> ir.Value | None:
@@ -162,9 +116,8 @@ def _summed(line: Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir
     return line("Reshape", total, shape)
 
 
-_RULES: dict[tuple[str, str], Callable[[Line, ir.Node], ir.Value | None]] = {
-    ("", "Einsum"): _einsum,
-    ("", "LessOrEqual"): _or_equal,
-    ("", "GreaterOrEqual"): _or_equal,
-    ("", "Loop"): _loop,
+_RULES: dict[str, Callable[[Line, ir.Node], ir.Value | None]] = {
+    "LessOrEqual": _or_equal,
+    "GreaterOrEqual": _or_equal,
+    "Loop": _loop,
 }
