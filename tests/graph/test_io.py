@@ -113,12 +113,6 @@ def test_a_module_is_exported_first(tmp_path: Path) -> None:
     refused(path, "trtopt export net.py:CLASS")
 
 
-def lstm(projected: int) -> ModelProto:
-    weights = {"w": values(1, 64, 8), "r": values(1, 64, projected)}
-    inputs, outputs = {"x": ["t", "batch", 8]}, {"y": ["t", 1, "batch", projected]}
-    return model([node("LSTM", "x w r", "y", "l", hidden_size=16)], weights=weights, inputs=inputs, outputs=outputs)
-
-
 def changed(change: Callable[[ModelProto], Any]) -> ModelProto:
     proto = conv_relu()
     change(proto)
@@ -149,7 +143,6 @@ def changed(change: Callable[[ModelProto], Any]) -> ModelProto:
             changed(lambda proto: setattr(proto.graph.initializer[0], "raw_data", b"1234")),
             ("'w'", "432 bytes", "4 are"),
         ),
-        (lstm(4), ("LSTM l has 16 hidden values and recurrent weights for 4", "proj_size")),
         (
             ModelProto.FromString(conv_relu().SerializeToString().replace(b"test", b"t\xe9st")),
             ("isn't UTF-8", "xe9"),
@@ -158,7 +151,6 @@ def changed(change: Callable[[ModelProto], Any]) -> ModelProto:
 )
 def test_what_is_no_valid_model_is_named(proto: ModelProto, words: tuple[str, ...]) -> None:
     refused(proto, *words)
-    load_model(lstm(16))
 
 
 def test_a_cycle_names_its_nodes_in_order() -> None:

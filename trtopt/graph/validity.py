@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
@@ -24,7 +25,6 @@ from trtopt.graph.proto import (
     STANDARD,
     Links,
     all_graphs,
-    all_nodes,
     all_tensors,
     attribute,
     dtype_name,
@@ -44,11 +44,10 @@ from trtopt.graph.proto import (
 OLDEST_IR = 3
 OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
-FUNCTION_NODES = 50_000  # every call replaced by what it calls: 27 functions that call each other twice make 10⁸
-FUNCTION_DEPTH = 100
 _TEXTS = [
     TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
+_TEXTUAL = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE)
 _BY_PLACES = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 _INTEGERS = [getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
@@ -70,7 +69,6 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         InvalidModel: naming the node, tensor or value.
     """
     check_versions(proto, what)
-    _check_functions(proto, what)
     for body in (proto.graph, *proto.functions):
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
@@ -161,58 +159,19 @@ def check_versions(proto: ModelProto, what: str) -> None:
 
 
 def check_text(message: Message, what: str) -> None:
-    """Refuse text that isn't UTF-8, which protobuf looks at only where somebody reads it.
+    """Refuse text that isn't UTF-8, which protobuf gives as bytes where somebody reads it.
 
     Raises:
         InvalidModel: some isn't.
     """
-    try:
-        problem = _bad_text(message)
-    except UnicodeDecodeError as error:  # protobuf's other implementations
-        problem = f"text that isn't UTF-8 ({error.object[:40]!r})"
-    if problem:
-        raise InvalidModel(f"{what} has {problem}: export the model again")
-
-
-def _bad_text(message: Message) -> str:
     # Of tensors not all fields: weights aren't text, and reading them takes long.
     fields = [(field, getattr(message, field.name)) for field in _TEXTS] if isinstance(message, TensorProto) else None
     for field, value in message.ListFields() if fields is None else fields:
-        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
-            continue
-        for item in (value,) if isinstance(value, (str, bytes, Message)) else value:
+        for item in (value,) if isinstance(value, (str, bytes, Message)) else value if field.type in _TEXTUAL else ():
             if isinstance(item, Message):
-                if problem := _bad_text(item):
-                    return problem
-            elif isinstance(item, bytes):  # what protobuf gives where it can't be decoded
-                return f"text that isn't UTF-8 ({item[:40]!r})"
-    return ""
-
-
-def _check_functions(proto: ModelProto, what: str) -> None:
-    """Functions don't call themselves, and written out they don't make a model of millions of nodes."""
-    functions = {(item.domain, item.name, item.overload): item for item in proto.functions}
-    sizes: dict[tuple[str, str, str], int] = {}
-
-    def size(body: GraphProto | FunctionProto, depth: int) -> int:
-        if depth > FUNCTION_DEPTH:
-            raise InvalidModel(
-                f"{what}: its functions call each other in a circle, or more than {FUNCTION_DEPTH} deep: "
-                "export it without functions, or inlined (onnx.inliner.inline_local_functions)"
-            )
-        count = 0
-        for node in all_nodes(body):
-            key = node.domain, node.op_type, node.overload
-            if key in functions and key not in sizes:
-                sizes[key] = size(functions[key], depth + 1)
-            count += sizes.get(key, 1)
-        return count
-
-    if functions and (count := size(proto.graph, 0)) > FUNCTION_NODES:
-        raise InvalidModel(
-            f"{what}: its {len(functions)} functions make {count} nodes when every call is written out; allowed: "
-            f"{FUNCTION_NODES}: export it without functions"
-        )
+                check_text(item, what)
+            elif isinstance(item, bytes) and field.type == field.TYPE_STRING:
+                raise InvalidModel(f"{what} has text that isn't UTF-8 ({item[:40]!r}): export the model again")
 
 
 def _check_tensor(tensor: TensorProto, what: str) -> None:
@@ -271,23 +230,9 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
             cycle = [node_label(graph.node[index]) for index in error.args[1]]
             raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
         refill(graph.node, [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order])
-    _check_projections(graph, what)
     for node in graph.node:
         for body in subgraphs(node):
             _check_graph(body, frozenset(known), f"{what}: the body of {node_label(node)}")
-
-
-def _check_projections(graph: GraphProto, what: str) -> None:
-    """PyTorch's exporter writes an LSTM with `proj_size` as one without, whose weights then don't fit."""
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for node in graph.node:
-        weights = shapes.get(node.input[2], []) if node.op_type == "LSTM" and len(node.input) > 2 else []
-        hidden = next((item.i for item in node.attribute if item.name == "hidden_size"), 0)
-        if hidden and len(weights) == 3 and weights[1] == 4 * hidden and weights[2] < hidden:
-            raise InvalidModel(
-                f"{what}: {node_label(node)} has {hidden} hidden values and recurrent weights for {weights[2]}: a projection "
-                "(`proj_size` of PyTorch), which ONNX's LSTM hasn't: use an LSTM without one, or write its steps out"
-            )
 
 
 def _check_onnx(light: ModelProto, what: str) -> ModelProto:
