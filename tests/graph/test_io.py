@@ -122,8 +122,8 @@ def changed(change: Callable[[ModelProto], Any]) -> ModelProto:
 @pytest.mark.parametrize(
     ("proto", "words"),
     [
-        (conv_relu(opset=99), ("opset 99", f"1 to {onnx.defs.onnx_opset_version()}")),
-        (conv_relu(opset=6), ("is of opset 6; TensorRT reads 7 and newer", "at opset 13")),
+        (conv_relu(opset=99), ("opset 99", f"7 to {onnx.defs.onnx_opset_version()}")),
+        (conv_relu(opset=6), ("opset 6", "convert_version(model, 13)")),
         (changed(lambda proto: setattr(proto, "ir_version", 99)), ("IR version 99", str(onnx.IR_VERSION))),
         (changed(lambda proto: proto.ClearField("opset_import")), ("no operator set",)),
         (model([node("Add", "x ghost", "y", "adder")]), ("Add adder", "'ghost'")),
@@ -176,7 +176,7 @@ def test_duplicate_names() -> None:
     )
     proto = conv_relu()
     proto.graph.initializer.append(proto.graph.initializer[0])
-    refused(proto, "two initializers are named 'w'")
+    refused(proto, "w initializer name is not unique")
 
 
 def test_unsorted_nodes_are_sorted() -> None:

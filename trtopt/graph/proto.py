@@ -293,18 +293,12 @@ def tensor_chunks(tensor: TensorProto) -> Iterator[bytes | memoryview]:
 
 def to_array(tensor: TensorProto) -> NDArray[Any]:
     """A tensor's content, wherever it is held."""
-    if not is_lazy(tensor):
-        return numpy_helper.to_array(tensor)
-    content, end = np.empty(tensor_size(tensor), np.uint8), 0
-    for chunk in chunks(tensor):
-        content[end : end + len(chunk)] = chunk
-        end += len(chunk)
-    held = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    if math.prod(tensor.dims) * dtype.itemsize == end and sys.byteorder == "little":  # not two values a byte
-        return content.view(dtype).reshape(tuple(tensor.dims))
-    held.raw_data = content.tobytes()
-    return numpy_helper.to_array(held)
+    if is_lazy(tensor):
+        held = TensorProto()
+        held.CopyFrom(tensor)
+        read_in(held)
+        tensor = held
+    return numpy_helper.to_array(tensor)
 
 
 def refill(field: Any, items: Iterable[Any]) -> None:

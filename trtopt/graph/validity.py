@@ -9,7 +9,6 @@ from __future__ import annotations
 import graphlib
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -138,23 +137,13 @@ def check_versions(proto: ModelProto, what: str) -> None:
             f"{what} has IR version {proto.ir_version}; allowed: {OLDEST_IR} to {newest_ir} (onnx {onnx.__version__}): "
             "export it again, or pip install -U onnx if it is newer"
         )
-    versions: dict[str, int] = {}
-    for entry in proto.opset_import:
-        domain = "" if entry.domain == "ai.onnx" else entry.domain
-        if versions.setdefault(domain, entry.version) != entry.version:
-            both = f"{versions[domain]} and {entry.version}"
-            raise InvalidModel(f"{what} imports two opsets of {domain or 'ai.onnx'}: {both}; one is needed")
-    if not versions:
-        raise InvalidModel(f"{what} imports no operator set; one of 1 to {newest} is needed: export it again")
-    if "" in versions and not 1 <= versions[""] <= newest:
+    if not proto.opset_import:
+        raise InvalidModel(f"{what} imports no operator set; one of {OLDEST} to {newest} is needed: export it again")
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in STANDARD), OLDEST)
+    if not OLDEST <= opset <= newest:
         raise InvalidModel(
-            f"{what} has opset {versions['']}; allowed: 1 to {newest} (onnx {onnx.__version__}): "
-            "export it again with an older opset, or pip install -U onnx if it is newer"
-        )
-    if 0 < versions.get("", 0) < OLDEST:
-        raise InvalidModel(
-            f"{what} is of opset {versions['']}; TensorRT reads {OLDEST} and newer: export it again at opset 13 or newer, or "
-            "try onnx.version_converter.convert_version(model, 13)"
+            f"{what} has opset {opset}; allowed: {OLDEST} to {newest} (onnx {onnx.__version__}): export it again with another, "
+            "pip install -U onnx if it is newer, or try onnx.version_converter.convert_version(model, 13) if it is older"
         )
 
 
@@ -177,22 +166,24 @@ def check_text(message: Message, what: str) -> None:
 def _check_tensor(tensor: TensorProto, what: str) -> None:
     """A weight holds what its shape and type say; onnx's checker sees neither large ones nor how much is in them."""
     dims, kind, problem = list(tensor.dims), dtype_name(tensor.data_type), ""
+    needed = held = 0
     if len(dims) > RANK or any(size < 0 for size in dims):
         problem = f"has {len(dims)} dimensions ({str(dims[:8])[1:-1]}…); allowed: at most {RANK}, none negative"
     elif kind == "undefined":
         problem = f"is of type {tensor.data_type}, which ONNX hasn't"
     elif kind == "string":  # not as an array, in which all of them take as much as the longest
-        if len(tensor.string_data) != math.prod(dims):
-            problem = f"of shape {dims} holds {len(tensor.string_data)} strings"
+        needed, held = math.prod(dims), len(tensor.string_data)
     elif tensor.HasField("raw_data"):
         needed, held = tensor_size(tensor), len(tensor.raw_data)
-        if held != needed:
-            problem = f"of shape {dims}, {kind}, needs {needed} bytes, {held} are there"
     elif tensor.data_location != TensorProto.EXTERNAL:
         try:
             numpy_helper.to_array(tensor)
         except (ValueError, TypeError) as error:
             problem = f"of shape {dims}, {kind}, holds something else ({error})"
+    if needed != held:
+        problem = (
+            f"of shape {dims}, {kind}, needs {needed} {'strings' if kind == 'string' else 'bytes'}, {held} are there"
+        )
     if problem:
         raise InvalidModel(f"{what}: the weight {tensor.name!r} {problem}: export it again")
 
@@ -203,10 +194,6 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
         raise InvalidModel(f"{what} has no outputs, so there is nothing to compute: export it again with output names")
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {tensor.values.name for tensor in graph.sparse_initializer}
-    for kind, items in (("inputs", graph.input), ("outputs", graph.output), ("initializers", graph.initializer)):
-        for name, count in Counter(item.name for item in items).items():
-            if count > 1:
-                raise InvalidModel(f"{what}: two {kind} are named {name!r}; names must differ: export the model again")
     defined = {value.name for value in graph.input} | constants
     producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     known = outer | defined | producer.keys()
@@ -253,9 +240,6 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}: export it again") from error
     except MemoryError as error:
         raise InvalidModel(f"{what}: too little memory to infer its shapes: export a smaller one") from error
-    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
-        if (rank := len(value.type.tensor_type.shape.dim)) > RANK:
-            raise InvalidModel(f"{what}: the tensor {value.name!r} has {rank} dimensions; allowed: {RANK}")
     return inferred
 
 
