@@ -31,7 +31,6 @@ def read(nodes: str) -> ModelProto:
     ("nodes", "known"),
     [
         (f"{LENGTH} y = Slice(table, zero, size, zero)", True),
-        (f"{LENGTH} y = Slice(table, zero, size)", True),
         ("all = Shape(ids) size = Gather(all, one) y = Slice(table, zero, size, zero)", True),
         (
             f"{LENGTH} s = Squeeze(size) r = Range(none, s, step) u = Unsqueeze(r, zero) v = Squeeze(u) y = Gather(table, v)",
@@ -40,7 +39,6 @@ def read(nodes: str) -> ModelProto:
         (f"{LENGTH} y = Slice(table, one, size, zero)", False),  # not from the beginning on
         # Buckets.
         (f"{LENGTH} s = Squeeze(size) r = Range(none, s, step) t = Mod(r, step) y = Gather(table, t)", False),
-        ("size = Shape(table) s = Gather(size, one) y = Slice(table, zero, s, zero)", False),  # of no input
         ("f = Squeeze(ids) y = Gather(table, f)", False),  # tokens
     ],
 )
@@ -119,6 +117,3 @@ def test_the_lengths_of_transformers(family: str, size: int, tmp_path: Path) -> 
 def test_check_proposes_no_length_beyond_the_table() -> None:
     report = trtopt.check(read(f"{LENGTH} y = Slice(table, zero, size, zero)"))
     assert report.shapes.option == "`shapes='ids:1x3,1x3,8x3'`" and report.shapes.guesses[1] == "length 3,3,3"
-    wrong = trtopt.check(read(f"{LENGTH} y = Slice(table, zero, size, zero)"), shapes="ids:1x3x1")
-    (finding,) = [item for item in wrong.findings if item.code == "shapes"][:1]
-    assert "ids:1x3,1x3,8x3" in finding.hint
