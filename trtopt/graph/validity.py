@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
@@ -231,8 +231,13 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
                 "the model with one (sizes may be open)"
             )
     name_nodes(light)  # so that a message can say which
+    weights = {tensor.name: tensor.dims for tensor in light.graph.initializer}
     try:
-        _complete_outputs(light)
+        for value in light.graph.output:  # the checker wants a shape, any one: TensorRT and ONNX Runtime don't
+            if not value.type.tensor_type.HasField("shape") and value.type.WhichOneof("value") in (None, "tensor_type"):
+                value.type.tensor_type.shape.SetInParent()
+                for size in weights.get(value.name, ()):
+                    value.type.tensor_type.shape.dim.add(dim_value=size)
         onnx.checker.check_model(light)
         forget_output_shapes(light)
         inferred = infer_shapes(light, strict=all(node.op_type not in _INFERRED_WRONGLY for node in light.graph.node))
@@ -241,20 +246,6 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
     except MemoryError as error:
         raise InvalidModel(f"{what}: too little memory to infer its shapes: export a smaller one") from error
     return inferred
-
-
-def _complete_outputs(light: ModelProto) -> None:
-    """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't."""
-    if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
-        return
-    given = {value.name: value for value in light.graph.input}
-    given |= {it.name: helper.make_tensor_value_info(it.name, it.data_type, it.dims) for it in light.graph.initializer}
-    for value in light.graph.output:  # inference forgets what it knows of a weight that is an output, too
-        value.CopyFrom(given.get(value.name, value))
-    for value, typed in zip(light.graph.output, infer_shapes(light).graph.output):
-        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            value.CopyFrom(typed)
-            value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
 
 
 def _essence(message: str) -> str:
