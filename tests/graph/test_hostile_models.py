@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 from graphs import conv_relu
 from numpy.random import Generator
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 from onnx.parser import parse_model
-
-from trtopt.core.errors import InvalidModel
-from trtopt.graph.io import load_model
 
 MIB, SECONDS = 2048, 30  # of memory in all, of time for each
 CHILD = """
@@ -163,18 +158,3 @@ def test_no_hostile_model_stops_or_fills_the_process(tmp_path: Path) -> None:
     assert [item for item in answers.items() if item[1].startswith("internal")] == []
     assert int(told[-1][1].rpartition(" ")[2]) <= MIB
     assert 100 < sum(answer != "done" for answer in answers.values()) < len(files) - 50, "some of them are still models"
-
-
-@pytest.mark.parametrize("place", ["model", "weights"])
-def test_a_pipe_is_no_file(place: str, tmp_path: Path) -> None:
-    proto = conv_relu()
-    weight = proto.graph.initializer[0]
-    weight.ClearField("raw_data")
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value="w.bin")
-    if place == "weights":
-        (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    os.mkfifo(tmp_path / ("w.bin" if place == "weights" else "m.onnx"))
-    with pytest.raises(Exception, match="file") as caught:
-        load_model(tmp_path / "m.onnx")
-    assert isinstance(caught.value, InvalidModel) or place == "model"
