@@ -36,7 +36,7 @@ from trtopt.graph.proto import (
     tensor_size,
     to_array,
 )
-from trtopt.graph.validity import check_text, check_versions, validate
+from trtopt.graph.validity import check_text, validate
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
@@ -99,7 +99,6 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         path = existing_file(source, "the model", _instead(os.fspath(source)))
         what, proto = str(path), _parse(path)
     check_text(proto, what)
-    check_versions(proto, what)
     _load_external_data(proto, path, what, lazy)
     if proto.ir_version == 3 and {item.name for item in proto.graph.initializer} - {
         item.name for item in proto.graph.input
