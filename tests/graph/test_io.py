@@ -225,7 +225,7 @@ def test_saving_leaves_nothing_behind_on_failure(tmp_path: Path, monkeypatch: py
     real = Path.replace
 
     def full(self: Path, target: str | os.PathLike[str]) -> Path:
-        if str(target).endswith("m.onnx"):
+        if str(target).endswith("m.onnx.data"):  # the first of the two
             raise OSError(28, "No space left on device")
         return real(self, target)
 
