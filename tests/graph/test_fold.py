@@ -318,14 +318,6 @@ def test_bodies_that_do_not_see_the_graph_around_them_are_left_alone() -> None:
     assert "FlexAttention's bodies" in report.problem and operators(made) == {"FlexAttention"}
 
 
-def test_results_joined_over_and_over_are_named_instead_of_folded() -> None:
-    nodes = [node("Concat", f"t{i} t{i}", f"t{i + 1}", axis=0) for i in range(15)]
-    proto = model([node("Relu", "x", "t0"), *nodes, node("ReduceMax", "t15", "y", keepdims=0)], outputs={"y": []})
-    made, report = fold(proto)
-    assert "Concats join each other's results, to more than 16384 parts" in report.problem
-    assert len(made.graph.node) == len(proto.graph.node)
-
-
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     fold(load_model(rapidocr("rec")).proto)
     assert capfd.readouterr() == ("", "")

@@ -82,21 +82,15 @@ def test_what_costs_much_or_is_not_known_is_not_run() -> None:
 
     def chain(count: int) -> ModelProto:
         names = ["x", *(f"t{index}" for index in range(count - 1)), "y"]
-        nodes = [node("Relu", before, after) for before, after in pairwise(names)]
-        return model(nodes, inputs={"x": [2]})
+        return model([node("Relu", *names) for names in pairwise(names)], inputs={"x": [2]})
 
     assert seen(chain(256)) and not seen(chain(257))
     within, beyond = (model([node("Relu", "x", "y")], inputs={"x": ["n", size]}) for size in (4096, 4097))
     assert seen(within) and not seen(beyond)  # two of them, read and given
-
-    def convolution(kernel: int) -> ModelProto:
-        nodes = [node("Conv", "x w", "h", pads=[kernel // 2] * 4), node("Relu", "h", "y")]
-        return model(nodes, inputs={"x": [1, 8, 22, 22]}, weights={"w": values(8, 8, kernel, kernel)})
-
-    assert seen(convolution(5)) and not seen(convolution(7))
-    assert not seen(
-        model([node("NonZero", "x", "n"), node("Cast", "n", "f", to=1), node("Relu", "f", "y")], inputs={"x": [2, 2]})
-    )
+    text = f"(float[1,8,22,22] x) => (float[] y) {{ h = Conv <pads = [{'%d, ' * 3}%d]> (x, w) y = Relu (h) }}"
+    within, beyond = (written(text % ((size // 2,) * 4), w=values(8, 8, size, size)) for size in (5, 7))
+    assert seen(within) and not seen(beyond)
+    assert not seen(written("(float[2,2] x) => (float[] y) { n = NonZero (x) f = Cast <to = 1> (n) y = Relu (f) }"))
 
 
 def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:
@@ -146,34 +140,22 @@ def test_declared_outputs_stay_as_they_are() -> None:
     ("old", "new", "same"),
     [
         (np.ones((2, 3)), np.ones((2, 3)), True),
-        (np.ones((2, 3)), np.ones((3, 2)), False),
         (np.ones(3), np.ones((1, 3)), False),
         (np.ones(3, np.float32), np.ones(3, np.float64), False),
         (np.array([1, 2]), np.array([1, 3]), False),
         (np.array([1 + 1j]), np.array([1 + 5j]), False),
-        (np.array([1 + 1j]), np.array([1 + 1j]), True),
-        (np.array([]), np.array([]), True),
         (np.array([np.nan, 1]), np.array([np.nan, 1]), True),
-        (np.array([np.nan, np.nan]), np.array([np.nan, np.nan]), True),
         (np.array([np.nan, 1]), np.array([0, 1]), False),
-        (np.array([np.inf, 1]), np.array([np.inf, 1]), True),
         (np.array([np.inf, 1]), np.array([-np.inf, 1]), False),
         (np.array([1000.0, 0.0]), np.array([1000.0, 0.5]), True),  # of the largest value
         (np.array([1000.0, 0.0]), np.array([1000.0, 1.5]), False),
         (np.array([1e6, 1.0, np.inf]), np.array([1e6, 1.5, np.inf]), True),
-        (np.array(["a", "b"]), np.array(["a", "b"]), True),
         (np.array(["a", "b"]), np.array(["a", "c"]), False),
-        (np.array(["a", "b"], object), np.array(["a", "c"], object), False),
-        ([np.ones(2), np.ones(3)], [np.ones(2), np.ones(3)], True),
         ([np.ones(2), np.ones(3)], [np.ones(2), np.zeros(3)], False),
         ([np.ones(2)], [np.ones(2), np.ones(2)], False),
-        ([np.ones(2)], np.ones((1, 2)), False),
-        ((np.ones(2),), [np.ones(2)], True),
-        (None, None, True),
         (None, np.ones(1), False),
         ({1: 2.0}, {1: 2.0}, True),
         ({1: 2.0}, None, False),
-        ({1: 2.0}, np.ones(1), False),
     ],
 )
 def test_values_are_the_same_in_type_shape_and_content(old: Any, new: Any, same: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import model, node, values, written as with_weights
-from onnx import ModelProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto
 
 from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.io import load_model
@@ -36,41 +36,30 @@ def axes(proto: ModelProto) -> dict[str, int | None]:
     return {name: info.batch_axis for name, info in network_inputs(proto).items()}
 
 
-@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
-def test_a_recurrent_layer_keeps_samples_on_its_second_axis(op: str) -> None:
-    assert axes(recurrent(op)) == {"x": 1}
+TURNED = [node("Transpose", "x", "t", perm=[1, 0, 2])]
+RAISED = [node("Constant", "", "one", value_ints=[1]), node("Unsqueeze", "x one", "t")]
+LAYERS = [node("Softmax", "x", "a"), node("Relu", "a", "t")]
 
 
-def test_samples_first_stay_first_where_the_graph_transposes_them() -> None:
-    before = [node("Transpose", "x", "t", perm=[1, 0, 2])]
-    assert axes(recurrent(x=("N", "T", N), before=before, read="t")) == {"x": 0}
-    assert axes(recurrent(x=(4, 7, N), before=before, read="t")) == {"x": 0}
-
-
-def test_a_state_has_them_behind_its_layers() -> None:
-    assert axes(recurrent(x=("T", "N", N), state=(1, "N", H))) == {"x": 1, "h0": 1}
-    before = [node("Transpose", "x", "t", perm=[1, 0, 2])]
-    assert axes(recurrent(x=("N", "T", N), state=(1, "N", H), before=before, read="t")) == {"x": 0, "h0": 1}
-
-
-def test_the_layer_is_reached_through_other_layers() -> None:
-    before = [node("MatMul", "x m", "a"), node("Relu", "a", "b")]
-    proto = recurrent(before=before, read="b")
-    proto.graph.initializer.extend(model([], weights={"m": values(N, N)}).graph.initializer)
-    assert axes(proto) == {"x": 1}
-
-
-@pytest.mark.parametrize("x", [(7, 4, N), ("T", 1, N), ("T", 4, N)])
-def test_a_batch_that_is_fixed_behind_the_first_axis_makes_an_array_one_sample(x: Any) -> None:
-    assert axes(recurrent(x=x)) == {"x": None}
-    assert axes(recurrent(x=x, state=(1, x[1], H))) == {"x": None, "h0": None}
-
-
-def test_steps_of_one_sample_alone_are_one_sample() -> None:
-    before = [node("Unsqueeze", "x one", "u")]
-    proto = recurrent(x=("T", N), before=before, read="u")
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
-    assert axes(proto) == {"x": None}
+@pytest.mark.parametrize(
+    ("proto", "expected"),
+    [
+        *((recurrent(op), {"x": 1}) for op in ("LSTM", "GRU", "RNN")),
+        # Samples first, where the graph transposes them.
+        (recurrent(x=("N", "T", N), before=TURNED, read="t"), {"x": 0}),
+        (recurrent(x=(4, 7, N), before=TURNED, read="t"), {"x": 0}),
+        # States have them behind their layers.
+        (recurrent(x=("T", "N", N), state=(1, "N", H)), {"x": 1, "h0": 1}),
+        (recurrent(x=("N", "T", N), state=(1, "N", H), before=TURNED, read="t"), {"x": 0, "h0": 1}),
+        (recurrent(before=LAYERS, read="t"), {"x": 1}),
+        # A batch that is fixed behind the first axis, or steps of one sample alone: an array is one sample.
+        *((recurrent(x=x), {"x": None}) for x in ((7, 4, N), ("T", 1, N), ("T", 4, N))),
+        (recurrent(x=("T", 4, N), state=(1, 4, H)), {"x": None, "h0": None}),
+        (recurrent(x=("T", N), before=RAISED, read="t"), {"x": None}),
+    ],
+)
+def test_a_recurrent_layer_keeps_samples_on_its_second_axis(proto: ModelProto, expected: dict[str, int | None]) -> None:
+    assert axes(proto) == expected
 
 
 def test_layers_that_go_along_both_axes_say_nothing() -> None:
@@ -90,22 +79,25 @@ def two(x: Any, y: Any, *, z: Any = None) -> ModelProto:
     return model(nodes, inputs=inputs, outputs={f"{name}_out": None for name in inputs})
 
 
-def test_a_dimension_called_batch_says_it() -> None:
-    assert axes(two(("T", "batch", N), ("T", "batch"))) == {"x": 1, "y": 1}
-    assert axes(two(("batch_size", 3), (2, "batch_size", H))) == {"x": 0, "y": 1}
-    assert axes(two(("batch", 3), (5, H))) == {"x": 0, "y": 0}
-    assert axes(two(("T", "batch"), (5, H))) == {"x": None, "y": None}
-
-
-def test_a_size_that_all_inputs_share_says_it_where_one_begins_with_it() -> None:
-    assert axes(two(("n", "t"), (2, "n", H))) == {"x": 0, "y": 1}
-    assert axes(two((1, "t"), (1, "t", H))) == {"x": 0, "y": 0}
-    assert axes(two(("n", "t"), ("n", "t"))) == {"x": 0, "y": 0}
-    assert axes(two(("n", "t"), (2, "m", H))) == {"x": 0, "y": 0}
-
-
-def test_a_single_number_is_one_for_each_sample() -> None:
-    assert axes(two(("batch", "t"), (2, "batch", H), z=())) == {"x": 0, "y": 1, "z": None}
+@pytest.mark.parametrize(
+    ("x", "y", "z", "expected"),
+    [
+        # A dimension that is called batch.
+        (("T", "batch", N), ("T", "batch"), None, [1, 1]),
+        (("batch_size", 3), (2, "batch_size", H), None, [0, 1]),
+        (("batch", 3), (5, H), None, [0, 0]),
+        (("T", "batch"), (5, H), None, [None, None]),
+        # A size that all inputs share, where one begins with it.
+        (("n", "t"), (2, "n", H), None, [0, 1]),
+        ((1, "t"), (1, "t", H), None, [0, 0]),
+        (("n", "t"), ("n", "t"), None, [0, 0]),
+        (("n", "t"), (2, "m", H), None, [0, 0]),
+        # A single number is one for each sample.
+        (("batch", "t"), (2, "batch", H), (), [0, 1, None]),
+    ],
+)
+def test_names_of_sizes_say_where_samples_lie(x: Any, y: Any, z: Any, expected: list[int | None]) -> None:
+    assert [*axes(two(x, y, z=z)).values()] == expected
 
 
 def test_outputs_have_them_where_the_name_of_the_size_is() -> None:
@@ -153,7 +145,6 @@ def written(text: str) -> ModelProto:
     ("text", "shape", "axis"),
     [
         ("(float[n,3,5] x) => (float[n,3,5] y) { y = Neg(x) }", ("n", 3, 5), 0),
-        ("(float[n,3,5] x) => (float[5,m,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", (5, "n", 3), 1),
         ("(float[?,3,5] x) => (float[5,?,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", (5, -1, 3), 1),
         ("(float[n,3,w] x) => (float[a,b,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", ("a", "n", 3), 1),
         ("(float[1,3,5] x) => (float[5,1,3] y) { y = Transpose<perm = [2, 0, 1]>(x) }", (5, 1, 3), 1),
@@ -161,7 +152,6 @@ def written(text: str) -> ModelProto:
         ("(float[n,3] x) => (float y) { y = ReduceMean<keepdims = 0>(x) }", (), None),
         ("(float[n,3] x) => (float[1,3] y) <int64[1] a = {0}> { y = ReduceMean(x, a) }", (1, 3), None),
         ("(float[n,3] x) => (float[m,n] y) { t = Transpose<perm = [1, 0]>(x) y = MatMul(x, t) }", ("n", "n"), None),
-        ("(float[n,3] x) => (float[r,3] y) { z = Neg(x) y = Concat<axis = 0>(x, z) }", ("r", 3), None),
         ("(float[n,3] x) => (float[r,3] y) <float[1,3] k = {1, 1, 1}> { y = Concat<axis = 0>(x, k) }", ("r", 3), None),
         ("(float[n,3] x) => (int64[2,r] y) { y = NonZero(x) }", (2, "r"), None),
         ("(float[n,3,5] x, float[4] k) => (float[4] y) { y = Identity(k) }", (4,), None),
@@ -196,20 +186,12 @@ def written(text: str) -> ModelProto:
         ),
         # Declared sizes that aren't true any more.
         ("(float[n,3] x) => (float[1,3] y) { y = Neg(x) }", ("n", 3), 0),
-        ("(float[n,3] x) => (float[4,3] y) { y = Neg(x) }", ("n", 3), 0),
         ("(float[?,3] x) => (float[1,3] y) { y = Neg(x) }", (-1, 3), 0),
-        ("(float[1,4] x) => (float[1,3] y) { y = Neg(x) }", (1, 4), 0),
         ("(float[1,4] x) => (float[4] y) { y = Neg(x) }", (1, 4), 0),
         ("(float[n,3,5] x) => (float[3,5] y) <int64[2] s = {-1, 5}> { y = Reshape(x, s) }", (-1, 5), 0),
-        (
-            "(float[n,4] x) => (float[1,2,2] y) <int64[3] s = {-1, 2, 2}> { y = Reshape(x, s) }",
-            ("n", 2, 2),
-            0,
-        ),
         # What inference doesn't know stays as it is declared.
         ("(float[n,3] x) => (float[n,7] y) { y = com.acme.Own(x) }", ("n", 7), 0),
         ("(float[n,3] x) => (float[7,q] y) { y = com.acme.Own(x) }", (7, "q"), None),
-        ("(float[2,3] x) => (float[7,2] y) { y = com.acme.Own(x) }", (7, 2), 1),
         ("(float[2,3] x) => (float[2,2] y) { y = com.acme.Own(x) }", (2, 2), None),
         ("(float[1,3] x) => (float[7,1,1] y) { y = com.acme.Own(x) }", (7, 1, 1), 1),
     ],
@@ -238,12 +220,6 @@ def test_what_is_opened_for_any_batch_declares_any_batch() -> None:
     assert tensor_info(opened.graph.output[0]).shape == ("n", 2, 2)
     folded, _ = fold(load_model(written("(float[n,3] x) => (float[1,3] y) { y = Neg(x) }")).proto)
     assert tensor_info(folded.graph.output[0]).shape == ("n", 3)
-
-
-def test_outputs_that_are_no_tensors_stay_as_they_are() -> None:
-    proto = written("(float[n,3] x) => (seq(float[n,3]) y) { y = SequenceConstruct(x) }")
-    assert load_model(proto).outputs[0].dtype == "sequence"
-    assert isinstance(proto.graph.output[0], ValueInfoProto)
 
 
 @pytest.mark.parametrize("first", ["n", "batch"])

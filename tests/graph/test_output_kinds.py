@@ -31,7 +31,6 @@ WEIGHTS = {
     "c21": values(21, 16, 1, 1, seed=8),
     "c8": values(8, 16, 1, 1, seed=9),
     "up": values(16, 21, 2, 2, seed=10),
-    "up1": values(16, 1, 2, 2, seed=11),
     "up3": values(16, 3, 2, 2, seed=13),
     "vocabulary": values(32, 100, seed=12),
     "var": np.ones(10, np.float32),
@@ -41,7 +40,6 @@ WEIGHTS = {
     "eps": np.float32(1e-5),
     "two": np.float32(2),
     "half": np.float32(0.5),
-    "flat": np.array([0, -1]),
     "as8": np.array([0, 8, -1]),
     "as21": np.array([0, 21, -1]),
     "four4": np.array([4, 4]),
@@ -84,8 +82,6 @@ Case = tuple[str, dict[str, Sequence[int | str]], dict[str, Sequence[int | str]]
 CASES: dict[str, Case] = {
     # samples × N
     "product": ("y = Gemm (x, w, b)", VECTORS, _in(10), "classes"),
-    "product and bias": ("h = MatMul (x, w) y = Add (b, h)", VECTORS, _in(10), "classes"),
-    "product and temperature": ("h = MatMul (x, w) y = Div (h, two)", VECTORS, _in(10), "classes"),
     "product, as large again as the input": (
         "h = Gemm (x, w, b) mean = ReduceMean <axes = [-1]> (x) y = Mul (h, mean)",
         VECTORS, _in(10), "other",
@@ -94,7 +90,6 @@ CASES: dict[str, Case] = {
         "h = Gemm (x, w, b) y = BatchNormalization (h, b, b, b, var)",
         VECTORS, _in(10), "classes",
     ),
-    "product, reshaped": ("h = MatMul (x, w) y = Reshape (h, flat)", VECTORS, _in(10), "classes"),
     "softmax": ("h = Gemm (x, wide) y = Softmax (h)", VECTORS, _in(128), "classes"),
     "softmax written out": (
         "h = Gemm (x, w, b) e = Exp (h) s = ReduceSum (e, last) y = Div (e, s)",
@@ -103,7 +98,6 @@ CASES: dict[str, Case] = {
     "sigmoid": ("h = Gemm (x, w, b) y = Sigmoid (h)", VECTORS, _in(10), "other"),
     "one value": ("y = Gemm (x, one)", VECTORS, _in(1), "other"),
     "product of an embedding's width": ("y = Gemm (x, wide)", VECTORS, _in(128), "embedding"),
-    "rectified product": ("h = Gemm (x, w, b) y = Relu (h)", VECTORS, _in(10), "other"),
     "product of two inputs": ("t = Transpose <perm = [1, 0]> (x) y = MatMul (x, t)", {"x": [4, 32]}, {"y": [4, 4]}, "other"),
     "unit length": ("h = Gemm (x, w, b) y = LpNormalization <axis = 1, p = 2> (h)", VECTORS, _in(10), "embedding"),
     "unit length written out": (
@@ -113,7 +107,6 @@ CASES: dict[str, Case] = {
     ),
     "Tanh": ("h = Gemm (x, w, b) y = Tanh (h)", VECTORS, _in(10), "embedding"),
     "pooled image": (f"{_CONV} r = Relu (h) p = GlobalAveragePool (r) y = Flatten (p)", IMAGES, _in(16), "embedding"),
-    "pooled image, not flattened": (f"{_CONV} y = GlobalAveragePool (h)", IMAGES, _in(16, 1, 1), "embedding"),
     "convolution of a pooled image": (
         f"{_CONV} p = GlobalAveragePool (h) q = Conv (p, c21) y = Flatten (q)",
         IMAGES, _in(21), "classes",
@@ -129,23 +122,13 @@ CASES: dict[str, Case] = {
     ),
     "layer": (f"h = Identity (x) {_NORM} y = Mul (d, gamma)", VECTORS, _in(32), "embedding"),
     # samples × positions × N
-    "softmax of positions": (
-        "h = MatMul (x, vocabulary) y = Softmax <axis = 2> (h)",
-        {"x": WORDS["x"]}, _in("l", 100), "tokens",
-    ),
     "product of positions": ("y = MatMul (x, vocabulary)", {"x": WORDS["x"]}, _in("l", 100), "tokens"),
-    "attention": (
-        "t = Transpose <perm = [0, 2, 1]> (x) h = MatMul (x, t) y = Softmax <axis = 1> (h)",
-        {"x": WORDS["x"]}, _in("l", "l"), "other",
-    ),
     "projected positions": ("y = MatMul (x, wide)", {"x": WORDS["x"]}, _in("l", 128), "embedding"),
-    "normalized positions": ("y = LayerNormalization (x, gamma, beta)", {"x": WORDS["x"]}, _in("l", 32), "embedding"),
     "positions by their root mean square": (f"h = Identity (x) {_RMS}", {"x": WORDS["x"]}, _in("l", 32), "embedding"),
     "turned positions": (
         "h = MatMul (x, vocabulary) y = Transpose <perm = [0, 2, 1]> (h)",
         {"x": WORDS["x"]}, _in(100, "l"), "other",
     ),
-    "a value for each position": ("y = MatMul (x, one)", {"x": WORDS["x"]}, _in("l", 1), "other"),
     # Boxes
     "coordinates and scores": (
         f"{_HEAD} xywh, rest = Split <axis = 1> (n8, four4) y = Concat <axis = 1> (xywh, scores)",
@@ -156,11 +139,6 @@ CASES: dict[str, Case] = {
         "small = Concat <axis = 1> (pixels, wh, scores) large = Mul (small, half) all = Concat <axis = 2> (small, large) "
         "y = Transpose <perm = [0, 2, 1]> (all)"),
         FIXED, _in(512, 25), "boxes",
-    ),
-    "coordinates of anchors of two sizes": (
-        (f"{_HEAD} small, large = Split <axis = 1> (n8, four4) all = Concat <axis = 2> (small, large) "
-        "y = Transpose <perm = [0, 2, 1]> (all)"),
-        FIXED, _in(512, 4), "boxes",
     ),
     "joined features": (f"{_HEAD} y = Concat <axis = 1> (n8, scores)", FIXED, _in(29, 256), "other"),
     # samples × channels × height × width
@@ -178,10 +156,8 @@ CASES: dict[str, Case] = {
         f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up3) y = Softmax <axis = 1> (k)",
         IMAGES, _in(3, "a", "b"), "mask",
     ),
-    "objects": (f"{_CONV} k = ConvTranspose <strides = [2, 2]> (h, up1) y = Sigmoid (k)", IMAGES, _in(1, "a", "b"), "mask"),
     "depths": (f"{_CONV} k = Conv (h, c1) y = Resize (k, nothing, twice)", IMAGES, _in(1, "a", "b"), "other"),
     "softmax of channels": (f"{_CONV} k = Conv (h, c21) y = Softmax <axis = 1> (k)", IMAGES, _in(21, "h", "w"), "mask"),
-    "classes of the image's size": (f"{_CONV} y = Conv (h, c21)", IMAGES, _in(21, "h", "w"), "mask"),
     "classes of a fixed image's size": (f"{_CONV} y = Conv (h, c21)", FIXED, _in(21, 16, 16), "mask"),
     "features of another size": ("y = Conv <strides = [2, 2]> (x, c)", IMAGES, _in(16, "a", "b"), "other"),
     "channels last": (
@@ -206,31 +182,25 @@ def _kind(proto: ModelProto) -> str:
     return str(guess(loaded.proto, loaded.outputs)["y"])
 
 
-def _forms(proto: ModelProto) -> dict[str, ModelProto]:
-    """What is made of a model: folded, typed, and quantized."""
+def _forms(proto: ModelProto) -> tuple[ModelProto, ...]:
+    """What is made of a model: folded, FP16, BF16 with its outputs, and INT8."""
     folded, _ = fold(proto)
     points = points_of(folded)
     rounded = quantized(folded, points, dict.fromkeys(points.activations, 1.0), base=Precision.FP16)
-    return {
-        "folded": folded,
-        "FP16": typed(folded, Precision.FP16),
-        "BF16, also its outputs": typed(folded, Precision.BF16, io_fp32=False),
-        "INT8": typed(rounded, Precision.FP16),
-    }
+    narrow = typed(folded, Precision.FP16), typed(folded, Precision.BF16, io_fp32=False)
+    return folded, *narrow, typed(rounded, Precision.FP16)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_end_of_the_graph_says_what_an_output_holds_in_every_form(name: str) -> None:
     proto, expected = _model(CASES[name]), CASES[name][3]
-    assert _kind(proto) == expected
-    assert {form: _kind(other) for form, other in _forms(proto).items()} == dict.fromkeys(_forms(proto), expected)
+    assert {_kind(form) for form in (proto, *_forms(proto))} == {expected}
 
 
 @pytest.mark.parametrize(
     ("output", "end", "shape", "expected"),
     [
         ("sentence_embedding", "Gemm (x, w, b)", "n,10", "embedding"),
-        ("textEmbeds", "Gemm (x, w, b)", "n,10", "embedding"),
         ("pooler_output", "Relu (x)", "n,32", "embedding"),
         ("remembered", "Gemm (x, w, b)", "n,10", "classes"),
         ("logits", "Gemm (x, wide)", "n,128", "classes"),
@@ -240,9 +210,7 @@ def test_the_end_of_the_graph_says_what_an_output_holds_in_every_form(name: str)
         ("logits", "MatMul (x3, wide)", "n,l,128", "tokens"),
         ("pred_boxes", "Sigmoid (boxes4)", "n,100,4", "boxes"),
         ("inbox", "Sigmoid (boxes4)", "n,100,4", "other"),
-        ("bbox", "Relu (x)", "n,32", "other"),  # no axis of 4
         ("pred_masks", "Relu (x4)", "n,1,h,w", "mask"),
-        ("depth", "Relu (x4)", "n,1,h,w", "other"),
     ],
 )
 def test_a_name_decides_what_the_graph_leaves_open(output: str, end: str, shape: str, expected: str) -> None:
@@ -261,15 +229,13 @@ _SEGMENTATION = """(float[n,1,%s] x) => (float[n,%d,%s] %s) {
 }"""
 
 
-@pytest.mark.parametrize("size", ["height,width", "64,64", "64,width"])
+@pytest.mark.parametrize("size", ["height,width", "64,64"])
 @pytest.mark.parametrize(
     ("channels", "name", "expected"),
     [
         (5, "y", "mask"),
         (3, "y", "other"),  # colours
-        (1, "y", "other"),  # a depth
         (3, "logits", "mask"),
-        (3, "seg_out", "mask"),
         (1, "logits", "mask"),
     ],
 )
@@ -320,18 +286,16 @@ def test_the_best_of_more_are_a_ranking(ends: str, expected: str) -> None:
         assert _kind(form) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "expected"),
-    [
-        ("top_neighbors", ("n", 10), "ranking"),
-        ("retrieved", ("n", 4, 10), "ranking"),
-        ("rank", ("n", 1), "tokens"),
-        ("neighbors", ("n",), "tokens"),
-        ("token_ids", ("n", 10), "tokens"),
-    ],
-)
-def test_integers_may_be_called_a_ranking(name: str, shape: tuple[int | str, ...], expected: str) -> None:
-    assert by_shape([TensorInfo(name, "int32", shape)]) == {name: Kind(expected)}
+def test_integers_may_be_called_a_ranking() -> None:
+    shapes = {
+        "top_neighbors": ("n", 10),
+        "retrieved": ("n", 4, 10),
+        "rank": ("n", 1),
+        "neighbors": ("n",),
+        "ids": ("n", 10),
+    }
+    kinds = by_shape([TensorInfo(name, "int32", shape) for name, shape in shapes.items()])
+    assert [*kinds.values()] == ["ranking", "ranking", "tokens", "tokens", "tokens"]
 
 
 @pytest.mark.parametrize(("shape", "expected"), [(["n", 32], "other"), (["n", 24, 32], "other")])
@@ -364,7 +328,7 @@ def test_a_shape_that_the_model_does_not_give_is_inferred() -> None:
 def test_of_text_recognition(part: str, expected: str) -> None:
     original = load_model(rapidocr(part))
     (output,) = original.outputs
-    for proto in (original.proto, *_forms(original.proto).values()):
+    for proto in (original.proto, *_forms(original.proto)):
         assert guess(proto, load_model(proto).outputs) == {output.name: Kind(expected)}
     lazy = load_model(rapidocr(part), lazy=True)
     assert guess(lazy.proto, lazy.outputs) == {output.name: Kind(expected)}

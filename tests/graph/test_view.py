@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from graphs import conv_relu, model, node, nodes as graph_nodes, values, written
+from graphs import conv_relu, model, node, values, written
 from onnx import TensorProto
 
 from trtopt.core.errors import ModelError
@@ -37,12 +37,6 @@ def test_operators_that_onnx_infers_nothing_of_and_bodies_have_shapes_too() -> N
     )  # fmt: skip
     shapes = {value.name: sizes(value) for item in to_ir(proto).graph.all_nodes() for value in item.outputs}
     assert shapes["inner"] == shapes["z"] == shapes["w"] == (None, 3, 8, 8)
-
-
-def test_a_sequence_is_no_tensor() -> None:
-    nodes = graph_nodes("parts = SplitToSequence <axis = 1> (x) y = ConcatFromSequence <axis = 1> (parts)")
-    (split, _) = to_ir(model(nodes)).graph
-    assert isinstance(split.outputs[0].type, ir.SequenceType)
 
 
 def test_values_without_a_form_are_named() -> None:

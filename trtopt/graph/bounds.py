@@ -7,7 +7,7 @@ tensors are still shown to stay far from FP16's end that way, and needn't be mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
@@ -37,10 +37,9 @@ def bounds(proto: ModelProto, measured: Mapping[str, Interval]) -> dict[str, Int
         return intervals
     constants = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     for node in proto.graph.node:
-        rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
-        if rule is None or all(name in intervals for name in node.output):
+        if node.domain not in STANDARD or all(name in intervals for name in node.output):
             continue
-        interval = rule(node, intervals, constants)
+        interval = _result(node, intervals, constants)
         if interval is not None and all(map(math.isfinite, interval)):
             for name in node.output:
                 intervals.setdefault(name, _with_zero(*interval))
@@ -52,30 +51,33 @@ def _with_zero(low: float, high: float) -> Interval:
     return min(low, 0.0), max(high, 0.0)
 
 
-def _within(node: NodeProto, intervals: Mapping[str, Interval], _: _Constants) -> Interval | None:
-    return intervals.get(node.input[0])
-
-
-def _share(node: NodeProto, intervals: Mapping[str, Interval], _: _Constants) -> Interval | None:
-    return 0.0, 1.0
-
-
-def _clipped(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
-    ends = [_ends(name, intervals, constants) for name in node.input[1:]]
-    return (ends[0][0], ends[1][1]) if len(ends) == 2 and ends[0] and ends[1] else None
-
-
-def _joined(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
-    """Bound elements of two tensors or more, added, multiplied or put side by side."""
-    ends = [_ends(name, intervals, constants) for name in node.input]
-    held = [item for item in ends if item is not None]
-    if len(held) < len(ends):
+def _result(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
+    """Bound what a node gives; None: nothing is known of it."""
+    op = node.op_type
+    if op in _WITHIN:
+        return intervals.get(node.input[0])
+    if op in ("HardSigmoid", "Sigmoid", "Softmax"):
+        return 0.0, 1.0
+    if op in ("Conv", "Gemm", "MatMul"):
+        return _weighted(node, intervals, constants)
+    if op not in ("Add", "Clip", "Concat", "Mul"):
         return None
-    if node.op_type == "Mul":
-        products = [one * other for one in held[0] for other in held[1]]
+    ends = []
+    for name in node.input[op == "Clip" :]:
+        array = to_array(constants[name]) if name in constants else None
+        found = (
+            intervals.get(name) if array is None else (float(array.min()), float(array.max())) if array.size else None
+        )
+        if found is None:
+            return None
+        ends.append(found)
+    if op == "Clip":
+        return (ends[0][0], ends[1][1]) if len(ends) == 2 else None
+    if op == "Mul":
+        products = [one * other for one in ends[0] for other in ends[1]]
         return min(products), max(products)
-    lows, highs = zip(*held)
-    return (sum(lows), sum(highs)) if node.op_type == "Add" else (min(lows), max(highs))
+    lows, highs = zip(*ends)
+    return (sum(lows), sum(highs)) if op == "Add" else (min(lows), max(highs))
 
 
 def _weighted(node: NodeProto, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
@@ -98,19 +100,3 @@ def _weighted(node: NodeProto, intervals: Mapping[str, Interval], constants: _Co
     high = float((positive * data[1] + negative * data[0] + sum(bias)).max())
     rounding = _ROUNDING * max(high, -low)
     return low - rounding, high + rounding
-
-
-def _ends(name: str, intervals: Mapping[str, Interval], constants: _Constants) -> Interval | None:
-    if name not in constants:
-        return intervals.get(name)
-    array = to_array(constants[name])
-    return (float(array.min()), float(array.max())) if array.size else None
-
-
-_RULES: dict[str, Callable[[NodeProto, Mapping[str, Interval], _Constants], Interval | None]] = {
-    **dict.fromkeys(_WITHIN, _within),
-    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), _share),
-    "Clip": _clipped,
-    **dict.fromkeys(("Add", "Concat", "Mul"), _joined),
-    **dict.fromkeys(("Conv", "Gemm", "MatMul"), _weighted),
-}

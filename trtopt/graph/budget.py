@@ -20,10 +20,6 @@ RESULT = 64 << 20  # bytes of one result, where its operands aren't larger
 TOTAL = 128 << 20  # bytes of all constants together, in a model whose own take less than half of that
 MACS = 1 << 31  # multiply-accumulates: a second or two
 SLOWLY = 1 << 18  # elements that are computed one by one in Python
-LONGEST = 1 << 14  # of the numbers in attributes of small tensors; but for Slice, where more means "to the end"
-WINDOW = 64  # numbers of a pooling window
-# By values: an index of 2⁶² is wrapped step by step.
-_LOOPING = ("GatherElements", "RoiAlign", "ImageDecoder", "TfIdfVectorizer")
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
 _SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
 
@@ -80,7 +76,7 @@ def _quick(node: ir.Node, constants: dict[str, Any], elements: int) -> bool:
         work = node_macs(ir.serde.serialize_node(node), shapes)
         return (work or math.prod(constant.size for constant in constants.values())) <= MACS
     most = max([elements, *(constant.size for constant in constants.values())])
-    return node.op_type in EVALUATED_BY_NUMPY or (most <= SLOWLY and not is_odd(ir.serde.serialize_node(node)))
+    return node.op_type in EVALUATED_BY_NUMPY or most <= SLOWLY
 
 
 def misjudged(node: NodeProto, opset: int) -> bool:
@@ -93,16 +89,3 @@ def misjudged(node: NodeProto, opset: int) -> bool:
     old = opset < 14 and node.op_type in ("BatchNormalization", "Softmax", "LogSoftmax", "Hardmax")
     below = node.op_type == "Unsqueeze" and any(axis < 0 for item in node.attribute for axis in item.ints)
     return old or below or node.op_type in ("ConvTranspose", "MaxPool", "GridSample")
-
-
-def is_odd(node: NodeProto) -> bool:
-    """Return whether the reference evaluator may loop long by its attributes, however small its tensors are."""
-    if node.op_type in _LOOPING:
-        return True
-    for attribute in node.attribute:
-        numbers = [attribute.i, *attribute.ints]
-        if node.op_type != "Slice" and any(abs(number) > LONGEST for number in numbers):
-            return True
-        if attribute.name == "kernel_shape" and "Pool" in node.op_type and math.prod(numbers[1:]) > WINDOW:
-            return True
-    return False

@@ -117,21 +117,14 @@ def _size(proto: ModelProto, value: ValueInfoProto, text: str) -> None:
                     "decided: export the model with the other size, or with this one open"
                 )
         elif size != _OPEN:
-            if dim.dim_param:
-                renamed[dim.dim_param] = size
-            _put(dim, size)
+            dim.dim_param = name = dim.dim_param or f"{info.name}.{axis}"
+            renamed[name] = size
     for graph in all_graphs(proto.graph):  # equal names are equal sizes
         for other in (*graph.input, *graph.output, *graph.value_info):
             for dim in other.type.tensor_type.shape.dim:
-                if dim.dim_param in renamed:
-                    _put(dim, renamed[dim.dim_param])
-
-
-def _put(dim: object, size: str) -> None:
-    if size.isdecimal():
-        dim.dim_value = int(size)  # type: ignore[attr-defined]
-    else:
-        dim.dim_param = size  # type: ignore[attr-defined]
+                if size := renamed.get(dim.dim_param, ""):
+                    field, decided = ("dim_value", int(size)) if size.isdecimal() else ("dim_param", size)
+                    setattr(dim, field, decided)
 
 
 def _value(info: TensorInfo, text: str) -> NDArray[np.generic]:

@@ -17,7 +17,7 @@ from onnx import ModelProto
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.data.difference import difference
-from trtopt.graph.budget import is_odd, misjudged
+from trtopt.graph.budget import misjudged
 from trtopt.graph.op_types import RANDOM
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import Links, all_nodes, opset_version, refill, tensor_info, to_array, whole_copy
@@ -90,8 +90,8 @@ def cheap(proto: ModelProto) -> bool:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     nodes, opset = list(all_nodes(proto.graph)), opset_version(proto)
-    odd = (node.op_type in _UNCOMPARED or misjudged(node, opset) or is_odd(node) for node in nodes)
-    if len(nodes) > NODES or any(odd):
+    barred = (node.op_type in _UNCOMPARED or misjudged(node, opset) for node in nodes)
+    if len(nodes) > NODES or any(barred):
         return False
     shapes = shapes_at(proto, {}, 2)  # 2: as `synthetic_inputs` makes it
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}

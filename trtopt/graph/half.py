@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -33,45 +31,27 @@ def widen(proto: ModelProto) -> ModelProto:
     """The same arithmetic in FP32: every FP16 or BF16 tensor is held in FP32, rounded to its type where it is made.
 
     As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32, and what is read
-    of an input rounded to its type; the model itself where it has no FP16 and BF16.
+    of an input rounded to its type; the model itself where it has no FP16 and BF16, or control flow.
     """
-    if not has_half(proto):
+    if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
         return proto
     widened = ModelProto()
     widened.CopyFrom(proto)
-    graph, weights = widened.graph, {tensor.name for tensor in proto.graph.initializer}
-    inputs = {value.name: value.type.tensor_type.elem_type for value in graph.input if value.name not in weights}
-    held = {name: f"{name}/held" for name, target in inputs.items() if target in _HALVES}
-    _widen_graph(graph, infer_shapes(proto).graph, {}, held)
-    rounded = [node for name, short in held.items() for node in _rounding(name, short, inputs[name])]
-    refill(graph.node, [*rounded, *graph.node])
-    return widened
-
-
-def _widen_graph(
-    graph: onnx.GraphProto, inferred: onnx.GraphProto, outside: Mapping[str, int], held: Mapping[str, str]
-) -> None:
-    """Widen a graph in place, bodies of control flow, too.
-
-    Args:
-        inferred: the same graph with inferred types.
-        outside: types of the values that a body takes from outside.
-        held: the graph's input → what its type holds of it, which is read in its place.
-    """
-    types = {**outside, **_types(graph, inferred)}
+    graph, types = widened.graph, _types(proto.graph, infer_shapes(proto).graph)
     _widen_constants(graph)
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value.name for value in graph.input if types[value.name] in _HALVES and value.name not in weights]
+    held, nodes = {name: f"{name}/held" for name in inputs}, list[onnx.NodeProto]()
+    for name, short in held.items():
+        nodes += _rounding(name, short, types[name])
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    nodes: list[onnx.NodeProto] = []
-    for node, twin in zip(graph.node, inferred.node, strict=True):
+    for node in graph.node:
         source = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
         cast = _cast_to(node)
         _widen_attributes(node)
-        for body, its_twin in zip(subgraphs(node), subgraphs(twin), strict=True):
-            _widen_graph(body, its_twin, types, held)
-        for index, name in enumerate(node.input):
-            node.input[index] = held.get(name, name)
+        node.input[:] = [held.get(name, name) for name in node.input]
         nodes.append(node)
         for index, name in enumerate(node.output):
             target = cast or types.get(name, source)  # without an inferred type: what goes in comes out
@@ -81,6 +61,7 @@ def _widen_graph(
                 nodes += _rounding(node.output[index], name, target)
     refill(graph.node, nodes)
     del graph.value_info[:]
+    return widened
 
 
 def _rounding(name: str, rounded: str, target: int) -> list[onnx.NodeProto]:

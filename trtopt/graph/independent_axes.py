@@ -154,8 +154,7 @@ class _Sizes:
         elif op in ("Slice", "Pad"):
             yield from (size for size, other in zip(first, self._shape(node.output[0])) if size != other)
         elif op == "GatherND":
-            start = attribute(node, "batch_dims", 0)
-            yield from first[start : start + shapes[1][-1]]
+            yield from first[: attribute(node, "batch_dims", 0) + shapes[1][-1]]
         elif op == "ScatterND":
             yield from (*first[: shapes[1][-1]], *shapes[1][:-1])
         elif op == "ScatterElements":

@@ -36,7 +36,7 @@ from trtopt.graph.proto import (
     tensor_size,
     to_array,
 )
-from trtopt.graph.validity import check_text, check_versions, validate
+from trtopt.graph.validity import check_text, validate
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
@@ -99,7 +99,6 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         path = existing_file(source, "the model", _instead(os.fspath(source)))
         what, proto = str(path), _parse(path)
     check_text(proto, what)
-    check_versions(proto, what)
     _load_external_data(proto, path, what, lazy)
     if proto.ir_version == 3 and {item.name for item in proto.graph.initializer} - {
         item.name for item in proto.graph.input
@@ -168,39 +167,43 @@ def _parse(path: Path) -> ModelProto:
     return proto
 
 
+_EXPORT = "trtopt export makes ONNX from a PyTorch model"
+_ENGINE = "a TensorRT engine: give the ONNX model that it was built from"
+_STARTS = (  # what begins so, at that place
+    (0, b"PK\x03\x04", f"a PyTorch checkpoint or another zip archive: {_EXPORT}"),
+    (0, b"\x80", f"a pickle, perhaps an old PyTorch checkpoint: {_EXPORT}"),
+    (0, b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
+    (0, b"ftrt", _ENGINE),
+    (0, b"vtrt", _ENGINE),
+    (0, b"\x1f\x8b", "a gzip archive: gunzip it"),
+    (
+        0,
+        b"\x89HDF",
+        "HDF5, as Keras writes it: Keras' model.export('model.onnx', format='onnx') makes ONNX from the model",
+    ),
+    (4, b"TFL3", "a TensorFlow Lite model: tf2onnx makes ONNX from it"),
+    (4, b"ORTM", "ONNX Runtime's own format: give the ONNX file that it was made from"),
+    (0, b"<", "a web page: the download went wrong"),
+)
+
+
 def _looks_like(content: bytes, path: Path) -> str:
-    if path.suffix == ".py":
-        return f" (it looks like Python: trtopt export {path.name}:CLASS makes ONNX from a PyTorch module)"
+    told = next((what for place, start, what in _STARTS if content.startswith(start, place)), "")
+    if told == _ENGINE and (manifest := Path(f"{path}.json")).is_file():
+        told += f", which {manifest} names under source"
     form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
-    if form not in (None, "protobuf") and any(word in content[:4096] for word in (b"ir_version", b"irVersion")):
+    if path.suffix == ".py":
+        told = f"Python: trtopt export {path.name}:CLASS makes ONNX from a PyTorch module"
+    elif form not in (None, "protobuf") and any(word in content[:4096] for word in (b"ir_version", b"irVersion")):
         binary = f"onnx.save(onnx.load({path.name!r}), {path.with_suffix('.onnx').name!r})"
-        return f" (it looks like a text form of ONNX: {binary} writes the binary one)"
-    if path.suffix == ".npz":
-        return f" (it looks like NumPy's arrays: they are given as `data={str(path)!r}`)"
-    if content.startswith(b"{") and b'"trtopt.calib/' in content:
-        given = f"the table as `calib={str(path)!r}`"
-        return f" (it is a calibration table: give the model that it was made for, and {given})"
-    if content.startswith(b"{") and b'"trtopt.engine/' in content:
-        return " (it is an engine's manifest: give the ONNX model that it names under source)"
-    manifest = Path(f"{path}.json")
-    named = f", which {manifest} names under source" if manifest.is_file() else ""
-    torch, keras = "trtopt export makes ONNX from a PyTorch model", "model.export('model.onnx', format='onnx')"
-    engine = f"a TensorRT engine: give the ONNX model that it was built from{named}"
-    for place, start, what in (
-        (0, b"PK\x03\x04", f"a PyTorch checkpoint or another zip archive: {torch}"),
-        (0, b"\x80", f"a pickle, perhaps an old PyTorch checkpoint: {torch}"),
-        (0, b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
-        (0, b"ftrt", engine),
-        (0, b"vtrt", engine),
-        (0, b"\x1f\x8b", "a gzip archive: gunzip it"),
-        (0, b"\x89HDF", f"HDF5, as Keras writes it: Keras' {keras} makes ONNX from the model"),
-        (4, b"TFL3", "a TensorFlow Lite model: tf2onnx makes ONNX from it"),
-        (4, b"ORTM", "ONNX Runtime's own format: give the ONNX file that it was made from"),
-        (0, b"<", "a web page: the download went wrong"),
-    ):
-        if content.startswith(start, place):
-            return f" (it looks like {what})"
-    return ""
+        told = f"a text form of ONNX: {binary} writes the binary one"
+    elif path.suffix == ".npz":
+        told = f"NumPy's arrays: they are given as `data={str(path)!r}`"
+    elif content.startswith(b"{") and b'"trtopt.calib/' in content:
+        told = f"a calibration table: give the model that it was made for, and the table as `calib={str(path)!r}`"
+    elif content.startswith(b"{") and b'"trtopt.engine/' in content:
+        told = "an engine's manifest: give the ONNX model that it names under source"
+    return told and f" (it looks like {told})"
 
 
 def _name_plugins(proto: ModelProto) -> bool:
@@ -276,33 +279,26 @@ def external_files(path: Path) -> dict[str, Path]:
 
 
 def _external_place(tensor: TensorProto, model: Path, what: str) -> tuple[Path, int, int]:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
+    entries, needed = {entry.key: entry.value for entry in tensor.external_data}, tensor_size(tensor)
+    named, location = f"{what}: the weight {tensor.name!r}", entries.get("location", "")
     try:
-        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or tensor_size(tensor))
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or needed)
+        file = external_file(model, location)
+        size = file.stat().st_size
     except ValueError:
         offset = length = -1
+    except InvalidModel as error:
+        raise InvalidModel(f"{named}: {error}") from error
     if offset < 0 or length < 0:
         reference = {key: value[:80] for key, value in entries.items()}
-        raise InvalidModel(
-            f"{what}: the weight {tensor.name!r} has a bad external data reference {reference}; a file name "
-            "beside the model, an offset and a length are needed: export it again"
-        )
-    try:
-        file = external_file(model, location)
-    except InvalidModel as error:
-        raise InvalidModel(f"{what}: the weight {tensor.name!r}: {error}") from error
-    if length != tensor_size(tensor):
-        raise InvalidModel(
-            f"{what}: the weight {tensor.name!r} of shape {list(tensor.dims)} needs {tensor_size(tensor)} bytes, its "
-            f"external data in {location} is {length}: export it again"
-        )
-    size = file.stat().st_size
+        text = f"{named} has a bad external data reference {reference}; a file name beside the model, an offset and a length"
+        raise InvalidModel(f"{text} are needed: export it again")
+    if length != needed:
+        text = f"of shape {list(tensor.dims)} needs {needed} bytes, its external data in {location} is {length}"
+        raise InvalidModel(f"{named} {text}: export it again")
     if size < offset + length:
-        raise InvalidModel(
-            f"{what}: its external data file {location} has {size} bytes; the weight {tensor.name!r} needs bytes "
-            f"{offset} to {offset + length}: the file is truncated, copy it again"
-        )
+        text = f"its external data file {location} has {size} bytes; the weight {tensor.name!r} needs bytes {offset} to"
+        raise InvalidModel(f"{what}: {text} {offset + length}: the file is truncated, copy it again")
     return file, offset, length
 
 
@@ -320,19 +316,16 @@ def external_file(model: Path, location: str) -> Path:
     """
     reference = location if len(location) <= 200 else f"{location[:200]}…"
     if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-        raise InvalidModel(
-            f"bad external data reference {reference!r}; a file name beside the model is needed: export it again"
-        )
+        text = f"bad external data reference {reference!r}; a file name beside the model is needed"
+        raise InvalidModel(f"{text}: export it again")
     try:
         file = (model.parent / location).resolve()
-        folders = [model.parent.resolve(), model.resolve().parent]
         there = file.is_file()
     except (OSError, RuntimeError) as error:  # a name too long, links in a circle
-        reason = error.strerror if isinstance(error, OSError) else "its links go in a circle"
-        raise InvalidModel(f"its external data {reference} can't be read: {reason}") from error
-    extra = os.environ.get(ALLOW_EXTERNAL, "")
-    folders += [Path(folder).resolve() for folder in extra.split(os.pathsep) if folder]
-    if not any(file.is_relative_to(folder) for folder in folders):
+        raise InvalidModel(f"its external data {reference} can't be read: {error}") from error
+    allowed = filter(None, os.environ.get(ALLOW_EXTERNAL, "").split(os.pathsep))
+    folders = (model.parent, model.resolve().parent, *map(Path, allowed))
+    if not any(file.is_relative_to(folder.resolve()) for folder in folders):
         raise InvalidModel(
             f"its external data {reference} is a link to {file}, outside the model's folder: copy it there, or, if you trust "
             f"the model, allow that folder: {ALLOW_EXTERNAL}={file.parent}"

@@ -7,9 +7,8 @@ counted by a Range, or, as RoBERTa's, by adding up what isn't padding, with an o
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 
 from trtopt.graph.op_types import COMPARING, RESHAPING
 from trtopt.graph.proto import Links, attribute, to_array
@@ -25,22 +24,19 @@ def max_input_lengths(proto: ModelProto) -> dict[Place, int]:
     """
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
-    masks = {
-        value.name
-        for value in proto.graph.input
-        if value.type.tensor_type.elem_type == TensorProto.BOOL or "mask" in value.name.lower()
-    }
     found: dict[Place, int] = {}
     for node in links.nodes:
         table = links.constants.get(node.input[0]) if node.op_type in ("Slice", "Gather") else None
         if table is None:
             continue
-        if node.op_type == "Slice":
-            axis, size = _cut(links, node)
-            place, offset = _place(links, size) if size else None, -1
+        axis: int | None = 0
+        if node.op_type == "Slice":  # along one axis from its beginning on; attributes say it before opset 10
+            start, end, *axes = node.input[1:4] if len(node.input) > 2 else ("", "")
+            axis = _number(links, axes[0]) if axes else 0
+            place, offset = _place(links, end) if _number(links, start) == 0 else None, -1
         else:
             axis = attribute(node, "axis", 0)
-            place, offset = _reached(links, node.input[1], masks) or (None, 0)
+            place, offset = _reached(links, node.input[1]) or (None, 0)
         if place is None or place[0] not in inputs or axis is None or not -len(table.dims) <= axis < len(table.dims):
             continue
         most = table.dims[axis] - 1 - offset
@@ -49,44 +45,37 @@ def max_input_lengths(proto: ModelProto) -> dict[Place, int]:
     return found
 
 
-def _cut(links: Links, node: NodeProto) -> tuple[int | None, str]:
-    """The one axis that a Slice cuts from its beginning on, and the number that it is cut to."""
-    start, end, *axes = node.input[1:4] if len(node.input) > 2 else ("", "")  # attributes say it before opset 10
-    return _number(links, axes[0]) if axes else 0, end if _number(links, start) == 0 else ""
-
-
-def _reached(links: Links, name: str, masks: set[str]) -> tuple[Place, int] | None:
+def _reached(links: Links, name: str) -> tuple[Place, int] | None:
     """The largest of these whole numbers where the input is filled: the size of its axis, and what is added to that."""
     maker = _maker(links, name)
     if maker is None or maker.op_type not in ("Range", "CumSum", "Mul", "Add", "Sub"):
         return None
-    if maker.op_type == "Range":
-        place = _place(links, maker.input[1]) if _number(links, maker.input[0]) == 0 else None
-        return (place, -1) if place is not None else None
     one, other = maker.input[:2]
+    if maker.op_type == "Range":
+        place = _place(links, other) if _number(links, one) == 0 else None
+        return (place, -1) if place is not None else None
     if maker.op_type == "CumSum":
-        mask, axis = _mask(links, one, masks, ("Cast", "Identity")), _number(links, other)
-        return None if mask is None or axis is None or axis < 0 else ((mask, axis), -attribute(maker, "exclusive", 0))
-    if maker.op_type == "Mul":
-        ways = ((one, other), (other, one))
-        return next((_reached(links, a, masks) for a, b in ways if _mask(links, b, masks, _CARRIED)), None)
-    for varying, fixed in ((one, other), (other, one)) if maker.op_type == "Add" else ((one, other),):
-        added, reached = _number(links, fixed), _reached(links, varying, masks)
-        if added is not None and reached is not None:
+        mask, axis = _mask(links, one), _number(links, other)
+        return None if not mask or axis is None or axis < 0 else ((mask, axis), -attribute(maker, "exclusive", 0))
+    for varying, fixed in ((one, other), (other, one)) if maker.op_type != "Sub" else ((one, other),):
+        added, reached = _number(links, fixed), _reached(links, varying)
+        if reached is not None and maker.op_type == "Mul":
+            return reached if _mask(links, fixed) else None
+        if reached is not None and added is not None:
             return reached[0], reached[1] + (added if maker.op_type == "Add" else -added)
     return None
 
 
-def _mask(links: Links, name: str, masks: set[str], through: Collection[str]) -> str | None:
-    """The tensor whose elements these zeros and ones are made of, one of each; None: they aren't known to be such."""
+def _mask(links: Links, name: str) -> str:
+    """The tensor that these zeros and ones are made of by a comparison, or an input that is called a mask; empty: neither."""
     certain = False
-    while (maker := links.makers.get(name)) is not None and maker.op_type in (*COMPARING, *through):
+    while (maker := links.makers.get(name)) is not None and maker.op_type in (*COMPARING, *_CARRIED):
         certain |= maker.op_type in COMPARING
         varying = [item for item in maker.input if _number(links, item) is None]
         if maker.op_type in COMPARING and len(varying) != 1:
             break
         name = varying[0]
-    return name if certain or name in masks else None
+    return name if certain or "mask" in name.lower() else ""
 
 
 def _place(links: Links, name: str) -> Place | None:

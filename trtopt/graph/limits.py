@@ -6,14 +6,13 @@ fail after minutes in the builder. The rules are those of TensorRT-RTX 1.7, each
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from trtopt.core.options import named
 from trtopt.core.values import Issue
@@ -41,7 +40,6 @@ _MOVING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", 
 _OWN_REFUSALS = {
     "Constant", "Clip", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
 }  # fmt: skip
-MOST_NUMBERS = 1 << 32  # of a tensor of fixed sizes; the builder would fill the machine's memory before it gives up
 MOST_OF_TOPK = 3840  # in every TensorRT; its builder says so, after minutes
 _OWNERS = {  # domain → what to do about its operators
     "ai.onnx.ml": "no TensorRT has operators of ai.onnx.ml (scalers, linear models, trees, texts): run that part outside the "
@@ -66,12 +64,9 @@ _DO_OTHERWISE = {  # operators by what models compute the same by
     ),
 }
 _SIZED = {"ConstantOfShape", "Expand", "Pad", "Range", "Reshape", "Resize", "Slice", "Tile", "Upsample"}  # by values
-_PLUGINS = {  # plugins of TensorRT's own → the first release without; RTX has none
-    **dict.fromkeys(("BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "EfficientNMS_ONNX_TRT"), "11"),
-    **dict.fromkeys(
-        ("EfficientNMS_TRT", "ROIAlign_TRT", "PyramidROIAlign_TRT", "MultiscaleDeformableAttnPlugin_TRT"), ""
-    ),
-}
+# TensorRT's own plugins, which RTX hasn't.
+_PLUGINS = ("EfficientNMS_TRT", "ROIAlign_TRT", "PyramidROIAlign_TRT", "MultiscaleDeformableAttnPlugin_TRT")
+_PLUGINS_BEFORE_11 = ("BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "EfficientNMS_ONNX_TRT")
 _LIST = (
     "a list whose length or places aren't known before: export the model with one tensor there (torch.stack, torch.cat)"
 )
@@ -85,15 +80,72 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
         types: tensor types that this TensorRT has, as NumPy and ml_dtypes name them.
         absent: operator → why it has no implementation, though the parser takes it.
     """
-    rules = _Limits(proto, {*types, UNKNOWN})
-    problems = [*rules.ends()]
+    graphs = [*all_graphs(infer_shapes(proto).graph)]
+    weights = {tensor.name for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    ends = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
+    kinds = {
+        value.name: tensor_info(value).dtype
+        for graph in graphs
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+    kinds |= {tensor.name: dtype_name(tensor.data_type) for graph in graphs for tensor in graph.initializer}
+    problems, constants = [*_ends(graphs[0], weights, kinds, {*types, UNKNOWN})], Links(proto.graph).constants
     for node in all_nodes(proto.graph):
-        problems += rules.types_of(node)
+        read = [(f"reads the constant {name!r} of", name) for name in node.input if name in weights]
+        given = [(f"gives {name!r} in", name) for name in node.output if name not in ends]
+        for text, name in (*read, *given):
+            if (kind := kinds.get(name, UNKNOWN)) not in {*types, UNKNOWN}:
+                way_out = _LIST if kind == "sequence" else OUTSIDE
+                text = f"{text} type {kind}, which TensorRT hasn't; {way_out}"
+                problems.append(Issue(node.name, node.op_type, text))
         if node.domain in STANDARD:
             if node.op_type in absent:
                 problems.append(Issue(node.name, node.op_type, absent[node.op_type]))
-            problems += rules.quantized(node)
+            if text := _misuse(node, constants, kinds):
+                problems.append(Issue(node.name, node.op_type, text))
     return tuple(dict.fromkeys(problems))
+
+
+def _ends(graph: GraphProto, weights: Set[str], kinds: Mapping[str, str], types: Set[str]) -> Iterator[Issue]:
+    """Inputs and outputs that TensorRT hasn't."""
+    inputs = [value.name for value in graph.input if value.name not in weights]
+    outputs = [value.name for value in graph.output]
+    for name in (name for name in outputs if name in inputs):
+        text = "the output is an input, too, and TensorRT's have different names"
+        yield Issue(name, "", f"{text}: leave it out, or give it a name of its own by an Identity")
+    for side, names in (("input", inputs), ("output", outputs)):
+        for name in names:
+            if kinds[name] not in types and name not in weights:
+                yield Issue(name, "", f"the {side} is of type {kinds[name]}, which TensorRT hasn't; {OUTSIDE}")
+
+
+def _misuse(node: NodeProto, constants: Mapping[str, TensorProto], kinds: Mapping[str, str]) -> str:
+    """Say which use of quantized types, zero points, scales or TopK TensorRT doesn't take; empty: none."""
+    if node.op_type in QDQ:
+        zero = node.input[2] if len(node.input) > 2 else ""
+        if zero and zero not in constants and not kinds.get(zero, "").startswith("float"):
+            return f"its zero point {zero!r} isn't constant, which TensorRT needs; quantize with constant parameters"
+        held = constants.get(node.input[1])
+        floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+        scale = to_array(held).astype(np.float32) if held is not None and held.data_type in floats else np.ones(1)
+        if len(bad := np.flatnonzero(~((scale > 0) & np.isfinite(scale)))):
+            where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
+            text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
+            return f"{text}; TensorRT takes positive, finite ones only"
+    elif node.op_type == "TopK":
+        k = constants.get(node.input[1]) if len(node.input) > 1 else None
+        most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
+        if most > MOST_OF_TOPK:
+            return f"takes the best {most}, and TensorRT's at most {MOST_OF_TOPK}: export the model with a smaller k"
+    elif node.op_type not in (*_MOVING, *_OWN_REFUSALS):
+        uses = [(side, name) for side, names in (("reads", node.input), ("gives", node.output)) for name in names]
+        for side, name in uses:
+            kind = kinds.get(name, "")
+            if kind in _QUANTIZED_ONLY or (kind == "int8" and side == "reads" and name in constants):
+                what = "the int8 constant " if kind == "int8" else ""
+                instead = "use QuantizeLinear and DequantizeLinear, or another type"
+                return f"{side} {what}{name!r} in type {kind}; TensorRT has it for quantized values only: {instead}"
+    return ""
 
 
 def instead(
@@ -110,11 +162,10 @@ def instead(
     own = {node.op_type for node in refused if node.domain in (*STANDARD, PLUGIN_DOMAIN)}
     ways = [what for owner, what in _OWNERS.items() if any(domain.startswith(f"{owner}.") for domain in domains)]
     ways += dict.fromkeys(what for operator, what in _DO_OTHERWISE.items() if operator in own)
-    for name in sorted({node.op_type for node in refused} & _PLUGINS.keys()):
-        until = f" before {_PLUGINS[name]}" * bool(_PLUGINS[name])
-        ways.append(
-            f"TensorRT itself{until}, on a GPU (`backend='tensorrt'`), has {name} as a plugin; TensorRT-RTX has none"
-        )
+    for name in sorted({node.op_type for node in refused}.intersection(_PLUGINS + _PLUGINS_BEFORE_11)):
+        until = " before 11" * (name in _PLUGINS_BEFORE_11)
+        text = f"TensorRT itself{until}, on a GPU (`backend='tensorrt'`), has {name} as a plugin; TensorRT-RTX has none"
+        ways.append(text)
     if any(domain != "." and not domain.startswith(("ai.onnx.", "com.microsoft.")) for domain in domains) and not ways:
         ways.append("trtopt loads no plugins: write it with ONNX's own operators, or run that part outside the engine")
     if path is not None and own <= _SIZED and (decide := how_to_decide(model, own)):
@@ -132,80 +183,3 @@ def ending_before(model: ModelProto, operators: Collection[str], path: str | os.
         return ""
     made = str(Path(path).with_suffix(".cut.onnx"))
     return f"trtopt check {shlex.quote(os.fspath(path))} {named('outputs', ','.join(ends))} {named('fix', made)}"
-
-
-class _Limits:
-    def __init__(self, proto: ModelProto, types: Collection[str]) -> None:
-        self.types, self.graph = types, infer_shapes(proto).graph
-        self.weights = {tensor.name for graph in all_graphs(proto.graph) for tensor in graph.initializer}
-        self.constants = Links(proto.graph).constants
-        self.kinds, self.declared, self.counts = dict[str, str](), set[str](), dict[str, int]()
-        for graph in all_graphs(self.graph):
-            self.declared.update(value.name for value in (*graph.input, *graph.output))
-            values = (*graph.input, *graph.value_info, *graph.output)
-            self.kinds |= {value.name: tensor_info(value).dtype for value in values}
-            shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
-            self.counts |= {name: math.prod(shape) for name, shape in shapes.items()}  # open sizes are 0 here
-            self.kinds |= {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
-
-    def ends(self) -> Iterator[Issue]:
-        inputs = [value.name for value in self.graph.input if value.name not in self.weights]
-        outputs = [value.name for value in self.graph.output]
-        for name in outputs:
-            if name in inputs:
-                text = "the output is an input, too, and TensorRT's have different names"
-                yield Issue(name, "", f"{text}: leave it out, or give it a name of its own by an Identity")
-        for side, names in (("input", inputs), ("output", outputs)):
-            for name in names:
-                if self.kinds[name] not in self.types and name not in self.weights:
-                    text = f"the {side} is of type {self.kinds[name]}, which TensorRT hasn't"
-                    yield Issue(name, "", f"{text}; {OUTSIDE}")
-
-    def types_of(self, node: NodeProto) -> Iterator[Issue]:
-        """Constants that it reads and results of types that this TensorRT hasn't."""
-        constants = [(f"reads the constant {name!r} of", name) for name in node.input if name in self.weights]
-        results = [(f"gives {name!r} in", name) for name in node.output if name not in self.declared]
-        for text, name in (*constants, *results):
-            if (kind := self.kinds.get(name, UNKNOWN)) not in self.types:
-                way_out = _LIST if kind == "sequence" else OUTSIDE
-                yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {way_out}")
-        for name in node.output:
-            if (count := self.counts.get(name, 0)) > MOST_NUMBERS:
-                text = f"gives {count:,} numbers in {name!r}; up to {MOST_NUMBERS:,} are built: make the sizes smaller"
-                yield Issue(node.name, node.op_type, text)
-
-    def quantized(self, node: NodeProto) -> Iterator[Issue]:
-        """Quantized types where TensorRT doesn't take them, and zero points that aren't constant."""
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            zero = node.input[2] if len(node.input) > 2 else ""
-            if zero and zero not in self.constants and not self.kinds.get(zero, "").startswith("float"):
-                text = f"its zero point {zero!r} isn't constant, which TensorRT needs"
-                yield Issue(node.name, node.op_type, f"{text}; quantize with constant parameters")
-            yield from self._scale(node)
-        elif node.op_type == "TopK":
-            k = self.constants.get(node.input[1]) if len(node.input) > 1 else None
-            most = int(to_array(k).max(initial=0)) if k is not None else attribute(node, "k", 0)
-            if most > MOST_OF_TOPK:
-                why = f"takes the best {most}, and TensorRT's at most {MOST_OF_TOPK}: export the model with a smaller k"
-                yield Issue(node.name, "TopK", why)
-        elif node.op_type not in (*_MOVING, *_OWN_REFUSALS):
-            instead = (
-                "TensorRT has it for quantized values only: use QuantizeLinear and DequantizeLinear, or another type"
-            )
-            for side, names in (("reads", node.input), ("gives", node.output)):
-                for name in names:
-                    kind = self.kinds.get(name, "")
-                    if kind in _QUANTIZED_ONLY or (kind == "int8" and side == "reads" and name in self.constants):
-                        what = "the int8 constant " if kind == "int8" else ""
-                        yield Issue(node.name, node.op_type, f"{side} {what}{name!r} in type {kind}; {instead}")
-                        return
-
-    def _scale(self, node: NodeProto) -> Iterator[Issue]:
-        held = self.constants.get(node.input[1])
-        if held is None or held.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
-            return
-        scale = to_array(held).astype(np.float32)
-        if len(bad := np.flatnonzero(~((scale > 0) & np.isfinite(scale)))):
-            where = f" in channel {bad[0]}{' and others' * (len(bad) > 1)}" if scale.size > 1 else ""
-            text = f"its scale {node.input[1]!r}, of {node.input[0]!r}, is {scale.reshape(-1)[bad[0]]:g}{where}"
-            yield Issue(node.name, node.op_type, f"{text}; TensorRT takes positive, finite ones only")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 from onnx import ModelProto, NodeProto
 
@@ -128,6 +127,7 @@ _DIVISOR = (
 )
 _COLOURS = 3
 _DEPTH = 16  # steps that a divisor is followed for
+_PARTS = 64  # nodes that boxes are looked for in
 _WIDTH = 64
 _WIDEST = 4096
 _OPEN = 256
@@ -156,16 +156,13 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     their name. Floating outputs go by what they end in, stepping over casts, Q/DQ, reshapes, slices and constant
     factors and biases:
 
-    - samples × N: a softmax or a matrix product with a weight gives classes; a normalization (a layer's, or a division by a
-      norm or by a count), a Tanh layer or a pooled one whose width is a multiple of 16 an embedding. The name may say
-      "embedding" of the product, and "logits" of the pooled layer. So does a width between 128 and 4096 that is a multiple
-      of 64: embeddings have one, and of numbers of classes one in 64. What has the shape of a floating input isn't scores.
+    - samples × N: a softmax or a product with a weight gives classes; a normalization, a Tanh layer or a pooled one whose
+      width is a multiple of 16 an embedding. So does a product by its name, or of a width between 128 and 4096 that is a
+      multiple of 64. What has the shape of a floating input isn't scores.
     - samples × positions × N: the same, of each position; classes of positions are tokens.
-    - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
-      transposed convolution) or have the size of the image that goes in and another number of channels, are a mask. One
-      channel without a sigmoid isn't: depths end like that, and are all on one side of 0. Nor are three: they are colours.
-      Nor is what a constant multiplies then: that is optical flow, in pixels of another size. "Logits" and the like, where
-      no other output is an image, are a mask of any size and number of channels. Open sizes are taken for 256.
+    - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged or as
+      large as the image that goes in, are a mask; three aren't (colours), nor is what a constant multiplies then (optical
+      flow). What the name calls a mask is one, or logits, where no other output is an image. Open sizes are taken for 256.
     - boxes: a name that says so and an axis of 4; or samples × (4 + classes) × anchors, joined from parts of which one has 4
       channels, or two have 2.
 
@@ -187,14 +184,13 @@ def _says(name: str, beginnings: tuple[str, ...]) -> bool:
     return any(word.lower().startswith(beginnings) for word in words)
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """The end of a graph: the operator that gives an output its values.
 
     Attributes:
         op: "softmax", "sigmoid", "linear", "norm" or "pool", whatever operators they are made of; else the operator's name.
         node: the operator; None where the output is an input or a weight.
-        perms: what the transpositions behind it do.
+        perms: orders of axes of the transpositions behind it.
         scaled: whether a constant factor stands behind it.
     """
 
@@ -210,80 +206,62 @@ class _End:
 
 class _Graph:
     def __init__(self, proto: ModelProto) -> None:
-        self.proto, self.opset = proto, opset_version(proto)
-        self.makers = Links(proto.graph).makers
+        self.opset, self.makers = opset_version(proto), Links(proto.graph).makers
         self.constants = {tensor.name for tensor in proto.graph.initializer}
         for node in proto.graph.node:  # in topological order
             inputs = [name for name in node.input if name]
             if node.op_type == "Constant" or (inputs and self.constants.issuperset(inputs)):
                 self.constants.update(node.output)
-        self.shapes: dict[str, tuple[int | str, ...]] = {}
         inferred = infer_shapes(proto).graph
-        for value in (*inferred.input, *inferred.value_info, *inferred.output):
-            self.shapes[value.name] = tensor_info(value).shape
+        values = (*inferred.input, *inferred.value_info, *inferred.output)
+        self.shapes: dict[str, Sequence[int | str]] = {value.name: tensor_info(value).shape for value in values}
+        self.sized = {**self.shapes, **shapes_at(proto, {}, _OPEN)}  # as they are, where that tells none
         self.given = [tensor_info(value) for value in proto.graph.input]
-        self.images = [value.name for value in proto.graph.input if len(self.shapes[value.name]) == 4]
         self.maps = [value.name for value in proto.graph.output if len(self.shapes.get(value.name, ())) == 4]
-
-    @cached_property
-    def sized(self) -> Mapping[str, tuple[int | str, ...]]:
-        """Shapes where open sizes are 256; as they are, where that tells none."""
-        return {**self.shapes, **shapes_at(self.proto, {}, _OPEN)}
 
     # Kinds -------------------------------------------------------------------------------------------------------------
 
     def kind(self, info: TensorInfo) -> Kind:
         if _integer(info):
-            return _whole(info, self._ranks(info))
+            return _whole(info, self._ranks(info.name))
         shape = info.shape or self.shapes.get(info.name, ())
-        if not info.floating:
-            return Kind.OTHER
         if len(shape) > 3 and all(size == 1 for size in shape[2:]):
             shape = shape[:2]
+        if not info.floating or len(shape) not in (2, 3, 4):
+            return Kind.OTHER
         end = self.end(info.name)
-        if len(shape) in (2, 3) and 4 in shape[1:] and _says(info.name, _BOX_WORDS):
+        if len(shape) == 4:
+            return self._image(info.name, shape[1], end)
+        if (4 in shape[1:] and _says(info.name, _BOX_WORDS)) or (len(shape) == 3 and self._detects(shape, end)):
             return Kind.BOXES
-        if len(shape) == 2 and shape[1] != 1:
-            return self._vector(info.name, shape, end)
-        if len(shape) == 3 and shape[2] != 1:
-            return self._positions(info.name, shape, end)
-        return self._image(info.name, shape, end) if len(shape) == 4 else Kind.OTHER
+        return Kind.OTHER if shape[-1] == 1 else self._scores(info.name, shape, end)
 
-    def _vector(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
-        width = shape[1]
+    def _scores(self, name: str, shape: Sequence[int | str], end: _End) -> Kind:
+        """Samples × N, or samples × positions × N."""
+        width, single = shape[-1], len(shape) == 2
+        scores = Kind.CLASSES if single else Kind.TOKENS
+        if not single and not end.keeps(-1):
+            return Kind.OTHER
         if end.op == "softmax":
-            return Kind.CLASSES
-        if end.op in ("norm", "Tanh"):
+            return scores if single or self._axis(end) == -1 else Kind.OTHER
+        if end.op == "norm" or (single and end.op == "Tanh"):
             return Kind.EMBEDDING
-        if end.op == "sigmoid":
+        if single and end.op == "sigmoid":
             return Kind.OTHER  # of classes that don't exclude each other: the largest says little
         if _says(name, _EMBEDDING_WORDS):
             return Kind.EMBEDDING
-        if _says(name, _CLASS_WORDS):
-            return Kind.CLASSES
+        if _says(name, _CLASS_WORDS) and (single or end.op == "linear"):
+            return scores
         if end.op == "linear":
-            return Kind.EMBEDDING if _embedding_width(width) else self._unless_given(shape, Kind.CLASSES)
-        if end.op == "pool":  # a fully convolutional classifier's has any width, feature maps a multiple of 16
+            again = any(info.floating and info.shape == shape for info in self.given)  # as of an autoencoder: no scores
+            return Kind.EMBEDDING if _embedding_width(width) else Kind.OTHER if again else scores
+        if (
+            single and end.op == "pool"
+        ):  # a fully convolutional classifier's has any width, feature maps a multiple of 16
             return Kind.CLASSES if isinstance(width, int) and width % 16 else Kind.EMBEDDING
         return Kind.OTHER
 
-    def _positions(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
-        if end.op == "Concat" and self._detects(shape, end):
-            return Kind.BOXES
-        if not end.keeps(-1):
-            return Kind.OTHER
-        if end.op == "softmax":
-            return Kind.TOKENS if self._axis(end) == -1 else Kind.OTHER
-        if end.op == "norm" or _says(name, _EMBEDDING_WORDS):
-            return Kind.EMBEDDING
-        if end.op == "linear":
-            if _says(name, _CLASS_WORDS):
-                return Kind.TOKENS
-            return Kind.EMBEDDING if _embedding_width(shape[-1]) else self._unless_given(shape, Kind.TOKENS)
-        return Kind.OTHER
-
-    def _image(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
-        channels = shape[1]
+    def _image(self, name: str, channels: int | str, end: _End) -> Kind:
         if not end.keeps(1):
             return Kind.OTHER
         if end.op == "softmax":
@@ -294,78 +272,65 @@ class _Graph:
             return Kind.MASK
         if not isinstance(channels, int) or channels in (1, _COLOURS) or end.scaled:
             return Kind.OTHER
-        if end.op in ("ConvTranspose", "Resize", "Upsample"):
-            return Kind.MASK
-        size = self.sized.get(name, ())[2:]
-        images = [self.sized[image] for image in self.images] if size and -1 not in size else []
-        same = any(image[2:] == size and image[1] != channels for image in images)
-        return Kind.MASK if end.op == "Conv" and same else Kind.OTHER
+        size, images = self.sized.get(name, ())[2:], [self.sized[info.name] for info in self.given]
+        same = any(len(image) == 4 and image[2:] == size and image[1] != channels for image in images)
+        enlarged = end.op in ("ConvTranspose", "Resize", "Upsample")
+        return Kind.MASK if enlarged or (end.op == "Conv" and same and -1 not in size) else Kind.OTHER
 
-    def _ranks(self, info: TensorInfo) -> bool:
+    def _ranks(self, name: str) -> bool:
         """Return whether these are places of the largest of more, or what stands there in a table of constants."""
-        node, name = self.makers.get(info.name), info.name
-        while node is not None and node.op_type != "TopK":
+        result = name
+        while (node := self.makers.get(name)) is not None and node.op_type != "TopK":
             table = node.op_type.startswith("Gather") and node.input[0] in self.constants
             name = str(node.input[1]) if table else self._through(node) or ""
-            node = self.makers.get(name)
         if node is None or name not in node.output[1:]:
             return False
-        scores, found, given = (self.sized.get(item, ()) for item in (node.input[0], name, info.name))
+        scores, found, given = (self.sized.get(item, ()) for item in (node.input[0], name, result))
         last = attribute(node, "axis", -1) in (-1, len(scores) - 1) and found[-1:] == given[-1:]
         return last and scores[-1:] != found[-1:]  # of all of them the order is what counts
 
-    def _unless_given(self, shape: tuple[int | str, ...], kind: Kind) -> Kind:
-        """Return what has the shape of a floating input is such a thing again, as of an autoencoder: no scores."""
-        return Kind.OTHER if any(info.floating and info.shape == shape for info in self.given) else kind
-
     def _axis(self, end: _End) -> int:
-        """The axis of a softmax: 1 or -1, which is the last; else 0."""
-        assert end.node is not None
-        if end.node.op_type not in _SOFTMAX:
-            return -1  # written out, as attention writes it
+        """The axis of a softmax; -1: the last one, as of one that is written out."""
+        if end.node is None or end.node.op_type not in _SOFTMAX:
+            return -1
         axis: int = attribute(end.node, "axis", -1 if self.opset >= 13 else 1)
         rank = len(self.shapes.get(end.node.input[0], ()) or self.shapes.get(end.node.output[0], ()))
-        if rank:
-            axis = axis % rank if axis % rank != rank - 1 else -1
-        return axis if axis in (1, -1) else 0
+        return -1 if axis + 1 == rank else axis + rank * (axis < -1)
 
-    def _detects(self, shape: tuple[int | str, ...], end: _End) -> bool:
+    def _detects(self, shape: Sequence[int | str], end: _End) -> bool:
         """Return whether four coordinates, or two times two, are among what is joined on the way to the output."""
-        if 4 in shape[1:]:
-            return True
+        if end.op != "Concat" or 4 in shape[1:]:
+            return end.op == "Concat"
         nodes, seen = [end.node], set[str]()
-        while nodes:
-            node = nodes.pop()
-            if node is None or node.output[0] in seen or len(seen) > 64:
+        while nodes and len(seen) < _PARTS:
+            if (node := nodes.pop()) is None or node.output[0] in seen:
                 continue
             seen.add(node.output[0])
-            before = self._through(node)
             if node.op_type == "Concat":
                 axis = attribute(node, "axis", 0)
-                parts = [self.shapes.get(name, ()) for name in node.input]
-                sizes = [part[axis] for part in parts if part and -len(part) <= axis < len(part)]
+                sizes = [size for name in node.input for size in self.shapes.get(name, ())[axis:][:1]]
                 if axis != 0 and (4 in sizes or sizes.count(2) == 2):
                     return True
-            elif before is None and node.op_type not in _AFFINE:
-                continue
-            nodes += [self.makers.get(name) for name in ([before] if before else node.input)]
+            if before := self._through(node):
+                nodes.append(self.makers.get(before))
+            elif node.op_type in ("Concat", *_AFFINE):
+                nodes += map(self.makers.get, node.input)
         return False
 
     # The walk ------------------------------------------------------------------------------------------------------------
 
     def end(self, name: str) -> _End:
         """Return what gives the output `name` its values."""
-        perms: list[tuple[int, ...]] = []
-        node, scaled = self.makers.get(name), False
-        while node is not None and (op := self._op(node)) == node.op_type:
-            before = self._through(node)
-            if before is None:
+        perms, node, scaled = list[tuple[int, ...]](), self.makers.get(name), False
+        while node is not None:
+            op, before = self._op(node), self._through(node)
+            if before is None or op != node.op_type:
                 return _End(op, node, tuple(perms), scaled)
-            if node.op_type == "Transpose":
+            if op == "Transpose":
                 perms.append(tuple(attribute(node, "perm", ())))
-            scaled |= node.op_type in ("Mul", "Div")
+            scaled |= op in ("Mul", "Div")
             node = self.makers.get(before)
-        return _End("" if node is None else self._op(node), node, tuple(perms), scaled)
+        return _End("", None, tuple(perms), scaled)
 
     def _through(self, node: NodeProto) -> str | None:
         """The input whose values the node hands on; None: it makes its own."""
@@ -381,38 +346,33 @@ class _Graph:
         op, inputs = node.op_type, [name for name in node.input if name]
         if op in _ENDS:
             return _ENDS[op]
-        if op == "Div" and self._made_by(inputs[0]) == "Exp":
-            return "softmax"
         fixed = not self.constants.isdisjoint(inputs[:2])
-        size = self.shapes.get(node.output[0], ())[2:]
-        single = bool(size) and all(item == 1 for item in size)
+        single = {*self.shapes.get(node.output[0], ())[2:]} == {1}
         if (op in ("Gemm", "MatMul") and fixed) or (op == "Conv" and single):
             return "linear"
-        if op in ("Div", "Mul") and not fixed:
-            inverse = op == "Mul"
-            if any(self._sums(name, inverse) for name in inputs[op == "Div" :]):
-                return "norm"
+        if op == "Div" and not fixed:
+            maker = self.makers.get(inputs[0])
+            while maker is not None and maker.op_type in ("Cast", "Identity"):
+                maker = self.makers.get(maker.input[0])
+            if maker is not None and maker.op_type == "Exp":
+                return "softmax"
+        if op in ("Div", "Mul") and not fixed and any(self._sums(name, op == "Mul") for name in inputs[op == "Div" :]):
+            return "norm"
         return "pool" if op == "AveragePool" and single else op
-
-    def _made_by(self, name: str) -> str:
-        while (node := self.makers.get(name)) is not None and node.op_type in ("Cast", "Identity"):
-            name = node.input[0]
-        return "" if node is None else str(node.op_type)
 
     def _sums(self, name: str, inverse: bool) -> bool:
         """Return whether a value is a sum, mean or norm over an axis, as a normalization divides by, or the inverse of one."""
-        inverted, powers = False, False
+        inverted = False
         for _ in range(_DEPTH):
             node = self.makers.get(name)
             if node is None or node.op_type not in _DIVISOR:
-                return node is not None and node.op_type.startswith("Reduce") and (powers or inverted == inverse)
+                return node is not None and node.op_type.startswith("Reduce") and inverted >= inverse
             several = node.op_type == "Max" or node.op_type in _AFFINE
             changing = [item for item in node.input[: None if several else 1] if item not in self.constants]
             if len(changing) != 1:
                 return False
             name = changing[0]
-            inverted ^= node.op_type == "Reciprocal" or (node.op_type == "Div" and name != node.input[0])
-            powers |= node.op_type == "Pow"  # a root of it, or its inverse
+            inverted |= node.op_type in ("Reciprocal", "Div", "Pow")  # a root, or its inverse
         return False
 
 

@@ -33,9 +33,9 @@ UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
 PLUGIN_DOMAIN = "trt.plugins"  # of operators in ONNX's name that it hasn't; PyTorch-TensorRT calls plugins so
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
-PROPAGATED = 1 << 20  # numbers in all tensors of one dimension: ONNX's data propagation takes some 70 bytes for each
-JOINED = 1 << 14  # parts that Concats of Concats join: libraries that write them out don't come to an end
-_PASSING = ("Abs", "Add", "Cast", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze")
+PROPAGATED = (
+    1 << 20
+)  # numbers in inputs of one dimension: ONNX's data propagation takes some 70 bytes for each, in each node
 
 
 def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> ModelProto:
@@ -125,41 +125,13 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
     """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`."""
     light = skeleton(proto, LARGE)
     stood_in = {} if strict else dict(_stand_in(light.graph))
-    inferred = onnx.shape_inference.infer_shapes(
-        light, check_type=strict, strict_mode=strict, data_prop=value_propagation_is_cheap(light)
-    )
+    shapes = (value.type.tensor_type.shape.dim for value in light.graph.input)
+    short = sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED
+    inferred = onnx.shape_inference.infer_shapes(light, strict, strict, short and not light.functions)
     for node in all_nodes(inferred.graph) if stood_in else ():
         if node.output and node.output[0] in stood_in:
             node.CopyFrom(stood_in[node.output[0]])
     return inferred
-
-
-def value_propagation_is_cheap(light: ModelProto) -> bool:
-    """Return whether ONNX's inference of a model without large weights may follow the values of shapes.
-
-    A length that is itself computed isn't looked at: only a limit of the process bounds what such a file can take.
-    """
-    if light.functions or joins_much(light):
-        return False
-    try:
-        graph = onnx.shape_inference.infer_shapes(light).graph
-    except Exception:  # whoever infers next says what is wrong
-        return True
-    values = (value for body in all_graphs(graph) for value in (*body.input, *body.value_info, *body.output))
-    shapes = (value.type.tensor_type.shape.dim for value in values)
-    return bool(sum(dims[0].dim_value for dims in shapes if len(dims) == 1) <= PROPAGATED)
-
-
-def joins_much(proto: ModelProto) -> bool:
-    """Return whether Concats of Concats have more than `JOINED` parts."""
-    parts: dict[str, int] = {}
-    for node in all_nodes(proto.graph):
-        if node.output and node.op_type in ("Concat", *_PASSING):
-            counts = [parts.get(name, 1) for name in node.input] or [1]
-            parts[node.output[0]] = sum(counts) if node.op_type == "Concat" else max(counts)
-            if parts[node.output[0]] > JOINED:
-                return True
-    return False
 
 
 def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
@@ -321,18 +293,12 @@ def tensor_chunks(tensor: TensorProto) -> Iterator[bytes | memoryview]:
 
 def to_array(tensor: TensorProto) -> NDArray[Any]:
     """A tensor's content, wherever it is held."""
-    if not is_lazy(tensor):
-        return numpy_helper.to_array(tensor)
-    content, end = np.empty(tensor_size(tensor), np.uint8), 0
-    for chunk in chunks(tensor):
-        content[end : end + len(chunk)] = chunk
-        end += len(chunk)
-    held = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    if math.prod(tensor.dims) * dtype.itemsize == end and sys.byteorder == "little":  # not two values a byte
-        return content.view(dtype).reshape(tuple(tensor.dims))
-    held.raw_data = content.tobytes()
-    return numpy_helper.to_array(held)
+    if is_lazy(tensor):
+        held = TensorProto()
+        held.CopyFrom(tensor)
+        read_in(held)
+        tensor = held
+    return numpy_helper.to_array(tensor)
 
 
 def refill(field: Any, items: Iterable[Any]) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import graphlib
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import onnx
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.proto import (
@@ -24,7 +24,6 @@ from trtopt.graph.proto import (
     STANDARD,
     Links,
     all_graphs,
-    all_nodes,
     all_tensors,
     attribute,
     dtype_name,
@@ -44,11 +43,10 @@ from trtopt.graph.proto import (
 OLDEST_IR = 3
 OLDEST = 7  # the opset since which operands broadcast as NumPy's do; TensorRT and ONNX Runtime read no older one
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
-FUNCTION_NODES = 50_000  # every call replaced by what it calls: 27 functions that call each other twice make 10⁸
-FUNCTION_DEPTH = 100
 _TEXTS = [
     TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
 ]
+_TEXTUAL = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE)
 _BY_PLACES = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 _INTEGERS = [getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
@@ -70,7 +68,6 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         InvalidModel: naming the node, tensor or value.
     """
     check_versions(proto, what)
-    _check_functions(proto, what)
     for body in (proto.graph, *proto.functions):
         for tensor in all_tensors(body):
             _check_tensor(tensor, what)
@@ -140,100 +137,53 @@ def check_versions(proto: ModelProto, what: str) -> None:
             f"{what} has IR version {proto.ir_version}; allowed: {OLDEST_IR} to {newest_ir} (onnx {onnx.__version__}): "
             "export it again, or pip install -U onnx if it is newer"
         )
-    versions: dict[str, int] = {}
-    for entry in proto.opset_import:
-        domain = "" if entry.domain == "ai.onnx" else entry.domain
-        if versions.setdefault(domain, entry.version) != entry.version:
-            both = f"{versions[domain]} and {entry.version}"
-            raise InvalidModel(f"{what} imports two opsets of {domain or 'ai.onnx'}: {both}; one is needed")
-    if not versions:
-        raise InvalidModel(f"{what} imports no operator set; one of 1 to {newest} is needed: export it again")
-    if "" in versions and not 1 <= versions[""] <= newest:
+    if not proto.opset_import:
+        raise InvalidModel(f"{what} imports no operator set; one of {OLDEST} to {newest} is needed: export it again")
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in STANDARD), OLDEST)
+    if not OLDEST <= opset <= newest:
         raise InvalidModel(
-            f"{what} has opset {versions['']}; allowed: 1 to {newest} (onnx {onnx.__version__}): "
-            "export it again with an older opset, or pip install -U onnx if it is newer"
-        )
-    if 0 < versions.get("", 0) < OLDEST:
-        raise InvalidModel(
-            f"{what} is of opset {versions['']}; TensorRT reads {OLDEST} and newer: export it again at opset 13 or newer, or "
-            "try onnx.version_converter.convert_version(model, 13)"
+            f"{what} has opset {opset}; allowed: {OLDEST} to {newest} (onnx {onnx.__version__}): export it again with another, "
+            "pip install -U onnx if it is newer, or try onnx.version_converter.convert_version(model, 13) if it is older"
         )
 
 
 def check_text(message: Message, what: str) -> None:
-    """Refuse text that isn't UTF-8, which protobuf looks at only where somebody reads it.
+    """Refuse text that isn't UTF-8, which protobuf gives as bytes where somebody reads it.
 
     Raises:
         InvalidModel: some isn't.
     """
-    try:
-        problem = _bad_text(message)
-    except UnicodeDecodeError as error:  # protobuf's other implementations
-        problem = f"text that isn't UTF-8 ({error.object[:40]!r})"
-    if problem:
-        raise InvalidModel(f"{what} has {problem}: export the model again")
-
-
-def _bad_text(message: Message) -> str:
     # Of tensors not all fields: weights aren't text, and reading them takes long.
     fields = [(field, getattr(message, field.name)) for field in _TEXTS] if isinstance(message, TensorProto) else None
     for field, value in message.ListFields() if fields is None else fields:
-        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
-            continue
-        for item in (value,) if isinstance(value, (str, bytes, Message)) else value:
+        for item in (value,) if isinstance(value, (str, bytes, Message)) else value if field.type in _TEXTUAL else ():
             if isinstance(item, Message):
-                if problem := _bad_text(item):
-                    return problem
-            elif isinstance(item, bytes):  # what protobuf gives where it can't be decoded
-                return f"text that isn't UTF-8 ({item[:40]!r})"
-    return ""
-
-
-def _check_functions(proto: ModelProto, what: str) -> None:
-    """Functions don't call themselves, and written out they don't make a model of millions of nodes."""
-    functions = {(item.domain, item.name, item.overload): item for item in proto.functions}
-    sizes: dict[tuple[str, str, str], int] = {}
-
-    def size(body: GraphProto | FunctionProto, depth: int) -> int:
-        if depth > FUNCTION_DEPTH:
-            raise InvalidModel(
-                f"{what}: its functions call each other in a circle, or more than {FUNCTION_DEPTH} deep: "
-                "export it without functions, or inlined (onnx.inliner.inline_local_functions)"
-            )
-        count = 0
-        for node in all_nodes(body):
-            key = node.domain, node.op_type, node.overload
-            if key in functions and key not in sizes:
-                sizes[key] = size(functions[key], depth + 1)
-            count += sizes.get(key, 1)
-        return count
-
-    if functions and (count := size(proto.graph, 0)) > FUNCTION_NODES:
-        raise InvalidModel(
-            f"{what}: its {len(functions)} functions make {count} nodes when every call is written out; allowed: "
-            f"{FUNCTION_NODES}: export it without functions"
-        )
+                check_text(item, what)
+            elif isinstance(item, bytes) and field.type == field.TYPE_STRING:
+                raise InvalidModel(f"{what} has text that isn't UTF-8 ({item[:40]!r}): export the model again")
 
 
 def _check_tensor(tensor: TensorProto, what: str) -> None:
     """A weight holds what its shape and type say; onnx's checker sees neither large ones nor how much is in them."""
     dims, kind, problem = list(tensor.dims), dtype_name(tensor.data_type), ""
+    needed = held = 0
     if len(dims) > RANK or any(size < 0 for size in dims):
         problem = f"has {len(dims)} dimensions ({str(dims[:8])[1:-1]}…); allowed: at most {RANK}, none negative"
     elif kind == "undefined":
         problem = f"is of type {tensor.data_type}, which ONNX hasn't"
     elif kind == "string":  # not as an array, in which all of them take as much as the longest
-        if len(tensor.string_data) != math.prod(dims):
-            problem = f"of shape {dims} holds {len(tensor.string_data)} strings"
+        needed, held = math.prod(dims), len(tensor.string_data)
     elif tensor.HasField("raw_data"):
         needed, held = tensor_size(tensor), len(tensor.raw_data)
-        if held != needed:
-            problem = f"of shape {dims}, {kind}, needs {needed} bytes, {held} are there"
     elif tensor.data_location != TensorProto.EXTERNAL:
         try:
             numpy_helper.to_array(tensor)
         except (ValueError, TypeError) as error:
             problem = f"of shape {dims}, {kind}, holds something else ({error})"
+    if needed != held:
+        problem = (
+            f"of shape {dims}, {kind}, needs {needed} {'strings' if kind == 'string' else 'bytes'}, {held} are there"
+        )
     if problem:
         raise InvalidModel(f"{what}: the weight {tensor.name!r} {problem}: export it again")
 
@@ -244,10 +194,6 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
         raise InvalidModel(f"{what} has no outputs, so there is nothing to compute: export it again with output names")
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {tensor.values.name for tensor in graph.sparse_initializer}
-    for kind, items in (("inputs", graph.input), ("outputs", graph.output), ("initializers", graph.initializer)):
-        for name, count in Counter(item.name for item in items).items():
-            if count > 1:
-                raise InvalidModel(f"{what}: two {kind} are named {name!r}; names must differ: export the model again")
     defined = {value.name for value in graph.input} | constants
     producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     known = outer | defined | producer.keys()
@@ -271,23 +217,9 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
             cycle = [node_label(graph.node[index]) for index in error.args[1]]
             raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
         refill(graph.node, [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order])
-    _check_projections(graph, what)
     for node in graph.node:
         for body in subgraphs(node):
             _check_graph(body, frozenset(known), f"{what}: the body of {node_label(node)}")
-
-
-def _check_projections(graph: GraphProto, what: str) -> None:
-    """PyTorch's exporter writes an LSTM with `proj_size` as one without, whose weights then don't fit."""
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for node in graph.node:
-        weights = shapes.get(node.input[2], []) if node.op_type == "LSTM" and len(node.input) > 2 else []
-        hidden = next((item.i for item in node.attribute if item.name == "hidden_size"), 0)
-        if hidden and len(weights) == 3 and weights[1] == 4 * hidden and weights[2] < hidden:
-            raise InvalidModel(
-                f"{what}: {node_label(node)} has {hidden} hidden values and recurrent weights for {weights[2]}: a projection "
-                "(`proj_size` of PyTorch), which ONNX's LSTM hasn't: use an LSTM without one, or write its steps out"
-            )
 
 
 def _check_onnx(light: ModelProto, what: str) -> ModelProto:
@@ -299,8 +231,13 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
                 "the model with one (sizes may be open)"
             )
     name_nodes(light)  # so that a message can say which
+    weights = {tensor.name: tensor.dims for tensor in light.graph.initializer}
     try:
-        _complete_outputs(light)
+        for value in light.graph.output:  # the checker wants a shape, any one: TensorRT and ONNX Runtime don't
+            if not value.type.tensor_type.HasField("shape") and value.type.WhichOneof("value") in (None, "tensor_type"):
+                value.type.tensor_type.shape.SetInParent()
+                for size in weights.get(value.name, ()):
+                    value.type.tensor_type.shape.dim.add(dim_value=size)
         onnx.checker.check_model(light)
         forget_output_shapes(light)
         inferred = infer_shapes(light, strict=all(node.op_type not in _INFERRED_WRONGLY for node in light.graph.node))
@@ -308,24 +245,7 @@ def _check_onnx(light: ModelProto, what: str) -> ModelProto:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}: export it again") from error
     except MemoryError as error:
         raise InvalidModel(f"{what}: too little memory to infer its shapes: export a smaller one") from error
-    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
-        if (rank := len(value.type.tensor_type.shape.dim)) > RANK:
-            raise InvalidModel(f"{what}: the tensor {value.name!r} has {rank} dimensions; allowed: {RANK}")
     return inferred
-
-
-def _complete_outputs(light: ModelProto) -> None:
-    """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't."""
-    if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
-        return
-    given = {value.name: value for value in light.graph.input}
-    given |= {it.name: helper.make_tensor_value_info(it.name, it.data_type, it.dims) for it in light.graph.initializer}
-    for value in light.graph.output:  # inference forgets what it knows of a weight that is an output, too
-        value.CopyFrom(given.get(value.name, value))
-    for value, typed in zip(light.graph.output, infer_shapes(light).graph.output):
-        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            value.CopyFrom(typed)
-            value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
 
 
 def _essence(message: str) -> str:

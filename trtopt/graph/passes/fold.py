@@ -39,7 +39,6 @@ from trtopt.graph.passes.absorb import absorb
 from trtopt.graph.passes.substitutes import substitute
 from trtopt.graph.passes.tidy import tidy
 from trtopt.graph.proto import (
-    JOINED,
     LARGE,
     STANDARD,
     all_nodes,
@@ -48,7 +47,6 @@ from trtopt.graph.proto import (
     fingerprint,
     forget_inner_shapes,
     forget_output_shapes,
-    joins_much,
     opset_version,
     put_back,
     refill,
@@ -293,8 +291,6 @@ def _library(name: str) -> Iterator[None]:
 
 def _refuse(proto: ModelProto) -> None:
     """Raise ModelError for what the library doesn't come to an end with, or fails on."""
-    if joins_much(proto):
-        raise ModelError(f"its Concats join each other's results, to more than {JOINED} parts")
     if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
         raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would go")
     for node in all_nodes(proto.graph):
