@@ -6,6 +6,7 @@ import copy
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +68,10 @@ class ArrayBatches:
         self._choose(sorted(sorted(samples)[:limit], key=lambda item: item[1:]))
 
     def _choose(self, selection: Sequence[tuple[str, int, int]]) -> None:
-        """Take these samples, by digest, part and place, in order."""
+        """Take these samples, by digest, part and place, in order; names are "FILE[INDEX]", or "arrays[INDEX]" in memory."""
         self._selection, self.samples = tuple(selection), len(selection)
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """A digest of each sample's content, in order."""
-        return tuple(digest for digest, _, _ in self._selection)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A name for each sample, in order: "FILE[INDEX]"; of arrays in memory "arrays[INDEX]"."""
-        return tuple(f"{self._part_names[number]}[{index}]" for _, number, index in self._selection)
+        self.digests = tuple(digest for digest, _, _ in selection)
+        self.names = tuple(f"{self._part_names[number]}[{index}]" for _, number, index in selection)
 
     def part(self, start: int, stop: int) -> ArrayBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
@@ -94,15 +87,11 @@ class ArrayBatches:
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """The samples taken, in order, at most a batch at a time, as the model takes them."""
-        rows_of: list[list[int]] = [[] for _ in self._parts]
-        for _, number, index in self._selection:
-            rows_of[number].append(index)
-        for (where, part), taken in zip(self._parts, rows_of):
-            if not taken:
-                continue
+        for number, taken in groupby(self._selection, key=lambda item: item[1]):
+            (where, part), places = self._parts[number], [index for _, _, index in taken]
             arrays = _matched(part, self._inputs, where)
-            for start in range(0, len(taken), self._batch):
-                rows = taken[start : start + self._batch]
+            for start in range(0, len(places), self._batch):
+                rows = places[start : start + self._batch]
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
                 pick = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
                 yield {
@@ -161,22 +150,21 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
                 images = any(item.suffix.lower() in EXTENSIONS for item in path.rglob("*"))
                 instead = f"for its images, `images='{path}'` and `preprocess=` instead of `data=`"
                 raise DataError(f"there is no .npz or .npy file in {path}: {instead if images else _saved(inputs)}")
-        else:
-            files = [existing_file(path, "`data=`")]
-            if path.suffix not in ARRAYS:
-                raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them; {_saved(inputs)}")
-        return [(str(file), file) for file in files]
+            return [(str(file), file) for file in files]
+        if existing_file(path, "`data=`").suffix not in ARRAYS:
+            raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them; {_saved(inputs)}")
+        return [(str(path), path)]
     if isinstance(source, Mapping):
         return [("the arrays", source)]
     if _is_array(source):
         return [("the array", {only(inputs, "an array").name: source})]
-    batches, count = list[Mapping[str, Any]](), 0  # kept: an iterator can be read once, and several passes are needed
-    for batch in named_batches(source, inputs):
-        batches.append(batch)
+    parts, count = list[_Part](), 0  # kept: an iterator can be read once, and several passes are needed
+    for number, batch in enumerate(named_batches(source, inputs)):
+        parts.append((f"batch {number}", batch))
         count += max((len(value) for value in batch.values() if hasattr(value, "__len__")), default=0)
         if limit is not None and count >= limit and not isinstance(source, Sequence):
             break
-    return [(f"batch {number}", batch) for number, batch in enumerate(batches)]
+    return parts
 
 
 def plain(value: Any) -> Any:
@@ -281,25 +269,15 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
     odd = next((info for info in arrays if info.shape[:1] != arrays[0].shape[:1]), None)
     if odd is None:
         return ""
-    problem = (
-        f"samples are counted on the first axis of every input, and the model's {odd.name} is {odd.dims} beside "
-        f"{arrays[0].name} {arrays[0].dims}: "
-    )
-    if not odd.open_axes:
-        return (
-            f"{problem}export it with {odd.name} as a constant, if that is the same for all samples, or make it one (trtopt "
-            f"check MODEL `set='{odd.name}=NUMBERS'` `fix='OUT.onnx'`)"
-        )
-    sizes = ",".join("batch" if axis == odd.open_axes[0] else str(size) for axis, size in enumerate(odd.shape))
-    alone = ",".join(["1", *map(str, arrays[0].shape[1:])])
-    another = (
-        f"; where it counts something else (the entries of a gallery), set {arrays[0].name} to one sample "
-        f"(`set='{arrays[0].name}:{alone}'`): then a file of a folder holds one call's arrays"
-    )
+    given = f"{odd.name}=NUMBERS"
+    way = f"export it with {odd.name} as a constant, if that is the same for all samples, or make it one"
+    if odd.open_axes:
+        sizes = ("batch" if axis == odd.open_axes[0] else str(size) for axis, size in enumerate(odd.shape))
+        given = f"{odd.name}:{','.join(sizes)}"
+        way = f"export it with that axis called batch in all, wherever it is (`inputs=['{given}']`), or call it so in the file"
     return (
-        f"{problem}export it with that axis called batch in all, wherever it is (`inputs=['{odd.name}:{sizes}']`), or call it "
-        f"so in the ONNX file (trtopt check MODEL `set='{odd.name}:{sizes}'` `fix='OUT.onnx'`)"
-        f"{another if odd.open_axes[0] == 0 else ''}"
+        f"samples are counted on the first axis of every input, and the model's {odd.name} is {odd.dims} beside "
+        f"{arrays[0].name} {arrays[0].dims}: {way} (trtopt check MODEL `set='{given}'` `fix='OUT.onnx'`)"
     )
 
 
