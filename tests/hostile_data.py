@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import random
 import struct
 import zipfile
@@ -73,32 +72,22 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     whole = {"version2.npy": npy(SAMPLES, (2, 0)), "plain.npz": plain, "packed.npz": packed}
     yield from whole.items()
     for name, content in whole.items():
-        for number, broken in enumerate(damaged(content, 36)):
+        for number, broken in enumerate(damaged(content, 24)):
             yield f"damaged_{number}_{name}", broken
-    broken = np.equal(SAMPLES, SAMPLES[3].max())
     kinds: dict[str, NDArray[Any]] = {
         "fortran": np.asfortranarray(SAMPLES),
         "big_endian": SAMPLES.astype(">f4"),
         "double": SAMPLES.astype(np.float64),
         "half": SAMPLES.astype(np.float16),
-        "whole_numbers": (SAMPLES * 255).astype(np.uint8),
         "complex": SAMPLES.astype(np.complex64),
-        "text": np.full(SHAPE, "1.5"),
         "objects": np.full(SHAPE, {}, object),
-        "no_samples": SAMPLES[:0],
-        "nan": np.where(broken, np.float32(np.nan), SAMPLES),
+        "nan": np.where(np.equal(SAMPLES, SAMPLES[3].max()), np.float32(np.nan), SAMPLES),
         "too_large": SAMPLES.astype(np.float64) * 1e300,
     }
     for name, array in kinds.items():
         yield f"{name}.npy", npy(array)
         yield f"{name}.npz", archive(("x.npy", npy(array)), kind=zipfile.ZIP_DEFLATED)
-    shapes: tuple[Any, ...] = (
-        (12, *SHAPE[1:]),
-        (3, *SHAPE[1:]),
-        (-6, -3, 32, 32),
-        (10**9, 0, 32, 32),
-        (10**400, 3, 32, 32),
-    )
+    shapes: tuple[Any, ...] = ((12, *SHAPE[1:]), (3, *SHAPE[1:]), (-6, -3, 32, 32), (10**400, 3, 32, 32))
     headers = [*map(described, shapes), described((6, 3, 32), "(32,)<f4"), "", "__import__('os').abort()", "(" * 4000]
     for number, text in enumerate(headers):
         yield f"header_{number}.npy", header(text)
@@ -107,14 +96,9 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     yield "longer.npy", good + b"more"
     yield "zip.npy", plain
     yield "array.npz", good
-    yield "pickle.npy", pickle.dumps([1, 2])
     yield "bz2.npz", archive(("x.npy", good), kind=zipfile.ZIP_BZIP2)
-    yield "nested.npz", archive(("x.npy", plain))
-    for name in ("../x.npy", "x", "x\nerror: y.npy", "\x1b[31mx.npy"):
-        yield f"named_{len(name)}.npz", archive((name, good))
+    yield "named.npz", archive(("../x.npy", good))
     yield "twice.npz", archive(("x", good), ("x.npy", good))
-    yield "more.npz", archive(("x.npy", good), ("readme.txt", b"hello"))
-    yield "nothing.npz", archive()
     yield "prefixed.npz", b"#!/bin/sh\n" * 9 + plain
 
 
@@ -153,21 +137,16 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
     yield "wide_transparent.png", encoded(".png", np.dstack([wide[:, :, ::-1], wide[:, :, 0]])), high, 0
     yield "wide_grey.png", encoded(".png", wide[:, :, 0]), np.dstack([high[:, :, 0]] * 3), 0
     yield "wide.tif", encoded(".tif", wide[:, :, ::-1]), high, 1
-    for compression in ("tiff_deflate", "tiff_lzw"):
-        yield f"{compression}.tif", saved("TIFF", photo, compression=compression), PHOTO, 0
     more: dict[str, Any] = {"save_all": True, "append_images": [grey.convert("RGB")]}
     yield "pages.tif", saved("TIFF", photo, **more), PHOTO, 0
     yield "animated.webp", saved("WEBP", photo, lossless=True, **more), PHOTO, 0
-    yield "animated.png", saved("PNG", photo, **more), PHOTO, 0
     yield "several.jpg", saved("MPO", photo, quality=98, **more), PHOTO, 4
     yield "lossy.webp", saved("WEBP", photo, quality=95), PHOTO, 4
     yield "colour.jp2", encoded(".jp2", bgr), PHOTO, 4
     yield "colour.jpg", saved("JPEG", photo, quality=98), PHOTO, 4
     yield "grey.jpg", saved("JPEG", grey, quality=98), dull, 4
     yield "ink.jpg", saved("JPEG", photo.convert("CMYK"), quality=98), PHOTO, 4
-    yield "progressive.jpg", saved("JPEG", photo, quality=98, progressive=True), PHOTO, 4
     yield "png.jpg", saved("PNG", photo), PHOTO, 0
-    yield "jpeg.png", saved("JPEG", photo, quality=98), PHOTO, 4
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -175,11 +154,8 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
         upright = photo if turns[orientation] is None else photo.transpose(Image.Transpose(turns[orientation]))
         yield f"turned{orientation}.png", saved("PNG", photo, exif=exif), np.asarray(upright), 0
         yield f"turned{orientation}.jpg", saved("JPEG", photo, quality=98, exif=exif), np.asarray(upright), 4
-    for height, width in ((1, 1), (1, 20_000), (20_000, 1)):
-        long = np.resize(PHOTO, (height, width, 3))
-        for kind in ("PNG", "BMP", "JPEG"):
-            near = 30 if kind == "JPEG" else 0
-            yield f"{height}x{width}.{kind.lower()}", saved(kind, Image.fromarray(long)), long, near
+    long = np.resize(PHOTO, (1, 20_000, 3))
+    yield "long.png", saved("PNG", Image.fromarray(long)), long, 0
 
 
 def png(width: int, height: int, content: bytes) -> bytes:
@@ -209,19 +185,14 @@ def bad_images() -> Iterator[tuple[str, bytes]]:
     yield "never_claims.jp2", jp2[: place + 8] + struct.pack(">II", 60_000, 60_000) + jp2[place + 16 :]
     yield "array.png", npy(SAMPLES)
     yield "colour.gif.jpg", saved("GIF", photo)
-    yield "float.tif", saved("TIFF", Image.fromarray(SAMPLES[0, 0]))
-    yield "ink.tif", saved("TIFF", photo.convert("CMYK"))
-    yield "radiance.jpg", encoded(".hdr", PHOTO.astype(np.float32))
     formats: dict[str, bytes] = {
         "png": saved("PNG", photo),
         "jpg": saved("JPEG", photo),
         "bmp": saved("BMP", photo),
         "tif": saved("TIFF", photo, compression="tiff_lzw"),
         "webp": saved("WEBP", photo),
-        "animated.webp": saved("WEBP", photo, save_all=True, append_images=[photo.rotate(90)]),
-        "ppm": saved("PPM", photo),
         "jp2": jp2,
     }
     for ending, content in formats.items():
-        for number, broken in enumerate(damaged(content, 18)):
+        for number, broken in enumerate(damaged(content, 12)):
             yield f"damaged_{number}.{ending}", broken

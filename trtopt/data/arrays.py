@@ -26,7 +26,6 @@ from trtopt.data.rebatch import moved, rebatched, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays by input
 _BLOCK = 1 << 22  # bytes checked at a time
-_MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
 
 
 class ArrayBatches:
@@ -60,8 +59,6 @@ class ArrayBatches:
         samples: list[tuple[str, int, int]] = []
         for number, (where, part) in enumerate(self._parts):
             arrays = _matched(part, self._inputs, where, reporter)
-            if len(samples) + samples_in(arrays) > _MOST:
-                raise DataError(f"`data=` holds more than {_MOST} samples; some hundred are enough")
             samples += [(digest, number, index) for index, digest in enumerate(_digests(arrays, self._inputs, where))]
         if not samples:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")

@@ -151,11 +151,11 @@ class _Chosen:
 
 def _ranked(images: list[_Chosen]) -> list[_Chosen]:
     """Sort by content, repetitions only after all different ones: in the order in which a limit takes them."""
+    seen: Counter[str] = Counter()
     ranks: list[tuple[int, str, int]] = []
-    repetitions: Counter[str] = Counter()
-    for item in images:
-        ranks.append((repetitions[item.digest], item.digest, len(ranks)))
-        repetitions[item.digest] += 1
+    for place, item in enumerate(images):
+        ranks.append((seen[item.digest], item.digest, place))
+        seen[item.digest] += 1
     return [images[place] for _, _, place in sorted(ranks)]
 
 
@@ -195,11 +195,11 @@ def images_in(folder: Path) -> list[Item]:
         UsageError: it isn't a folder, or there is none.
     """
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
-        problem = (
-            "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
-        )
+        problem = "isn't a folder; give the folder that holds the images"
         if folder.suffix in ARRAYS:
             problem = f"holds arrays; give them as `data='{folder}'`"
+        elif not os.path.lexists(folder):
+            problem = "doesn't exist"
         raise UsageError(f"`images='{folder}'` {problem}")
     named = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS]
     paths: list[Item] = [*sorted(path for path in named if path.is_file() or (path.is_symlink() and not path.exists()))]
