@@ -30,13 +30,12 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
 from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.ranges import FP16_NORMAL, TensorRange, beyond_fp16, measure_ranges
+from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
 LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unless the user says another
 JUDGES = 8  # samples that the outputs are compared on
 RANKING = 2  # of them, those that blocks of nodes are ranked on
 MINOR = 1 / 16  # of the noise that the limit allows: a block that makes less isn't looked into
-MOSTLY = 0.5  # of a tensor's values: so many tiny ones are worth a word
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def find_unsafe(
     beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
     measured = overflowing(to_ir(proto), beyond)
     far = {name: largest for name, largest in beyond.items() if name in inputs}
-    search = _Search(proto, base, overrides, io_fp32, ranges, limit)
+    search = _Search(proto, base, overrides, io_fp32, limit)
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
             search.read(judges, given, threads)
@@ -174,7 +173,6 @@ class _Search:
     base: Precision
     overrides: Sequence[Override]
     io_fp32: bool
-    ranges: Mapping[str, TensorRange]
     limit: float
     tried: dict[frozenset[str], float] = field(default_factory=dict)
 
@@ -201,7 +199,7 @@ class _Search:
         blocks = sorted(self._ranked(measured, phase), key=lambda item: -item[1])
 
         def kept(chosen: Sequence[_Block]) -> dict[str, str]:
-            reasons = {node: self._reason(node, block) for block in chosen for node in block[0]}
+            reasons = {node: self._reason(block) for block in chosen for node in block[0]}
             return {**measured, **reasons}
 
         def within(chosen: Sequence[_Block]) -> bool:
@@ -239,25 +237,13 @@ class _Search:
         result = to_typed(to_ir(in_memory(self.proto)), self.base, **options)
         return result.changes, widen(to_proto(result.model))
 
-    def _reason(self, node: str, block: _Block) -> str:
+    def _reason(self, block: _Block) -> str:
         nodes, noise = block
         what = "it alone" if len(nodes) == 1 else f"it and {len(nodes) - 1} beside it"
-        result = "makes the outputs infinite or NaN"
-        if noise != math.inf:
-            result = f"brings the outputs to {_decibels(snr_db(noise))}"
-        text = f"in {str(self.base).upper()} {what} {result}"
-        if self.base is Precision.FP16:
-            tensors = {
-                name for item in self.proto.graph.node if item.name == node for name in (*item.output, *item.input)
-            }
-            tiny = [item for name in sorted(tensors) if (item := self.ranges.get(name)) and item.tiny >= MOSTLY]
-            if tiny:
-                least = min(tiny, key=lambda item: item.largest)
-                text += (
-                    f": {least.tiny:.0%} of its values are below {FP16_NORMAL:.2g}, FP16's smallest normal number (the "
-                    f"largest is {least.largest:.2g})"
-                )
-        return text
+        result = (
+            f"brings the outputs to {_decibels(snr_db(noise))}" if noise != math.inf else "makes them infinite or NaN"
+        )
+        return f"in {str(self.base).upper()} {what} {result}"
 
 
 def fewest(
