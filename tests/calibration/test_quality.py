@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,11 +104,3 @@ def test_pixels_as_they_are_in_a_file_are_told(layers: str, batch: str) -> None:
         assert text in found.get("warning", "") and bool(text) == ("warning" in found)
     for small in (np.ones((1, 4, 32, 32), "f4"), np.ones((1, 3, 20, 20), "f4"), np.ones((1, 3, 32, 32), np.int64)):
         assert check_preprocessing(folded, [{"x": small * 255}]) == {}
-
-
-def test_a_table_without_facts_still_loads(tmp_path: Path) -> None:
-    measured(samples(8)).table.save(tmp_path / "t.json")
-    content = json.loads((tmp_path / "t.json").read_text())
-    del content["quality"]
-    (tmp_path / "t.json").write_text(json.dumps(content))
-    assert Table.load(tmp_path / "t.json").quality is None

@@ -96,14 +96,8 @@ def test_build_gives_the_engine_those_codes(world: World, found: Any) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     save(_net(), world.folder / "net.onnx")
     found.table.save(world.folder / "net.calib.json")
-    options = (
-        "--calib",
-        world.folder / "net.calib.json",
-        "--target",
-        "sm89",
-        "--save-onnx",
-        world.folder / "net.int8.onnx",
-    )
+    files = {"--calib": "net.calib.json", "--save-onnx": "net.int8.onnx"}
+    options = ("--target", "sm89", *(part for flag, name in files.items() for part in (flag, world.folder / name)))
     built = world.run("build", world.folder / "net.onnx", "--int8", *options, "-o", world.folder / "net.engine")
     assert built.status == 0, built
     graph = onnx.load(world.folder / "net.int8.onnx").graph

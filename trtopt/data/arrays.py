@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,22 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError
-from trtopt.core.files import existing_file, sha256_json
+from trtopt.core.files import existing_file
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
-from trtopt.data.batches import Skipped
+from trtopt.data.batches import Batches
 from trtopt.data.convert import check_kind, converted
-from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import moved, rebatched, samples_in
+from trtopt.data.rebatch import moved, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays by input
 _BLOCK = 1 << 22  # bytes checked at a time
 
 
-class ArrayBatches:
-    """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
+class ArrayBatches(Batches):
+    """Samples of arrays. Everything is checked when this is made, block by block.
 
     Files are mapped, and compressed ones unpacked in each pass. Which samples a `limit` takes is decided by their content.
 
@@ -38,8 +36,7 @@ class ArrayBatches:
         DataError: unreadable content, NaN or infinite values (input and sample named), or no samples.
     """
 
-    skipped: tuple[Skipped, ...] = ()
-    preprocess: Preprocess | None = None
+    kind = "arrays"
 
     def __init__(
         self,
@@ -50,45 +47,27 @@ class ArrayBatches:
         batch: int = 8,
         reporter: Reporter = SILENT,
     ) -> None:
-        self._inputs, self._batch = tuple(inputs), batch
+        self._inputs, self.batch = tuple(inputs), batch
         fixed = [info for info in self._inputs if info.batch_axis == 0 and info.shape and 0 not in info.open_axes]
         if len({info.shape[0] for info in fixed}) > 1:
             raise UsageError(_apart(fixed))
         self._parts = _parts(source, self._inputs, limit)
-        self._part_names = [_short(where, source) for where, _ in self._parts]
         samples: list[tuple[str, int, int]] = []
         for number, (where, part) in enumerate(self._parts):
             arrays = _matched(part, self._inputs, where, reporter)
             samples += [(digest, number, index) for index, digest in enumerate(_digests(arrays, self._inputs, where))]
         if not samples:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
-        self._choose(sorted(sorted(samples)[:limit], key=lambda item: item[1:]))
-
-    def _choose(self, selection: Sequence[tuple[str, int, int]]) -> None:
-        """Take these samples, by digest, part and place, in order; names are "FILE[INDEX]", or "arrays[INDEX]" in memory."""
-        self._selection, self.samples = tuple(selection), len(selection)
-        self.digests = tuple(digest for digest, _, _ in selection)
-        self.names = tuple(f"{self._part_names[number]}[{index}]" for _, number, index in selection)
-
-    def part(self, start: int, stop: int) -> ArrayBatches:
-        """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
-        some = copy.copy(self)
-        some._choose(self._selection[start:stop])
-        return some
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "arrays", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
-
-    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        return rebatched(self._pieces(), self._batch)
+        names = [_short(where, source) for where, _ in self._parts]
+        taken = sorted(sorted(samples)[:limit], key=lambda item: item[1:])
+        self._choose([(digest, f"{names[number]}[{index}]", (number, index)) for digest, number, index in taken])
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """The samples taken, in order, at most a batch at a time, as the model takes them."""
-        for number, taken in groupby(self._selection, key=lambda item: item[1]):
-            (where, part), places = self._parts[number], [index for _, _, index in taken]
+        for number, taken in groupby((place for _, _, place in self._chosen), key=lambda place: place[0]):
+            (where, part), places = self._parts[number], [index for _, index in taken]
             arrays = _matched(part, self._inputs, where)
-            for start in range(0, len(places), self._batch):
-                rows = places[start : start + self._batch]
+            for start in range(0, len(places), self.batch):
+                rows = places[start : start + self.batch]
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
                 pick = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
                 yield {
