@@ -115,14 +115,11 @@ def test_any_image_gives_the_size(
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_describe_round_trips_and_the_digest_follows_it(name: str) -> None:
+def test_describe_round_trips(name: str) -> None:
     fitted = PRESETS[name].fitted(IMAGE)
     for item in (PRESETS[name], fitted):
         again = Preprocess.load(json.loads(json.dumps(item.describe())))
         assert again == item
-        assert again.digest == item.digest
-    assert fitted.digest != PRESETS[name].digest
-    assert replace(fitted, pad=0).digest != fitted.digest
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -90,11 +90,6 @@ class ImageBatches(Batches):
         names = [item.path if folder is None else item.path.relative_to(folder) for item in chosen]
         self._choose([(item.digest, str(name), item) for item, name in zip(chosen, names)])
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files used, whole; "image N" stands for one in memory."""
-        return tuple(item.path for _, _, item in self._chosen)
-
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield one sample at a time, decoded ahead."""
         with ThreadPoolExecutor(self._threads) as pool:

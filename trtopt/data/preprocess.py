@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import Damaged, Positive, converted, plain, read_toml
 from trtopt.core.errors import UsageError, require
-from trtopt.core.files import sha256_json
 from trtopt.core.values import Profile, TensorInfo, choice, x
 
 DTYPES = ("float32", "float16", "uint8")
@@ -144,10 +143,6 @@ class Preprocess:
     def describe(self) -> dict[str, Any]:
         """Plain JSON; `Preprocess.load` reads it back."""
         return cast("dict[str, Any]", plain(self))
-
-    @property
-    def digest(self) -> str:
-        return sha256_json(self.describe())
 
     def unlike(self, other: Preprocess, *, resized: bool = True) -> str:
         """Names of what `other` says otherwise, such as "resize and channels"; empty: nothing. Sizes and types don't count.
