@@ -116,7 +116,7 @@ class Table:
 
     @cached_property  # packing the repairs takes a second where there are many
     def _decided(self) -> dict[str, Any]:
-        """What is in a table only where there is some, as plain JSON."""
+        """The parts that a table has only where there are some, as plain JSON."""
         some = {
             "repairs": _packed_repairs(self.repairs),
             "smoothed": {

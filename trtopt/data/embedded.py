@@ -37,7 +37,7 @@ class Embedded:
 
     @classmethod
     def of(cls, preprocess: Preprocess | None, inputs: Sequence[TensorInfo]) -> Embedded:
-        """For a model with these inputs, of which one takes an image.
+        """Embed it in a model with these inputs, of which one takes an image.
 
         Raises:
             UsageError: the preprocessing isn't known or doesn't fit, or there is no such input, or several.
