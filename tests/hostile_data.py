@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import random
 import struct
 import zipfile
@@ -58,9 +57,11 @@ def damaged(content: bytes, count: int) -> Iterator[bytes]:
         if number % 3 == 0:
             del broken[place:]
         elif number % 3 == 1:
-            broken[place] ^= 1 << chance.randrange(8)
+            for other in (place, *(chance.randrange(end) for _ in range(2))):
+                broken[other] ^= 1 << chance.randrange(8)
         else:
-            broken[place : place + 4] = b"\xff\xff\xff\x7f"
+            size = chance.choice((2, 4))
+            broken[place : place + size] = b"\xff" * (size - 1) + chance.choice((b"\x7f", b"\xff"))
         yield bytes(broken)
 
 
@@ -71,40 +72,33 @@ def arrays() -> Iterator[tuple[str, bytes]]:
     whole = {"version2.npy": npy(SAMPLES, (2, 0)), "plain.npz": plain, "packed.npz": packed}
     yield from whole.items()
     for name, content in whole.items():
-        for number, broken in enumerate(damaged(content, 36)):
+        for number, broken in enumerate(damaged(content, 24)):
             yield f"damaged_{number}_{name}", broken
     kinds: dict[str, NDArray[Any]] = {
         "fortran": np.asfortranarray(SAMPLES),
+        "big_endian": SAMPLES.astype(">f4"),
+        "double": SAMPLES.astype(np.float64),
+        "half": SAMPLES.astype(np.float16),
+        "complex": SAMPLES.astype(np.complex64),
         "objects": np.full(SHAPE, {}, object),
-        "text": np.full(SHAPE, "1.5"),
-        "no_samples": SAMPLES[:0],
         "nan": np.where(np.equal(SAMPLES, SAMPLES[3].max()), np.float32(np.nan), SAMPLES),
         "too_large": SAMPLES.astype(np.float64) * 1e300,
     }
-    types = {"big_endian": ">f4", "double": "f8", "half": "f2", "whole_numbers": "u1", "complex": "c8"}
-    kinds |= {name: SAMPLES.astype(kind) for name, kind in types.items()}
     for name, array in kinds.items():
         yield f"{name}.npy", npy(array)
         yield f"{name}.npz", archive(("x.npy", npy(array)), kind=zipfile.ZIP_DEFLATED)
-    six, rest = SHAPE[0], SHAPE[1:]
-    shapes: tuple[Any, ...] = ((2 * six, *rest), (3, *rest), (-6, -3, 32, 32), (10**9, 0, 32, 32), (10**400, 3, 32, 32))
+    shapes: tuple[Any, ...] = ((12, *SHAPE[1:]), (3, *SHAPE[1:]), (-6, -3, 32, 32), (10**400, 3, 32, 32))
     headers = [*map(described, shapes), described((6, 3, 32), "(32,)<f4"), "", "__import__('os').abort()", "(" * 4000]
     for number, text in enumerate(headers):
         yield f"header_{number}.npy", header(text)
         yield f"header_{number}.npz", archive(("x.npy", header(text)))
     yield "directory_behind.npz", archive(("x.npy", header(described((7, *SHAPE[1:])))), comment=bytes(50_000))
-    yield from (
-        ("longer.npy", good + b"more"),
-        ("zip.npy", plain),
-        ("array.npz", good),
-        ("pickle.npy", pickle.dumps([1, 2])),
-    )
-    yield "nested.npz", archive(("x.npy", plain))
-    for name in ("../x.npy", "x", "x\nerror: y.npy", "\x1b[31mx.npy"):
-        yield f"named_{len(name)}.npz", archive((name, good))
+    yield "longer.npy", good + b"more"
+    yield "zip.npy", plain
+    yield "array.npz", good
+    yield "bz2.npz", archive(("x.npy", good), kind=zipfile.ZIP_BZIP2)
+    yield "named.npz", archive(("../x.npy", good))
     yield "twice.npz", archive(("x", good), ("x.npy", good))
-    yield "more.npz", archive(("x.npy", good), ("readme.txt", b"hello"))
-    yield "nothing.npz", archive()
     yield "prefixed.npz", b"#!/bin/sh\n" * 9 + plain
 
 
@@ -121,17 +115,20 @@ def encoded(extension: str, pixels: NDArray[Any], *options: int) -> bytes:
 def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
     """Names of files, what is in them, the pixels that must come of it, and how far they may be off in the mean."""
     photo, grey = Image.fromarray(PHOTO), Image.fromarray(PHOTO).convert("L")
-    dull, clear, palette, dots = np.dstack([np.asarray(grey)] * 3), photo.copy(), photo.quantize(64), photo.convert("1")
+    dull, bgr = np.dstack([np.asarray(grey)] * 3), np.ascontiguousarray(PHOTO[:, :, ::-1])
+    clear = photo.copy()
     clear.putalpha(Image.fromarray(np.arange(96 * 128, dtype=np.uint32).astype(np.uint8).reshape(96, 128)))
+    palette = photo.quantize(64)
     colours = np.asarray(palette.convert("RGB"))
+    dots = photo.convert("1")
     wide = np.random.default_rng(1).integers(0, 1 << 16, (96, 128, 3)).astype(np.uint16)
     high = (wide >> 8).astype(np.uint8)
     for kind, ending in (("PNG", "png"), ("TIFF", "tif"), ("BMP", "bmp"), ("PPM", "ppm")):
         yield f"colour.{ending}", saved(kind, photo), PHOTO, 0
         yield f"grey.{ending}", saved(kind, grey), dull, 0
-        if kind != "PPM":
-            yield f"palette.{ending}", saved(kind, palette), colours, 0
-            yield f"dots.{ending}", saved(kind, dots), np.asarray(dots.convert("RGB")), 0
+    for kind, ending in (("PNG", "png"), ("BMP", "bmp"), ("TIFF", "tif")):
+        yield f"palette.{ending}", saved(kind, palette), colours, 0
+        yield f"dots.{ending}", saved(kind, dots), np.asarray(dots.convert("RGB")), 0
     yield "transparent.png", saved("PNG", clear), PHOTO, 0
     yield "grey_transparent.png", saved("PNG", clear.convert("LA")), dull, 0
     yield "palette_transparent.png", saved("PNG", palette, transparency=bytes(range(64))), colours, 0
@@ -141,17 +138,15 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
     yield "wide_grey.png", encoded(".png", wide[:, :, 0]), np.dstack([high[:, :, 0]] * 3), 0
     yield "wide.tif", encoded(".tif", wide[:, :, ::-1]), high, 1
     more: dict[str, Any] = {"save_all": True, "append_images": [grey.convert("RGB")]}
-    for name, kind in (("pages.tif", "TIFF"), ("animated.webp", "WEBP"), ("animated.png", "PNG"), ("png.jpg", "PNG")):
-        yield name, saved(kind, photo, lossless=True, **more if name != "png.jpg" else {}), PHOTO, 0
-    yield "lzw.tif", saved("TIFF", photo, compression="tiff_lzw"), PHOTO, 0
-    yield "lossy.webp", saved("WEBP", photo, quality=95), PHOTO, 4
-    yield "colour.jp2", encoded(".jp2", np.ascontiguousarray(PHOTO[:, :, ::-1])), PHOTO, 4
+    yield "pages.tif", saved("TIFF", photo, **more), PHOTO, 0
+    yield "animated.webp", saved("WEBP", photo, lossless=True, **more), PHOTO, 0
     yield "several.jpg", saved("MPO", photo, quality=98, **more), PHOTO, 4
+    yield "lossy.webp", saved("WEBP", photo, quality=95), PHOTO, 4
+    yield "colour.jp2", encoded(".jp2", bgr), PHOTO, 4
+    yield "colour.jpg", saved("JPEG", photo, quality=98), PHOTO, 4
     yield "grey.jpg", saved("JPEG", grey, quality=98), dull, 4
     yield "ink.jpg", saved("JPEG", photo.convert("CMYK"), quality=98), PHOTO, 4
-    yield "progressive.jpg", saved("JPEG", photo, quality=98, progressive=True), PHOTO, 4
-    for name in ("colour.jpg", "jpeg.png"):
-        yield name, saved("JPEG", photo, quality=98), PHOTO, 4
+    yield "png.jpg", saved("PNG", photo), PHOTO, 0
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -159,9 +154,8 @@ def good_images() -> Iterator[tuple[str, bytes, NDArray[np.uint8], float]]:
         upright = photo if turns[orientation] is None else photo.transpose(Image.Transpose(turns[orientation]))
         yield f"turned{orientation}.png", saved("PNG", photo, exif=exif), np.asarray(upright), 0
         yield f"turned{orientation}.jpg", saved("JPEG", photo, quality=98, exif=exif), np.asarray(upright), 4
-    for height, width in ((1, 1), (1, 20_000), (20_000, 1)):
-        long = np.resize(PHOTO, (height, width, 3))
-        yield f"{height}x{width}.png", saved("PNG", Image.fromarray(long)), long, 0
+    long = np.resize(PHOTO, (1, 20_000, 3))
+    yield "long.png", saved("PNG", Image.fromarray(long)), long, 0
 
 
 def png(width: int, height: int, content: bytes) -> bytes:
@@ -189,11 +183,16 @@ def bad_images() -> Iterator[tuple[str, bytes]]:
     jp2 = encoded(".jp2", PHOTO)
     place = jp2.index(b"\xff\x4f\xff\x51")
     yield "never_claims.jp2", jp2[: place + 8] + struct.pack(">II", 60_000, 60_000) + jp2[place + 16 :]
-    yield "ink.tif", saved("TIFF", photo.convert("CMYK"))
-    again = [photo.rotate(90)]
-    formats: dict[str, bytes] = {kind.lower(): saved(kind, photo) for kind in ("PNG", "JPEG", "BMP", "WEBP", "PPM")}
-    formats |= {"tif": saved("TIFF", photo, compression="tiff_lzw"), "jp2": jp2}
-    formats["animated.webp"] = saved("WEBP", photo, save_all=True, append_images=again)
+    yield "array.png", npy(SAMPLES)
+    yield "colour.gif.jpg", saved("GIF", photo)
+    formats: dict[str, bytes] = {
+        "png": saved("PNG", photo),
+        "jpg": saved("JPEG", photo),
+        "bmp": saved("BMP", photo),
+        "tif": saved("TIFF", photo, compression="tiff_lzw"),
+        "webp": saved("WEBP", photo),
+        "jp2": jp2,
+    }
     for ending, content in formats.items():
-        for number, broken in enumerate(damaged(content, 18)):
+        for number, broken in enumerate(damaged(content, 12)):
             yield f"damaged_{number}.{ending}", broken

@@ -149,8 +149,8 @@ def test_a_table_gives_the_scales(crops: Any, found: Sensitivity) -> None:
     ("factor", "scale", "said"),
     [
         (1.0, "right", ""),
-        (0.1, "clips", "the scale of rs clips: other samples, another method, or `repair=True` of calibrate may help"),
-        (10.0, "too wide", "the scale of rs is too wide: other samples, another method, or `repair=True`"),
+        (0.1, "clips", "the scale of rs clips: other samples or another method may help"),
+        (10.0, "too wide", "the scale of rs is too wide: other samples or another method"),
     ],
 )
 def test_a_wrong_scale_is_told_from_too_few_bits(crops: Any, factor: float, scale: str, said: str) -> None:

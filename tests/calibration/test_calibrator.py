@@ -14,13 +14,13 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx.parser import parse_model
 from PIL import Image
 from sklearn.datasets import load_digits
-from world import Heard, crops, net, samples
+from world import Heard, crops, net
 
 from trtopt.calibration import calibrator as module
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
-from trtopt.core.errors import CalibrationError, DataError, InvalidModel, OutputError, UsageError
+from trtopt.core.errors import CalibrationError, DataError, OutputError, UsageError
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
 from trtopt.evaluation.verify import Agreement, verify
@@ -122,29 +122,6 @@ def test_bad_images_are_left_out_and_counted(photos: list[Path], tmp_path: Path)
     assert any("text.jpg" in item for item in reporter.warnings)
     assert any("only 3 samples" in item for item in reporter.warnings)
     assert result.notes == tuple(reporter.warnings)
-
-
-def test_a_kept_pass_is_used_only_for_the_images_it_saw(photos: list[Path], tmp_path: Path, own_cache: Path) -> None:
-    """The first images by content are the same in two folders, one of them bad; another stands in for it."""
-    files = photos[:6]
-    first, other = tmp_path / "first", tmp_path / "other"
-    for folder, extra in ((first, files[:5]), (other, files[1:])):
-        folder.mkdir()
-        for file in extra:
-            shutil.copy(file, folder)
-        for number in range(9):
-            (folder / f"bad{number}.png").write_text(f"bad {number}")
-
-    def run(folder: Path, cache: bool = True) -> Any:
-        found = calibrate(net(), images=folder, preprocess=PRESET, threads=2, limit=4, cache=cache)
-        return found.cached, found.table.amax, {item.name for item in found.skipped}
-
-    fresh = run(first)
-    assert not fresh[0]
-    assert run(first) == (True, *fresh[1:])
-    different = run(other)
-    assert different[1:] == run(other, cache=False)[1:]
-    assert different[1] != fresh[1]
 
 
 # --- a small classifier of real digits ---
@@ -378,26 +355,6 @@ def _cut_at(path: Path, name: str) -> ModelProto:
     del proto.graph.output[:]
     proto.graph.output.append(helper.make_empty_tensor_value_info(name))
     return proto
-
-
-def test_measuring_squeeze_and_excite_where_there_is_none_says_so(digits: NDArray[np.float32]) -> None:
-    heard = Heard()
-    plain = calibrate(digits_model(), data=digits)
-    result = calibrate(digits_model(), data=digits, gates=True, reporter=heard)
-    assert result.table.digest == plain.table.digest
-    assert any("no squeeze-and-excite" in text and "`gates=True`" in text for text in heard.notes)
-
-
-def test_a_model_with_damaged_weights_is_refused_as_by_build(tmp_path: Path) -> None:
-    model = net()
-    weights = model.graph.initializer[0]
-    values = numpy_helper.to_array(weights).copy()
-    values[0] = np.nan
-    weights.CopyFrom(numpy_helper.from_array(values, weights.name))
-    save_model(model, tmp_path / "m.onnx")
-    data = {"x": samples(16)}
-    with pytest.raises(InvalidModel, match=r"m.onnx: .* holds NaN or infinity; the weights are damaged"):
-        calibrate(tmp_path / "m.onnx", data=data)
 
 
 def test_a_table_says_what_may_be_missing_behind_a_plugin() -> None:

@@ -89,17 +89,6 @@ def test_few_samples_are_not_believed_too_much() -> None:
     assert errors[1] < 0.8 * errors[0]
 
 
-def test_more_samples_add_up() -> None:
-    product, weight = node("MatMul", "x w", "y", "m"), values(8, 4)
-    parts = [values(3, 5, 8, seed=seed) for seed in range(3)]
-    whole = moments(product, weight, np.concatenate(parts))
-    total = moments(product, weight, parts[0])
-    for part in parts[1:]:
-        total += moments(product, weight, part)
-    np.testing.assert_allclose(total.squares, whole.squares, rtol=1e-12)
-    assert total.count == whole.count == 45
-
-
 @pytest.mark.parametrize(
     ("op", "slot", "weight"),
     [

@@ -62,7 +62,7 @@ def test_values_near_the_end_are_kept_too_since_other_inputs_may_give_more() -> 
 def test_an_underflow_is_found_by_what_it_does_to_the_outputs() -> None:
     found = _found(underflowing())
     assert set(found.in_fp32) == {"up", "relu", "grow"}  # folding shrinks the weights of `up`
-    assert re.search(r"brings the outputs to [\d.]+ dB: 100% of its values are below 6.1e-05", found.in_fp32["up"])
+    assert re.search(r"^in FP16 it.* brings the outputs to [\d.]+ dB$", found.in_fp32["up"])
     assert found.plain_db is not None and found.plain_db < 15
     assert found.safe_db is not None and found.safe_db > 60
 

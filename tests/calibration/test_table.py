@@ -156,21 +156,19 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         (in_histogram("bins", 100), "'image'.histogram.bins is 100; a whole number of at least 16384 is needed"),
         (in_histogram("counts", "AAAA"), "'image' has a damaged histogram"),
         (in_histogram("counts", "not base64"), "'image' has a damaged histogram"),
-        (in_histogram("counts", _text(np.uint8([1, 2, 3]))), "'image' has a damaged histogram (3 bytes)"),
+        (in_histogram("counts", _text(np.uint8([1, 2, 3]), "u1")), "'image' has a damaged histogram (3 bytes)"),
         (in_histogram("exponent", -50), "'image' has a damaged histogram"),
         *(
             (within("repairs", "conv", change), "repair")
             for change in (
                 *({"shape": item} for item in ([2, 2], [-1], "4", [], [1 << 20, 1 << 20])),
                 *({"offsets": item} for item in ("!", "AAAA")),
-                *({"bias": item} for item in (3, "AAAA", _text(np.float32([np.inf, 1])))),
+                *({"bias": item} for item in (3, "AAAA", _text(np.float32([np.inf, 1]), "<f4"))),
             )
         ),
         *((within("smoothed", "h", {"size": item}), "smooth") for item in (0, 2, 4, "3", 1 << 40)),
-        *(
-            (within("smoothed", "h", {"factors": _text(np.float32(item))}), "3 positive numbers")
-            for item in ([1, 0, 1], [1])
-        ),
+        (within("smoothed", "h", {"factors": _text(np.float32([1, 0, 1]), "<f4")}), "3 positive numbers"),
+        (within("smoothed", "h", {"factors": _text(np.float32([1]), "<f4")}), "3 are needed"),
         (within("smoothed", "h", {"factors": "!"}), "the smoothing of 'h' is damaged"),
     ],
 )

@@ -291,10 +291,6 @@ def test_an_iterator_is_read_as_far_as_the_limit() -> None:
             r"state is \(2, n, 4\) beside x \(n, 5\): export it with that axis called batch in all.*state:2,batch,4",
         ),
         (
-            {"crops": ("n", 5), "gallery": ("entries", 4)},
-            r"counts something else.*`set='crops:1,5'`.*one call's arrays",
-        ),
-        (
             {"x": (-1, 4), "b": (1, 4), "w": (4, 3)},
             r"the model's w is \(4, 3\) beside b \(1, 4\): export it with w as a constant.*`set='w=NUMBERS'`",
         ),

@@ -108,7 +108,7 @@ def test_damaged_images_are_left_out_with_a_reason_or_have_their_size(tmp_path: 
 
 def test_calibrate_and_run_by_command_line(world: World) -> None:
     table = world.output / "t.json"
-    for name in ("directory_behind.npz", "damaged_0_packed.npz", "zip.npy", "nan.npz", "header_8.npy", "objects.npy"):
+    for name in ("directory_behind.npz", "damaged_0_packed.npz", "zip.npy", "nan.npz", "header_7.npy", "objects.npy"):
         path = world.folder / name
         path.write_bytes(ARRAYS[name])
         has(world.refused("calibrate", world.model, "--data", path, "-o", table), name)
@@ -161,20 +161,13 @@ def test_a_large_file_is_no_photo(tmp_path: Path) -> None:
 
 
 def test_compressed_arrays_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With limits that are a part of the real ones, so that it takes no minutes."""
+    """With a limit that is a part of the real one, so that it takes no minutes."""
     monkeypatch.setattr(arrayfiles, "_WHOLE", 1 << 24)
-
-    def packed(name: str, shape: tuple[int, int]) -> Any:
-        np.savez_compressed(tmp_path / name, x=np.zeros(shape, np.float32))
-        return open_data([TensorInfo("x", "float32", ("n", "c"))], data=tmp_path / name)
-
-    assert packed("long.npz", (64, 1 << 15)).samples == 64
-    with pytest.raises(DataError, match=r"more than 1048576 samples"):
-        packed("many.npz", (1 << 20 | 1, 2))
+    np.savez_compressed(tmp_path / "large.npz", x=np.zeros((2, 1 << 22), np.float32))
     with pytest.raises(
         DataError, match=r"large\.npz .*33554560 bytes; up to 16777216 are read compressed: use np\.savez"
     ):
-        packed("large.npz", (2, 1 << 22))
+        open_data([TensorInfo("x", "float32", ("n", "c"))], data=tmp_path / "large.npz")
 
 
 def test_a_cache_that_cannot_be_kept_costs_nothing_but_a_warning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,11 +60,6 @@ def test_chunks_say_how_many_samples_are_real() -> None:
     assert [len(chunk["x"]) for chunk, _ in chunks(batch(0, 11), 4)] == [4, 4, 3]
 
 
-def test_a_batch_is_filled_from_its_first_sample_on() -> None:
-    np.testing.assert_array_equal(filled(batch(0, 3), 7)["number"], [0, 1, 2, 0, 1, 2, 0])
-    np.testing.assert_array_equal(filled(batch(0, 3), 2)["number"], [0, 1])
-
-
 def test_what_does_not_count_samples_is_refused() -> None:
     assert samples_in(batch(2, 9)) == 7
     assert samples_in(batch(2, 2)) == 0

@@ -116,7 +116,7 @@ class Sensitivity:
                 "tune, may"
             )
         elif sum(map(self.share, wrong)) >= (1 - self.weights) / 2:
-            advice = f"{scales}: other samples, another method, or `repair=True` of calibrate may help"
+            advice = f"{scales}: other samples or another method may help"
         else:
             right = [source for source in self.sources if source.scale == "right"]
             enough = sum(map(self.share, [*right, *wrong])) >= (1 - self.weights) / 2

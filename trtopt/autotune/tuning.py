@@ -26,7 +26,7 @@ from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples, sizes_of_samples
-from trtopt.calibration.calibrator import BY_OUTPUT, CalibrateResult, calibrate
+from trtopt.calibration.calibrator import CalibrateResult, calibrate
 from trtopt.calibration.importing import kept_out, without_scales
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
@@ -104,10 +104,8 @@ class Tuning:
         return self.table.left_out
 
     def __str__(self) -> str:
-        other_scales = sum(item.method == BY_OUTPUT for item in self.table.tensors.values())
         kinds = (
             (len(self.table.repairs), "weight", "rounded by their inputs"),
-            (other_scales, "activation", "with other scales"),
             (len(self.table.smoothed), "activation", "with channels scaled alike"),
         )
         repairs = (

@@ -33,8 +33,6 @@ from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
 
-_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch", "allow_unusual_data")
-
 
 @dataclass(frozen=True)
 class BuildPlan:
@@ -129,8 +127,7 @@ def plan_build(request: BuildRequest) -> BuildPlan:
     if classes is not None:
         check_classes(classes, model.outputs)
     kinds_stated = stated(request.output_kind, model.outputs)
-    sources = {name: getattr(request, name) for name in _CALIBRATION}
-    scales = Scales(**sources, overrides=request.precision_override)
+    scales = Scales(request, request.preprocess)
     quantized, generation = is_quantized(model.proto), select(request.backend)
     folded = functools.cache(lambda: fold(model.proto, reporter=reporter))
     generation.refuse(spec)
@@ -148,9 +145,9 @@ def plan_build(request: BuildRequest) -> BuildPlan:
             reporter.note(f"images are prepared in {size}, the opt size of `shapes=` (`size=` gives another)")
         scales = replace(scales, preprocess=sized_preprocess)
     if spec.embed_preprocess:
-        if preprocess is not None or scales.calib is None:  # else the table knows
+        if preprocess is not None or request.calib is None:  # else the table knows
             Embedded.of(preprocess, model.inputs)
-        if scales.data is not None:  # is used as it is
+        if request.data is not None:  # is used as it is
             scales = replace(scales, preprocess=None)
     table = scales.table(model, spec, quantized, reporter)
     native = scales.native(model, spec)

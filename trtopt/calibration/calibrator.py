@@ -32,7 +32,7 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, ModelError, OutputError, TrtoptError, UsageError
-from trtopt.core.files import cache_folder, check_ending
+from trtopt.core.files import cache_folder, cache_path, check_ending
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import SILENT, Reporter
@@ -49,12 +49,11 @@ from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.passes.typed import near_fp16_end
-from trtopt.graph.proto import fingerprint, in_memory
+from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
 DEVICES = ("cpu", "cuda")
-BY_OUTPUT = "output"  # the method of a scale that was chosen by what it does to the outputs
 LEAST = 2  # samples: a scale from one is that sample's own
 FEW = 32  # samples: below, thresholds still move visibly with each one
 
@@ -112,44 +111,25 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     """Measure a model's INT8 scales on real inputs, in one pass, or take them from an earlier measurement or a TensorRT
     cache, without any data.
 
-    The result is the same, to the bit, whatever the batch size, the order of the samples and the number of threads.
+    The result is the same, to the bit, whatever the batch size, the order of the samples and the number of threads. The fields
+    of `CalibrateRequest` say what each argument is; of some there is more to know:
 
     Args:
         model: an FP32 ONNX file or model. It is folded first, as `build` folds it.
-        output: where to write the table (`*.calib.json`); None: it is only returned.
-        images: a folder of images, or a list of files; needs `preprocess`.
-        data: arrays as the model takes them, any number of samples: .npz with one per input, .npy, a folder of them, or in
-            memory: an array or tensor, arrays by input name, or an iterable of these, such as a DataLoader. Of tuples the
-            first ones are the inputs, in order, and labels behind them aren't read; with a `limit` an iterator is read that
-            far.
-        preprocess: "imagenet", "efficientnet-lite", "yolo", a TOML file, a mapping or a `Preprocess`.
-        calib: a table of an earlier call for this model, instead of images or data: `method` chooses again from what was
-            counted then.
-        method: "auto", "entropy", "mse", "minmax" or "percentile"; see `trtopt.calibration.thresholds.choose`.
-        limit: use at most so many samples.
-        batch: samples read at a time.
-        threads: samples run at the same time; None: one per core.
-        precision_override: "PATTERN=fp32" by node name or operator, as for `build`: what these alone read isn't measured.
+        images, data, preprocess, limit: real inputs, in any form that `trtopt.data.open_data` takes.
+        calib: a table of an earlier call for this model: `method` chooses again from what was counted then.
         gates: measure squeeze-and-excite, too: the product, what the mean reads and the convolutions of one pixel. INT8 leaves
             it in floating point, but `tune` for TensorRT 8.6 tries it in INT8 where the table has its scales.
         repair: choose the codes of INT8 weights, and correct biases, by what the layers' inputs are; and where activations
             make much of the noise, move scales of channels from them into the weights around them. Each is kept where it
             lowers the noise at the outputs on samples held apart. The table holds it, and `build` repeats it.
-        cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
-        import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
-        export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
-        device: "cpu", or "cuda": ONNX Runtime runs the model on the first GPU (onnxruntime-gpu in place of onnxruntime), whose
-            values may differ from a CPU's in their last bits.
-        missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
-        allow_unusual_data: take one sample repeated, which is refused otherwise.
+        device: "cuda" runs the model on the first GPU, whose values may differ from a CPU's in their last bits.
 
     Raises:
         UsageError, DataError: arguments or data that can't be right, before any long work; copies when all were seen.
-        DeviceError: device="cuda" where ONNX Runtime has no GPU.
-        InvalidModel: the model can't be read, or its weights hold NaN or infinity.
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
             nothing in it can be quantized; or the imported cache lacks tensors (named).
-        OutputError: the table can't be written. Nothing is left behind.
+        InvalidModel, DeviceError, OutputError: the model can't be read, there is no GPU, or the table can't be written.
     """
     reporter, started = request.reporter, time.monotonic()
     choice(request.method, METHODS, "`method=`")
@@ -164,22 +144,14 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     refuse_quantized(loaded)
     ready = partial(prepare, loaded, overrides, gates=request.gates, reporter=reporter)
     batches = coverage = repairs = exported = None
-    known: Mapping[str, float] = {}
     cached = request.calib is not None
     if request.import_cache is not None:
         also = {} if request.method == "auto" else {"method": request.method}
         _refuse_measuring(request, "`import_cache=`", calib=request.calib, **also)
         cache = read_cache(request.import_cache)
-        prepared, known = ready(), cache.amax
+        prepared, known = ready(), {"missing": request.missing, "preprocess": request.preprocess}
         with reporter.phase(f"importing {Path(request.import_cache).name}"):
-            table, coverage = import_table(
-                cache,
-                loaded.proto,
-                prepared,
-                overrides=overrides,
-                missing=request.missing,
-                preprocess=request.preprocess,
-            )
+            table, coverage = import_table(cache, loaded.proto, prepared, overrides=overrides, **known)
         for warning in coverage.warnings:
             reporter.warn(warning)
     elif request.calib is not None:
@@ -214,27 +186,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     if request.output is not None:
         table.save(request.output)
     if request.export_cache is not None:
-        exported = export(
-            request.export_cache,
-            loaded.proto,
-            prepared.proto,
-            table,
-            batches=batches,
-            amax=known,
-            threads=request.threads,
-            reporter=reporter,
-        )
-    return CalibrateResult(
-        table=table,
-        path=None if request.output is None else Path(request.output),
-        skipped=() if batches is None else batches.skipped,
-        seconds=time.monotonic() - started,
-        cached=cached,
-        notes=notes,
-        coverage=coverage,
-        exported=exported,
-        repairs=repairs,
-    )
+        exported = export(request, loaded.proto, prepared.proto, table, batches)
+    path = None if request.output is None else Path(request.output)
+    skipped = () if batches is None else batches.skipped
+    return CalibrateResult(table, path, skipped, time.monotonic() - started, cached, notes, coverage, exported, repairs)
 
 
 def _repaired(
@@ -247,56 +202,40 @@ def _repaired(
 ) -> tuple[Table, Repairs]:
     """Return the table with what lowers the noise most on samples held apart, at the outputs of the model as it was given."""
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
-    few = {**samples_of(request), "limit": SAMPLES}
-    table = replace(table, repairs={}, smoothed={}, left_out={})
-    judged: dict[str, Any] = {"given": given.proto, "threads": request.threads or cores()}
-
-    def found(
-        proto: ModelProto, table: Table, what: str = "rounding weights", most: float = math.inf
-    ) -> Repairs | None:
-        points = find_points(to_ir(proto), overrides=overrides)
-        samples = open_data(given.inputs, **few)
-        return find_repairs(
-            proto, points, table.amax, samples, **judged, what=what, most=most, reporter=request.reporter
-        )
-
-    plain_repairs = found(proto, table)
-    assert plain_repairs is not None
-    best = table, plain_repairs
-    model = to_ir(proto)
+    few = partial(open_data, given.inputs, **{**samples_of(request), "limit": SAMPLES})
+    find = partial(find_repairs, given=given.proto, threads=request.threads or cores(), reporter=request.reporter)
+    table, model = replace(table, repairs={}, smoothed={}, left_out={}), to_ir(proto)
     points = find_points(model, overrides=overrides)
+    repairs = find(proto, points, table.amax, few())
+    assert repairs is not None
+    best, before = (table, repairs), repairs.before
     candidates = smoothable(model, points)
     adds = 3 * sum(len(item.matrices) for item in candidates.values() if item.adds) >= len(points.weights)
     if not adds:  # a node more each, for networks only that matrix products do the most of, as transformers
         candidates = {name: item for name, item in candidates.items() if not item.adds}
-    noise, before = best[1].noise, best[1].before
-    share = sum(noise.activations.get(name, 0.0) for name in candidates) / (noise.total or 1.0)
-    if share >= WORTH_SMOOTHING and request.export_cache is None:
-        axes = {name: readers.axis for name, readers in candidates.items()}
-        largest = channels(proto, axes, open_data(given.inputs, **few))
-        for strength in STRENGTHS:
-            factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
-            other = smoothed(proto, factors)
-            batches = open_data(given.inputs, **samples_of(request), batch=request.batch)
-            points = find_points(to_ir(other), overrides=overrides)
-            own = replace(
-                prepared,
-                proto=other,
-                tensors=points.activations,
-                groups=tuple(map(tuple, points.groups)),
-                fingerprint=fingerprint(other),
-            )
-            seen, _ = _measured(request, own, batches, gpu, examined=False)
-            entries = {**table.tensors, **seen.tensors}
-            tried = replace(table, tensors=entries, smoothed=factors)
-            # What is worse isn't worth the time of repairing it; of transformers that can't be said before.
-            most = math.inf if adds else before / WORSE
-            repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})", most)
-            if repairs is not None and repairs.after < best[1].after:
-                best = tried, replace(repairs, before=before)
+    share = sum(repairs.noise.activations.get(name, 0.0) for name in candidates) / (repairs.noise.total or 1.0)
+    worth = share >= WORTH_SMOOTHING and request.export_cache is None
+    largest = channels(proto, {name: item.axis for name, item in candidates.items()}, few()) if worth else {}
+    for strength in STRENGTHS if worth else ():
+        factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
+        other = smoothed(proto, factors)
+        points = find_points(to_ir(other), overrides=overrides)
+        seen, _ = _measured(
+            request,
+            prepared.of(other, points),
+            open_data(given.inputs, **samples_of(request), batch=request.batch),
+            gpu,
+            examined=False,
+        )
+        tried = replace(table, tensors={**table.tensors, **seen.tensors}, smoothed=factors)
+        what = f"rounding weights, channels smoothed (strength {strength:g})"
+        # What is worse isn't worth the time of repairing it; of transformers that can't be said before.
+        most = math.inf if adds else before / WORSE
+        repairs = find(other, points, tried.amax, few(), what=what, most=most)
+        if repairs is not None and repairs.after < best[1].after:
+            best = tried, replace(repairs, before=before)
     table, repairs = best
-    entries = {name: replace(table.tensors[name], amax=amax, method=BY_OUTPUT) for name, amax in repairs.scales.items()}
-    return replace(table, repairs=repairs.nodes, tensors={**table.tensors, **entries}), repairs
+    return replace(table, repairs=repairs.nodes), repairs
 
 
 def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> None:
@@ -325,13 +264,8 @@ def _measured(
     """
     reporter, insist = request.reporter, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
-    store = None
-    if request.cache:
-        key = prepared.pass_key(batches.describe(), described, gpu)
-        try:
-            store = cache_folder("calibration") / f"{key}.calib.json"
-        except OutputError as error:
-            reporter.warn(f"this pass can't be kept for later calls: {error}")
+    key = prepared.pass_key(batches.describe(), described, gpu)
+    store = cache_path() / "calibration" / f"{key}.calib.json" if request.cache else None
     table = _cached(store, request.method, reporter) if store else None
     cached = table is not None
     if table is None:
@@ -345,19 +279,18 @@ def _measured(
             device=request.device,
             reporter=reporter,
         )
-        quality = facts(survey)
+        quality, ranges = facts(survey), dict[str, float]()
         refuse(quality, insist)
-        ranges: dict[str, float] = {}
         if examined:
             quality["preprocessing"] = check_preprocessing(prepared.proto, survey.ranged)
             ranges = half_ranges(prepared.proto, survey.ranged, seen.histograms, request.threads, reporter)
+        about = {"data": batches.describe(), "preprocess": described, "ranges": ranges}
         with reporter.phase("choosing thresholds"):
-            table = prepared.table(
-                seen, request.method, quality, data=batches.describe(), preprocess=described, ranges=ranges
-            )
+            table = prepared.table(seen, request.method, quality, **about)
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:
+                cache_folder("calibration")
                 table.save(store)
             except OutputError as error:
                 reporter.warn(f"this pass can't be kept for later calls: {error}")
@@ -394,8 +327,7 @@ def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
         shapes = "".join(f"; {info.name} is {'x'.join(map(str, info.shape))}" for info in inputs[:4])
         more = f" ({where_counted(inputs)}{'' if alone(inputs) else shapes})"
         if isinstance(batches, ImageBatches):
-            left_out = [f"{item.name} {item.reason}" for item in batches.skipped[:3]]
-            more = f"; {len(batches.skipped)} were left out, such as {'; '.join(left_out)}" if left_out else ""
+            more = "".join(f"; left out: {item.name} {item.reason}" for item in batches.skipped[:3])
         raise DataError(
             f"there is only {batches.samples} sample to calibrate on; at least {LEAST} are needed, and {FEW} to some hundred "
             f"that look like what the network will see give good scales{more}"

@@ -8,8 +8,6 @@ which `build --calibrator native` gives TensorRT, and those of the original that
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +15,10 @@ from onnx import ModelProto
 
 from trtopt.calibration.observe import observe
 from trtopt.calibration.propagation import propagate
+from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
-from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.words import first_of
 from trtopt.data import Batches
 from trtopt.graph.view import is_constant, is_float, to_ir
@@ -49,48 +47,35 @@ def floating(proto: ModelProto) -> tuple[str, ...]:
 
 
 def export(
-    path: str | os.PathLike[str],
-    original: ModelProto,
-    folded: ModelProto,
-    table: Table,
-    *,
-    batches: Batches | None = None,
-    amax: Mapping[str, float] | None = None,
-    threads: int | None = None,
-    reporter: Reporter = SILENT,
+    request: CalibrateRequest, original: ModelProto, folded: ModelProto, table: Table, batches: Batches | None
 ) -> ExportedCache:
-    """Write `path`.
+    """Write `request.export_cache`.
 
     Args:
         table: for `folded`; its scales are written as they are.
-        batches: the samples that it was measured on, for the tensors that it lacks.
-        amax: further scales that are known, such as an imported cache's.
+        batches: the samples that it was measured on, for the tensors that it lacks; None: these have no scale.
 
     Raises:
         CalibrationError: a tensor isn't finite on these samples.
         OutputError: the file can't be written.
     """
-    names = floating(folded)
-    scales = {**(amax or {}), **table.amax}
-    propagated = propagate(to_ir(folded), scales, table.groups)
-    rest = [name for name in names if name not in propagated]
+    assert request.export_cache is not None
+    names, reporter = floating(folded), request.reporter
+    scales = propagate(to_ir(folded), table.amax, table.groups)
+    rest = [name for name in names if name not in scales]
     if batches is not None and rest:
-        observation = observe(
-            folded, rest, batches, total=batches.samples, threads=threads, shard=True, reporter=reporter
+        seen = observe(
+            folded, rest, batches, total=batches.samples, threads=request.threads, shard=True, reporter=reporter
         )
-        propagated |= {
-            name: choose(histogram, table.method).amax
-            for name, histogram in observation.histograms.items()
-            if histogram.absmax > 0  # nothing but zeros fits every scale, and gives none
-        }
-    entries = {name: propagated[name] for name in names if name in propagated}
-    propagated = propagate(to_ir(original), propagated)
-    others = {name: propagated[name] for name in floating(original) if name in propagated and name not in entries}
-    write_cache(entries | others, path)
-    lacking = tuple(name for name in names if name not in entries)
-    if lacking:
+        counted = {name: item for name, item in seen.histograms.items() if item.absmax > 0}  # zeros give no scale
+        scales |= {name: choose(item, table.method).amax for name, item in counted.items()}
+    entries = {name: scales[name] for name in names if name in scales}
+    scales = propagate(to_ir(original), scales)
+    others = {name: scales[name] for name in floating(original) if name in scales and name not in entries}
+    path = write_cache(entries | others, request.export_cache)
+    if lacking := tuple(name for name in names if name not in entries):
         reporter.warn(
             f"the exported cache has no scale for {len(lacking)} of the {len(names)} floating tensors ({first_of(lacking)}): "
             "TensorRT will run layers beside them in floating point; calibrate on data to have them all"
         )
-    return ExportedCache(Path(path), len(entries), len(others), lacking)
+    return ExportedCache(path, len(entries), len(others), lacking)

@@ -60,15 +60,9 @@ def count_in_numpy(flat: NDArray[np.float32], exponent: int, counts: Counts) -> 
         counts[:] = coarser(counts, needed - exponent)
         exponent = needed
     scale = np.float32(BINS / math.ldexp(1.0, exponent))
-    magnitudes = np.empty(min(_CHUNK, flat.size), np.float32)
-    bins = np.empty(magnitudes.size, np.uint16)
     for start in range(0, flat.size, _CHUNK):
-        chunk = flat[start : start + _CHUNK]
-        scaled, index = magnitudes[: chunk.size], bins[: chunk.size]
-        np.abs(chunk, out=scaled)
-        np.multiply(scaled, scale, out=scaled)  # exact: the scale is a power of two
-        np.copyto(index, scaled, casting="unsafe")  # truncates, which is floor here
-        counts += np.bincount(index, minlength=BINS)
+        scaled = np.abs(flat[start : start + _CHUNK]) * scale  # exact: the scale is a power of two
+        counts += np.bincount(scaled.astype(np.uint16), minlength=BINS)  # truncates, which is floor here
     return low, high, exponent
 
 

@@ -81,20 +81,22 @@ class Coverage:
     def warnings(self) -> tuple[str, ...]:
         """Sentences on a cache that was taken."""
         left = (
-            f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "
+            f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read"
         )
-        notes = {
-            self.unusable_entries: self.unusable,
-            f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's": self.foreign,
-            f"{left}{first_of(self.unquantized)}": self.unquantized,
-        }
-        return tuple(note for note, there in notes.items() if there)
+        notes = (
+            self.unusable and self.unusable_entries,
+            self.foreign
+            and f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's",
+            self.unquantized and f"{left}: {first_of(self.unquantized)}",
+        )
+        return tuple(map(str, filter(None, notes)))
 
     @property
     def unusable_entries(self) -> str:
-        names = self.unusable
-        which = f"{len(names)} entry of the cache is" if len(names) == 1 else f"{len(names)} entries of the cache are"
-        return f"{which} no scale (infinite, NaN, negative, cut off or out of range): {first_of(names)}"
+        return (
+            f"{len(self.unusable)} of the cache's entries hold no scale (infinite, NaN, negative, cut off or out of range): "
+            f"{first_of(self.unusable)}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {"needed": self.needed, **plain(self)}
@@ -109,13 +111,8 @@ def import_table(
     missing: str = "error",
     preprocess: Any = None,
 ) -> tuple[Table, Coverage]:
-    """The table that `cache` gives for a model.
-
-    Args:
-        original: the model as it was given; its names are looked for too.
-        prepared: what `prepare` made of it.
-        missing: "error", or "float": nodes that read a tensor without a scale stay out of INT8.
-        preprocess: how an image becomes the input, where it is known; it is kept with the table.
+    """The table that `cache` gives for a model, which was `original` before it was `prepared`; `missing` and `preprocess` as in
+    `CalibrateRequest`.
 
     Raises:
         CalibrationError: needed tensors have no scale (named, with what to do), or nothing is left to quantize.
@@ -155,17 +152,12 @@ def import_table(
     amax = {name: scales[name] for name in points.activations}
     for group in points.groups:
         amax |= dict.fromkeys(group, max(amax[name] for name in group))
+    data = {"kind": "cache", "count": 0, "digest": cache.digest, "header": cache.header, "unquantized": list(unscaled)}
     table = Table(
-        tensors={name: TableEntry(value, how[name]) for name, value in amax.items()},
-        groups=points.groups,
-        model=prepared.identity,
-        data={
-            "kind": "cache",
-            "count": 0,
-            "digest": cache.digest,
-            "header": cache.header,
-            "unquantized": list(unscaled),
-        },
+        {name: TableEntry(value, how[name]) for name, value in amax.items()},
+        points.groups,
+        prepared.identity,
+        data,
         method=f"imported from {cache.header}",
         samples=0,
         preprocess=None if preprocess is None else Preprocess.load(preprocess).describe(),
@@ -200,22 +192,22 @@ def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
 
 
 def _lacking(coverage: Coverage, points: Points, cache: TextCache) -> str:
-    names = coverage.missing
+    names, strange = coverage.missing, coverage.strange
     readers = list(dict.fromkeys(node for name in names for node, _ in points.reads.get(name, ())))
+    zeros = [name for name in names if name in cache.constants]
     text = (
         f"the cache ({coverage.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs: "
         f"{first_of(names)} (read by {first_of(readers)})"
     )
-    strange = coverage.strange
-    zeros = [name for name in names if name in cache.constants]
     hints = (
+        text,
         zeros and f"it says 0 for {first_of(zeros)}, which is no scale",
         coverage.unusable and coverage.unusable_entries,
         coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
     )
-    node = glob.escape(readers[0]) if readers else "NODE"
     return (
-        f"{'; '.join([text, *map(str, filter(None, hints))])}. Calibrate on real inputs instead (`images=DIR` and "
+        f"{'; '.join(map(str, filter(None, hints)))}. Calibrate on real inputs instead (`images=DIR` and "
         "`preprocess=PRESET`, or `data='F.npz'`), leave what reads these tensors in floating point (trtopt calibrate MODEL "
-        f"--import-cache CACHE --missing float -o T.calib.json), or name it: `precision_override=['{node}=fp16']`"
+        "--import-cache CACHE --missing float -o T.calib.json), or name it: "
+        f"`precision_override=['{glob.escape(readers[0]) if readers else 'NODE'}=fp16']`"
     )

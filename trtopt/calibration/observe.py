@@ -115,13 +115,11 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
     Raises:
         CalibrationError: a tensor is constant in all of them.
     """
-    observation = Observation(_summed([item.histograms for item in shards]), sum(item.samples for item in shards))
+    parts = [item.histograms for item in shards]
+    whole = {name: merged(part[name] for part in parts) for name in parts[0]}
+    observation = Observation(whole, sum(item.samples for item in shards))
     _refuse_constant(observation, proto)
     return observation
-
-
-def _summed(parts: Sequence[Mapping[str, Histogram]]) -> dict[str, Histogram]:
-    return {name: merged(part[name] for part in parts) for name in parts[0]}
 
 
 class _GraphRunner:
@@ -141,9 +139,8 @@ class _GraphRunner:
             try:
                 self.session = open_session(proto, outputs=self.computed, purpose="calibration", **options)
             except ModelError as error:
-                raise CalibrationError(
-                    f"ONNX Runtime can't load the model {proto.graph.name!r}: {error.__cause__}"
-                ) from error
+                what = f"ONNX Runtime can't load the model {proto.graph.name!r}"
+                raise CalibrationError(f"{what}: {error.__cause__}") from error
         self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
         for _ in range(workers):
             self.sets.put({name: Histogram() for name in tensors})
@@ -178,7 +175,8 @@ class _GraphRunner:
             ) from None
 
     def result(self) -> dict[str, Histogram]:
-        return _summed([self.sets.get() for _ in range(self.sets.qsize())])
+        parts = [self.sets.get() for _ in range(self.sets.qsize())]
+        return {name: merged(part[name] for part in parts) for name in parts[0]}
 
 
 def _sources(proto: ModelProto) -> dict[str, str]:
@@ -244,11 +242,11 @@ def _refuse_constant(observation: Observation, proto: ModelProto) -> None:
     if not bad:
         return
     name, histogram = next(iter(bad.items()))
-    what = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
-    more = f", and so {'was another' if len(bad) == 2 else f'were {len(bad) - 1} others'}" if len(bad) > 1 else ""
+    what = f"was {histogram.low:g} everywhere" if histogram.total else "held no values"
+    more = f", and so were {len(bad) - 1} others" if len(bad) > 1 else ""
     readers = sorted({f"{node.name}=fp32" for node in proto.graph.node if not bad.keys().isdisjoint(node.input)})
-    out = f"`precision_override={readers if len(readers) <= NAMED else ['NODE=fp32']}`"
     raise CalibrationError(
         f"the tensor {name!r} ({_sources(proto)[name]}) {what} in {observation.samples} samples{more}, which gives no scale: "
-        f"calibrate on real, varied inputs, or keep what reads {'it' if len(bad) == 1 else 'them'} out with {out}"
+        "calibrate on real, varied inputs, or keep what reads it out with "
+        f"`precision_override={readers if len(readers) <= NAMED else ['NODE=fp32']}`"
     )

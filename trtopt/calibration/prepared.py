@@ -23,7 +23,7 @@ from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
 from trtopt.graph.op_types import CONTROL_FLOW
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points, gates_of
+from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.proto import STANDARD, fingerprint
@@ -55,46 +55,34 @@ class Prepared:
     def identity(self) -> dict[str, str]:
         return {"name": self.name, "fingerprint": self.fingerprint}
 
+    def of(self, proto: ModelProto, points: Points) -> Prepared:
+        """Return this with another graph, and what is observed in that."""
+        return _prepared(proto, points, self.name, fingerprint(proto))
+
     def pass_key(
         self, data: Mapping[str, Any], preprocess: Mapping[str, Any] | None, engine: Mapping[str, str] | None = None
     ) -> str:
-        """SHA-256 of all that a pass's histograms depend on. The method isn't among it.
-
-        Args:
-            engine: what else than ONNX Runtime on the CPU runs the model.
-        """
+        """SHA-256 of all that a pass's histograms depend on, so not of the method; `engine`: what else than ONNX Runtime on the
+        CPU runs the model."""
+        runs = {"onnxruntime": ort_version("calibration")} if engine is None else {"engine": dict(engine)}
+        graph = {"model": self.fingerprint, "tensors": list(self.tensors), "groups": list(map(list, self.groups))}
         return sha256_json(
-            {
-                "trtopt": __version__,
-                **({"onnxruntime": ort_version("calibration")} if engine is None else {"engine": dict(engine)}),
-                "bins": BINS,
-                "model": self.fingerprint,
-                "tensors": list(self.tensors),
-                "groups": [list(group) for group in self.groups],
-                "data": data,
-                "preprocess": preprocess,
-            }
+            {"trtopt": __version__, **runs, "bins": BINS, **graph, "data": data, "preprocess": preprocess}
         )
 
     def table(self, seen: Observation, method: str, quality: Mapping[str, Any], **about: Any) -> Table:
-        """Return the table of what was seen, thresholds chosen by `method`.
-
-        Args:
-            quality: facts of the samples.
-            about: further fields of the table.
+        """Return the table of what was seen, thresholds chosen by `method`; `about` are further fields of it.
 
         Raises:
             CalibrationError: only zeros were seen of a tensor.
         """
-        return Table(
-            tensors=choose_all(seen.histograms, self.groups, method),
-            groups=self.groups,
-            model=self.identity,
-            method=method,
-            samples=seen.samples,
-            quality=quality,
-            **about,
-        )
+        known: dict[str, Any] = {
+            "groups": self.groups,
+            "model": self.identity,
+            "method": method,
+            "samples": seen.samples,
+        }
+        return Table(choose_all(seen.histograms, self.groups, method), quality=quality, **known, **about)
 
     def chosen_again(self, table: Table, method: str | None) -> Table:
         """Return the part of an earlier table of this model that is needed now, thresholds by another method.
@@ -107,19 +95,18 @@ class Prepared:
             UsageError: no such method.
         """
         lacking = [name for name in self.tensors if name not in table.tensors]
-        if table.model["fingerprint"] != self.fingerprint or lacking:
-            why = (
-                f"has nothing of {first_of(lacking)}: it was made with other `precision_override=` or `gates=`"
-                if table.model["fingerprint"] == self.fingerprint
-                else f"is of {table.model.get('name', 'another model')}, not of this one, or not of these weights"
-            )
+        why = ""
+        if table.model["fingerprint"] != self.fingerprint:
+            why = f"is of {table.model.get('name', 'another model')}, not of this one, or not of these weights"
+        elif lacking:
+            why = f"has nothing of {first_of(lacking)}: it was made with other `precision_override=` or `gates=`"
+        if why:
             raise CalibrationError(
                 f"the calibration table {why}; calibrate on real inputs: `images=DIR`, or `data='F.npz'`"
             )
         smoothed = [name for name in map(smoothed_name, table.smoothed) if name in table.tensors]
-        kept = dict(
-            table.tensors if table.gates else {name: table.tensors[name] for name in (*self.tensors, *smoothed)}
-        )
+        names = table.tensors if table.gates else (*self.tensors, *smoothed)
+        kept = {name: table.tensors[name] for name in names}
         needed = replace(table, tensors=kept, groups=self.groups, model=self.identity)
         imported = all(item.histogram is None for item in kept.values())
         return needed if method is None or (imported and method == "auto") else needed.with_method(method)
@@ -165,31 +152,21 @@ def prepare(
         reporter.note("the model has no squeeze-and-excite, so that `gates=True` changes nothing")
     points = find_points(graph, overrides=overrides, gates=products)
     foreign = sorted({f"{node.op_type} of {node.domain}" for node in proto.graph.node if node.domain not in STANDARD})
+    plugin = f"TensorRT takes {first_of(foreign, 3)} with a plugin alone; `trtopt check` names such parts"
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         if any(node.op_type in CONTROL_FLOW for node in proto.graph.node):
             decide = how_to_decide(proto)
             reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
-        kept = "; ".join(reasons)
-        instead = "build it with `fp16=True`"
-        if foreign:  # which build refuses, too
-            instead = (
-                f"besides, TensorRT takes {first_of(foreign, 3)} with a plugin alone; `trtopt check` names such parts"
-            )
-        raise CalibrationError(
-            "there is nothing to quantize in the model: "
-            + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")
-            + f"; {instead}"
-        )
+        why = "; ".join(reasons) or "it has no Conv, ConvTranspose, Gemm or MatMul"
+        # a build refuses plugins, too
+        instead = f"besides, {plugin}" if foreign else "build it with `fp16=True`"
+        raise CalibrationError(f"there is nothing to quantize in the model: {why}; {instead}")
     if foreign:
-        reporter.warn(
-            f"what comes after {first_of(foreign, 3)} may be missing in the table, and TensorRT takes that with a plugin "
-            "alone; `trtopt check` names such parts"
-        )
-    return Prepared(
-        proto=proto,
-        tensors=tuple(points.activations),
-        groups=tuple(map(tuple, points.groups)),
-        name=model.path.name if model.path else model.proto.graph.name,
-        fingerprint=fingerprint(folded),
-    )
+        reporter.warn(f"what comes after {first_of(foreign, 3)} may be missing in the table: {plugin}")
+    name = model.path.name if model.path else model.proto.graph.name
+    return _prepared(proto, points, name, fingerprint(folded))
+
+
+def _prepared(proto: ModelProto, points: Points, name: str, digest: str) -> Prepared:
+    return Prepared(proto, tuple(points.activations), tuple(map(tuple, points.groups)), name, digest)

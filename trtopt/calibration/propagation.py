@@ -31,8 +31,7 @@ ALL, SOME = "all", "some"
 def largest(amax: Iterable[float | None]) -> float | None:
     """The largest of all; None where one of them isn't known."""
     parts = list(amax)
-    known = [item for item in parts if item is not None]
-    return max(known) if len(known) == len(parts) else None
+    return None if None in parts else max(item for item in parts if item is not None)
 
 
 def propagate(model: ir.Model, known: Mapping[str, float], groups: Iterable[Sequence[str]] = ()) -> dict[str, float]:
@@ -107,12 +106,10 @@ def _carries(node: ir.Node) -> str:
             ALL if all(old is not None and new is not None and new >= old for old, new in zip(before, after)) else SOME
         )
     if node.op_type == "Pad":
-        if attribute(node, "mode", "constant") == "constant":
-            fill = operand(node, 2)
-            content = attribute(node, "value", 0.0) if fill is None else constant(fill)  # an attribute in opset 2
-            if content is None or np.any(content):
-                return ""
-        pads = constant(operand(node, 1))
+        fill, pads = operand(node, 2), constant(operand(node, 1))
+        content = attribute(node, "value", 0.0) if fill is None else constant(fill)  # an attribute in opset 2
+        if attribute(node, "mode", "constant") == "constant" and (content is None or np.any(content)):
+            return ""
         return ALL if pads is not None and bool((pads >= 0).all()) else SOME
     return ""
 

@@ -43,14 +43,12 @@ class Survey:
     """Records of the samples that passed, and some samples for a look into the model.
 
     Attributes:
-        probes: by digest, with a first axis of 1: the same ones in any order.
+        ranged: those: of the lowest digests, and the one that goes furthest; with a first axis of 1, the same in any order.
     """
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
-        self.probes: dict[str, dict[str, NDArray[Any]]] = {}
-        # The sample with the largest magnitude: that, its digest, and its content.
-        self._furthest: tuple[float, str, dict[str, NDArray[Any]]] | None = None
+        self._probes: dict[Sample, dict[str, NDArray[Any]]] = {}
 
     def watch(self, batches: Iterable[Arrays]) -> Iterator[Arrays]:
         """Yield the same batches, looked at as they are read."""
@@ -61,34 +59,23 @@ class Survey:
 
     def add(self, feed: Arrays) -> None:
         """Look at one sample: input name → array without the sample axis."""
-        flats = [
-            np.ascontiguousarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"
-        ]
+        flats = [np.asarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"]
         ends = [float(end) for flat in flats if flat.size for end in (flat.min(), flat.max())]
         absmax = max(map(abs, ends), default=0.0)
         # Cheap: two of one digest are the same for all that depends on it here.
-        digest = f"{checksum(feed):08x} {absmax!r}"
-        self.samples.append(Sample(digest, absmax))
-        if all(map(math.isfinite, ends)):  # NaN shows in both
-            self._keep(digest, absmax, feed)
+        sample = Sample(f"{checksum(feed):08x} {absmax!r}", absmax)
+        self.samples.append(sample)
+        if not all(map(math.isfinite, ends)) or sample in self._probes:  # NaN shows in both
+            return
+        kept = sorted((*self._probes, sample))[:PROBES]
+        kept.append(max((*self._probes, sample), key=lambda item: (item.absmax, item.digest)))
+        if sample in kept:
+            self._probes[sample] = {name: np.array(array[None]) for name, array in feed.items()}
+        self._probes = {item: self._probes[item] for item in dict.fromkeys(kept)}
 
     @property
     def ranged(self) -> list[dict[str, NDArray[Any]]]:
-        """The samples that are run for a look into the model: the probes, and the one that goes furthest."""
-        chosen = dict(sorted(self.probes.items()))
-        if self._furthest is not None:
-            chosen.setdefault(self._furthest[1], self._furthest[2])
-        return list(chosen.values())
-
-    def _keep(self, digest: str, largest: float, feed: Arrays) -> None:
-        """Keep the samples of the lowest digests, and that of the largest magnitude: the same ones in any order."""
-        before = self._furthest
-        if before is None or (largest, before[1]) > (before[0], digest):
-            self._furthest = largest, digest, {name: np.array(array[None]) for name, array in feed.items()}
-        if digest not in self.probes and (len(self.probes) < PROBES or digest < max(self.probes)):
-            self.probes[digest] = {name: np.array(array[None]) for name, array in feed.items()}
-            if len(self.probes) > PROBES:
-                del self.probes[max(self.probes)]
+        return list(self._probes.values())
 
 
 def facts(survey: Survey) -> dict[str, Any]:

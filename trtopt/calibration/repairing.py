@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -34,8 +34,6 @@ from trtopt.ort.sessions import open_session
 SAMPLES = 24  # in all
 WORTH_SMOOTHING = 0.3  # of the noise, at least, that activations make which can be smoothed
 STRENGTHS = (0.7, 0.85)  # of smoothing, that are tried
-LOUD = 1e-3  # noise from which on other scales of an activation are tried
-FACTORS = (0.35, 0.5, 0.65, 0.8, 0.9, 1.1)
 WORSE = 1.12  # 0.5 dB: less than that, on so few samples, may be chance
 
 
@@ -57,11 +55,10 @@ class NoiseByPlace:
 
 @dataclass(frozen=True)
 class Repairs:
-    """The weights and scales that were changed.
+    """The weights that were changed.
 
     Attributes:
         nodes: name → what is changed.
-        scales: activation → its amax, where another one does less to the outputs.
         tried: how many weights were rounded.
         left: node name → why its weights weren't.
         before, after: noise at the worst output, in the Q/DQ graph, on the samples that judge.
@@ -71,7 +68,6 @@ class Repairs:
     """
 
     nodes: Mapping[str, Repair]
-    scales: Mapping[str, float]
     tried: int
     left: Mapping[str, str]
     before: float
@@ -84,7 +80,6 @@ class Repairs:
         """Return plain JSON values."""
         return {
             "kept": list(self.nodes),
-            "scales": dict(self.scales),
             "tried": self.tried,
             "left": dict(self.left),
             "output": self.output,
@@ -95,7 +90,6 @@ class Repairs:
     def __str__(self) -> str:
         old, new = snr_db(self.before), snr_db(self.after)
         count = f"{len(self.nodes)} of {self.tried + len(self.left)} weights rounded otherwise than to the nearest code"
-        count += f", {len(self.scales)} activations with another scale" * bool(self.scales)
         note = ""
         for why in dict.fromkeys(self.left.values()):
             nodes = [node for node, reason in self.left.items() if reason == why]
@@ -135,16 +129,10 @@ def find_repairs(
     nodes = {node.name: node for node in proto.graph.node}
     repairs: dict[str, Repair] = {}
     reasons: dict[str, str] = {}
-    grouped = {name for group in points.groups for name in group}
-    scales: dict[str, float] = {}
-    of_weights: dict[str, float] = {}
-    of_activations: dict[str, float] = {}
+    of_weights, of_activations = dict[str, float](), dict[str, float]()
     with reporter.phase(what, len(points.weights)) as phase:
         for number, names, weights in ledger.places():
-            for name in names:
-                factor, of_activations[name] = _scaled(ledger, name, name not in grouped, fit, judge)
-                if factor != 1:
-                    scales[name] = float(amax[name]) * factor
+            of_activations |= {name: max(ledger.of_activation(name, judge).values()) for name in names}
             for weight in weights:
                 node, content = nodes[weight.node], np.asarray(to_array(ledger.weights[weight.name]), np.float32)
                 of_weights[weight.node] = max(ledger.of_weight(number, weight, None, judge).values())
@@ -162,14 +150,12 @@ def find_repairs(
     )
     if max(repaired_alone.values()) >= max(alone.values()):
         repairs = {}
-    ledger.amax = {**amax, **scales}
     after = ledger.of_whole(ledger.quantized(repairs), judge)
     output = max(before, key=lambda name: before[name])
     if max(after.values()) > WORSE * max(before.values()):
-        repairs, scales, after = {}, {}, before
+        repairs, after = {}, before
     return Repairs(
         nodes=repairs,
-        scales=scales,
         tried=len(points.weights) - len(reasons),
         left=reasons,
         before=before[output],
@@ -178,19 +164,6 @@ def find_repairs(
         samples=sum(sample.of.real for sample in judge),
         noise=NoiseByPlace(of_activations, of_weights),
     )
-
-
-def _scaled(
-    ledger: NoiseLedger, name: str, free: bool, fit: Sequence[Sample], judge: Sequence[Sample]
-) -> tuple[float, float]:
-    """A factor on the scale of an activation that comes next, and the noise that it makes then."""
-    noise = max(ledger.of_activation(name, judge).values())
-    if noise < LOUD or not free:
-        return 1.0, noise
-    noises = {factor: max(ledger.of_activation(name, fit, factor).values()) for factor in (1.0, *FACTORS)}
-    best = min(noises, key=lambda factor: noises[factor])
-    other = noise if best == 1 else max(ledger.of_activation(name, judge, best).values())
-    return (best, other) if other < noise / WORSE else (1.0, noise)
 
 
 def channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> dict[str, NDArray[np.float32]]:

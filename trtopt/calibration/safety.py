@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from trtopt.calibration.noise import Parts, opened, snr_db
+from trtopt.calibration.noise import Parts, snr_db
 from trtopt.core.documents import Described
 from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.host import cores
@@ -30,13 +30,12 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
 from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.ranges import FP16_NORMAL, TensorRange, beyond_fp16, measure_ranges
+from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
 LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unless the user says another
 JUDGES = 8  # samples that the outputs are compared on
 RANKING = 2  # of them, those that blocks of nodes are ranked on
 MINOR = 1 / 16  # of the noise that the limit allows: a block that makes less isn't looked into
-MOSTLY = 0.5  # of a tensor's values: so many tiny ones are worth a word
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def find_unsafe(
     beyond = beyond_fp16(ranges) if base is Precision.FP16 else {}
     measured = overflowing(to_ir(proto), beyond)
     far = {name: largest for name, largest in beyond.items() if name in inputs}
-    search = _Search(proto, base, overrides, io_fp32, ranges, limit)
+    search = _Search(proto, base, overrides, io_fp32, limit)
     with reporter.phase(f"comparing {str(base).upper()} with FP32"):
         try:
             search.read(judges, given, threads)
@@ -174,13 +173,11 @@ class _Search:
     base: Precision
     overrides: Sequence[Override]
     io_fp32: bool
-    ranges: Mapping[str, TensorRange]
     limit: float
     tried: dict[frozenset[str], float] = field(default_factory=dict)
 
     def read(self, feeds: Sequence[Mapping[str, Any]], given: ModelProto, threads: int) -> None:
         """Run the samples in floating point."""
-        self.threads = threads
         self.parts = Parts(self.proto, (), threads)
         self.parts.read(feeds, given)
         for name in self.parts.outputs:
@@ -194,8 +191,7 @@ class _Search:
         """dB at the worst output of the typed graph."""
         key = frozenset(measured)
         if key not in self.tried:
-            _, typed = self._typed(self.proto, io_fp32=self.io_fp32, measured=measured)
-            self.tried[key] = snr_db(_worst(self.parts.of_whole(typed)))
+            self.tried[key] = snr_db(_worst(self.parts.of_whole(self._typed(measured)[1])))
         return self.tried[key]
 
     def found(self, measured: Mapping[str, str], phase: Phase) -> dict[str, str]:
@@ -203,7 +199,7 @@ class _Search:
         blocks = sorted(self._ranked(measured, phase), key=lambda item: -item[1])
 
         def kept(chosen: Sequence[_Block]) -> dict[str, str]:
-            reasons = {node: self._reason(node, block) for block in chosen for node in block[0]}
+            reasons = {node: self._reason(block) for block in chosen for node in block[0]}
             return {**measured, **reasons}
 
         def within(chosen: Sequence[_Block]) -> bool:
@@ -216,61 +212,38 @@ class _Search:
         return kept(blocks[: fewest(len(blocks), lambda count: within(blocks[:count]))])
 
     def _ranked(self, measured: Mapping[str, str], phase: Phase) -> Iterator[_Block]:
-        """The graph in blocks of consecutive nodes, with what each alone in the reduced type does to the outputs."""
-        names = {name for node in self.proto.graph.node for name in node.output if name}
-        parts = Parts(self.proto, names, self.threads)
-        parts.read([sample.of.samples for sample in self.parts.samples[:RANKING]])
-        parts.left_out |= self.parts.left_out
-        reduced, _ = self._typed(self.proto, io_fp32=self.io_fp32, measured=measured)
-        labels = [segment.proto.graph.node[-1].name for segment in parts.segments]
-        sessions: dict[int, Any] = {}
-        budget = 10 ** (-self.limit / 10) * MINOR
+        """The nodes in blocks of consecutive ones, with what each block alone in the reduced type does to the outputs."""
+        reduced, _ = self._typed(measured)
+        nodes = [node.name for node in self.proto.graph.node if node.name in reduced]
+        few, budget = self.parts.samples[:RANKING], 10 ** (-self.limit / 10) * MINOR
 
         def blocks(first: int, end: int) -> Iterator[_Block]:
-            nodes = [number for number in range(first, end) if labels[number] in reduced]
-            for number in nodes:
-                if number not in sessions:
-                    _, alone = self._typed(parts.segments[number].proto)  # what it reads and what it gives is rounded
-                    sessions[number] = opened(alone, optimize=False)
-            noise = _worst(parts.of_sessions(first, {number: sessions[number] for number in nodes})) if nodes else 0.0
-            phase.detail(f"{end} of {len(labels)} nodes looked at")
-            if len(nodes) > 1 and not noise < budget:
+            block = nodes[first:end]
+            others = {node.name: "elsewhere" for node in self.proto.graph.node if node.name not in block}
+            noise = _worst(self.parts.of_whole(self._typed(others, overrides=(), io_fp32=True)[1], few))
+            phase.detail(f"{end} of {len(nodes)} nodes looked at")
+            if end - first > 1 and not noise < budget:
                 middle = (first + end) // 2
                 yield from blocks(first, middle)
                 yield from blocks(middle, end)
-                return
-            if nodes:
-                yield tuple(labels[number] for number in nodes), noise
-            for number in range(first, end):
-                parts.step(number)
-                sessions.pop(number, None)
+            else:
+                yield tuple(block), noise
 
-        yield from blocks(0, len(labels))
+        yield from blocks(0, len(nodes))
 
-    def _typed(self, proto: ModelProto, **options: Any) -> tuple[Collection[str], ModelProto]:
+    def _typed(self, measured: Mapping[str, str], **others: Any) -> tuple[Collection[str], ModelProto]:
         """The nodes that compute in the reduced type, and the graph, as ONNX Runtime runs it."""
-        result = to_typed(to_ir(in_memory(proto)), self.base, overrides=self.overrides, **options)
+        options = {"overrides": self.overrides, "io_fp32": self.io_fp32, "measured": measured, **others}
+        result = to_typed(to_ir(in_memory(self.proto)), self.base, **options)
         return result.changes, widen(to_proto(result.model))
 
-    def _reason(self, node: str, block: _Block) -> str:
+    def _reason(self, block: _Block) -> str:
         nodes, noise = block
         what = "it alone" if len(nodes) == 1 else f"it and {len(nodes) - 1} beside it"
-        result = "makes the outputs infinite or NaN"
-        if noise != math.inf:
-            result = f"brings the outputs to {_decibels(snr_db(noise))}"
-        text = f"in {str(self.base).upper()} {what} {result}"
-        if self.base is Precision.FP16:
-            tensors = {
-                name for item in self.proto.graph.node if item.name == node for name in (*item.output, *item.input)
-            }
-            tiny = [item for name in sorted(tensors) if (item := self.ranges.get(name)) and item.tiny >= MOSTLY]
-            if tiny:
-                least = min(tiny, key=lambda item: item.largest)
-                text += (
-                    f": {least.tiny:.0%} of its values are below {FP16_NORMAL:.2g}, FP16's smallest normal number (the "
-                    f"largest is {least.largest:.2g})"
-                )
-        return text
+        result = (
+            f"brings the outputs to {_decibels(snr_db(noise))}" if noise != math.inf else "makes them infinite or NaN"
+        )
+        return f"in {str(self.base).upper()} {what} {result}"
 
 
 def fewest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,10 @@ from trtopt.graph.io import Model
 
 @dataclass(frozen=True)
 class Scales:
-    """The calibration arguments of one build."""
+    """The calibration of one build: its request, and the preprocessing, which a plan may have sized."""
 
-    images: Any
-    data: Any
-    calib: Any
+    request: Any
     preprocess: Any
-    method: str
-    limit: int | None
-    batch: int
-    allow_unusual_data: bool
-    overrides: Sequence[str]
 
     def check(self, spec: BuildSpec, model_quantized: bool) -> None:
         """Refuse sources that don't go together, before any work.
@@ -42,7 +35,7 @@ class Scales:
         Raises:
             UsageError: none or several are given, or the build needs none.
         """
-        sources = [name for name in ("images", "data", "calib") if getattr(self, name) is not None]
+        sources = [name for name in ("images", "data", "calib") if getattr(self.request, name) is not None]
         native, problem = spec.calibrator == "native", ""
         if not spec.precision.quantized:
             measures = spec.base is not Precision.FP32 and not model_quantized and "calib" not in sources
@@ -53,7 +46,7 @@ class Scales:
                     f"{named(sources[0])} calibrates, but the build is {spec.precision}: add `int8=True`, or drop it"
                 )
         elif model_quantized:
-            if extra := [*sources, *["method"] * (self.method != "auto"), *["calibrator"] * native]:
+            if extra := [*sources, *["method"] * (self.request.method != "auto"), *["calibrator"] * native]:
                 problem = f"the model already holds Q/DQ, whose scales are used as they are: drop {named(extra[0])}"
         elif len(sources) != 1:
             situation = f"{' and '.join(map(named, sources))} are given" if sources else "no data was given"
@@ -61,9 +54,9 @@ class Scales:
                 f"`{spec.precision}=True` needs scales measured on real inputs, and {situation}: give one of `images=DIR`, "
                 "`data='F.npz'` or `calib='T.calib.json'` (random data is never used)"
             )
-        elif native and self.method != "auto":
+        elif native and self.request.method != "auto":
             problem = "`calibrator='native'` chooses scales by TensorRT's own method: drop it, or `method=`"
-        elif native and self.calib is not None and not self.calib_is_cache:
+        elif native and self.request.calib is not None and not self.calib_is_cache:
             problem = (
                 "`calibrator='native'` measures its own scales: give `images=` or `data=`, or as `calib=` a TensorRT cache "
                 "such as trtopt calibrate --export-cache writes"
@@ -75,27 +68,26 @@ class Scales:
         """The table to quantize with; None where the build needs none."""
         if not spec.precision.quantized or model_quantized or spec.calibrator == "native":
             return None
-        if self.calib is None or self.calib_is_cache:
-            names = ("images", "data", "limit", "batch", "allow_unusual_data") if self.calib is None else ()
-            source: dict[str, Any] = {"import_cache": self.calib, **{name: getattr(self, name) for name in names}}
+        request = self.request
+        if request.calib is None or self.calib_is_cache:
+            names = ("images", "data", "limit", "batch", "allow_unusual_data") if request.calib is None else ()
             table = calibrate(
                 model.path or model.proto,
                 preprocess=self.preprocess,
-                method=self.method,
-                precision_override=self.overrides,
+                import_cache=request.calib,
+                precision_override=request.precision_override,
                 reporter=reporter,
-                **source,
+                **{name: getattr(request, name) for name in (*names, "method")},
             ).table
         else:
-            calib = self.calib
-            table = calib if isinstance(calib, Table) else Table.load(calib)
+            table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
             check_preparation(self.preprocess, table)
-            if self.method not in ("auto", table.method):
-                table = table.with_method(self.method)
+            if request.method not in ("auto", table.method):
+                table = table.with_method(request.method)
         if spec.base is Precision.FP16 and (note := fp16_underflow_warning(table)):
             reporter.warn(note)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
-        if spec.precision is not Precision.FP8 or self.method != "auto":
+        if spec.precision is not Precision.FP8 or self.request.method != "auto":
             return table
         if all(entry.histogram is None for entry in table.tensors.values()):
             reporter.warn("the imported thresholds were chosen for INT8: what lies beyond them saturates in FP8")
@@ -105,7 +97,7 @@ class Scales:
     @property
     def calib_is_cache(self) -> bool:
         """True where `calib` is TensorRT's own text cache, not a table."""
-        return isinstance(self.calib, (str, os.PathLike)) and is_cache(self.calib)
+        return isinstance(self.request.calib, (str, os.PathLike)) and is_cache(self.request.calib)
 
     def native_cache(self, spec: BuildSpec) -> bytes | None:
         """Return what TensorRT's own calibrator reads instead of data, where it is given.
@@ -113,21 +105,22 @@ class Scales:
         Raises:
             CalibrationError: it is damaged.
         """
-        if spec.calibrator != "native" or self.calib is None:
+        if spec.calibrator != "native" or self.request.calib is None:
             return None
-        read_cache(self.calib)  # TensorRT says little about a cache that it can't read
-        return whole(self.calib)
+        read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read
+        return whole(self.request.calib)
 
     def native(self, model: Model, spec: BuildSpec) -> Batches | None:
         """The batches for TensorRT's own calibrator, where it is asked for."""
-        if spec.calibrator != "native" or self.calib is not None:
+        if spec.calibrator != "native" or self.request.calib is not None:
             return None
         if alone(model.inputs):
             raise UnsupportedRequest(
                 "`calibrator='native'` puts samples together on the first axis of each input, where this model's aren't: leave "
                 "it out, so that trtopt calibrates"
             )
-        batches = open_data(model.inputs, **samples_of(self), batch=self.native_batch(model, spec))
+        source = {**samples_of(self.request), "preprocess": self.preprocess}
+        batches = open_data(model.inputs, **source, batch=self.native_batch(model, spec))
         check_enough(batches)
         return batches
 
@@ -141,7 +134,8 @@ class Scales:
         if isinstance(size, int) and size > 0:
             return size
         sizes = spec.profiles[0].get(first.name) if first is not None and spec.profiles else None
-        return min(max(self.batch, sizes.min[0]), sizes.max[0]) if sizes is not None and sizes.min else self.batch
+        batch: int = self.request.batch
+        return min(max(batch, sizes.min[0]), sizes.max[0]) if sizes is not None and sizes.min else batch
 
     def preprocessing(self, table: Table | None, native: Batches | None) -> Mapping[str, Any] | None:
         """Describe how an image becomes the network's input, for the manifest."""

@@ -106,15 +106,27 @@ class Table:
         counted = {name: item.histogram.absmax for name, item in self.tensors.items() if item.histogram is not None}
         return {**self.ranges, **{name: value for name, value in counted.items() if near_fp16_end(value)}}
 
-    @cached_property  # packing the repairs takes a second where there are many
+    @property
     def digest(self) -> str:
         """SHA-256 of what a build takes from it, and the model it is for: equal for equal results, however long they took."""
-        decided: dict[str, Any] = {"repairs": _packed_repairs(self.repairs)} if self.repairs else {}
-        decided |= {"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}
-        decided |= {"left_out": sorted(self.left_out)} if self.left_out else {}
-        decided |= {"gates": sorted(self.gates)} if self.gates else {}
+        decided = {name: value for name, value in self._decided.items() if name != "ranges"}
+        decided |= {name: sorted(decided[name]) for name in ("left_out", "gates") if name in decided}
         decided |= {"beyond_fp16": sorted(beyond)} if (beyond := self.beyond_fp16) else {}
         return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
+
+    @cached_property  # packing the repairs takes a second where there are many
+    def _decided(self) -> dict[str, Any]:
+        """The parts that a table has only where there are some, as plain JSON."""
+        some = {
+            "repairs": _packed_repairs(self.repairs),
+            "smoothed": {
+                name: {"size": len(item), "factors": _text(item, "<f4")} for name, item in self.smoothed.items()
+            },
+            "left_out": dict(self.left_out),
+            "gates": list(self.gates),
+            "ranges": dict(self.ranges),
+        }
+        return {name: value for name, value in some.items() if value}
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -139,29 +151,16 @@ class Table:
         return replace(self, tensors=choose_all(histograms, self.groups, method), method=method)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "trtopt": self.version,
-            "model": dict(self.model),
-            "data": dict(self.data),
-            "preprocess": None if self.preprocess is None else dict(self.preprocess),
-            "method": self.method,
-            "samples": self.samples,
-            "skipped": [dict(item) for item in self.skipped],
-            "seconds": self.seconds,
-            "groups": [list(group) for group in self.groups],
-            "quality": None if self.quality is None else dict(self.quality),
-            **({"repairs": _packed_repairs(self.repairs)} if self.repairs else {}),
-            **({"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}),
-            **({"left_out": dict(self.left_out)} if self.left_out else {}),
-            **({"gates": list(self.gates)} if self.gates else {}),
-            **({"ranges": dict(self.ranges)} if self.ranges else {}),
-            "tensors": {
-                name: {"amax": entry.amax, "method": entry.method}
-                | ({} if entry.histogram is None else packed(entry.histogram))
-                for name, entry in self.tensors.items()
-            },
+        plain = ("data", "preprocess", "method", "samples", "seconds", "quality")
+        tensors = {
+            name: {"amax": entry.amax, "method": entry.method}
+            | ({} if entry.histogram is None else packed(entry.histogram))
+            for name, entry in self.tensors.items()
         }
+        own = {name: getattr(self, name) for name in plain}
+        own |= {"skipped": [dict(item) for item in self.skipped], "groups": [list(group) for group in self.groups]}
+        about = {"format": FORMAT, "trtopt": self.version, "model": dict(self.model)}
+        return {**about, **own, **self._decided, "tensors": tensors}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it, whole or not at all.
@@ -225,7 +224,7 @@ def packed(seen: Histogram) -> dict[str, Any]:
         "low": seen.low,
         "high": seen.high,
         "count": seen.total,
-        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": _text(planes)},
+        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": _text(planes, "u1")},
     }
 
 
@@ -259,35 +258,28 @@ def _table(content: dict[str, Any]) -> Table:
     )
 
 
-def _text(array: NDArray[Any]) -> str:
-    """Pack an array: its bytes, zlib, base64."""
-    return base64.b64encode(zlib.compress(array.tobytes())).decode("ascii")
+def _text(array: NDArray[Any], dtype: str) -> str:
+    """Pack an array: its bytes in this type, zlib, base64."""
+    return base64.b64encode(zlib.compress(array.astype(dtype).tobytes())).decode("ascii")
 
 
-def _array(text: str, dtype: str, most: int, where: str) -> NDArray[Any]:
-    """Return what `_text` was given; Damaged for more than `most` items, whatever the text claims, or one that isn't finite."""
+def _array(text: str, dtype: str, most: int, where: str, size: int | None = None) -> NDArray[Any]:
+    """Return what `_text` was given; Damaged for more than `most` items, whatever the text claims, another number than `size`,
+    or one that isn't finite."""
     try:
-        stream = zlib.decompressobj()
-        array = np.frombuffer(
-            stream.decompress(base64.b64decode(text, validate=True), most * np.dtype(dtype).itemsize), dtype
-        )
-        if not stream.eof:
-            raise ValueError(f"more than {most} items")
-        if not np.isfinite(array).all():
-            raise ValueError("not finite")
+        stream, claimed = zlib.decompressobj(), most * np.dtype(dtype).itemsize
+        array = np.frombuffer(stream.decompress(base64.b64decode(text, validate=True), claimed), dtype)
+        if not stream.eof or array.size != (array.size if size is None else size) or not np.isfinite(array).all():
+            raise ValueError(f"{array.size} items, or not finite; {size or f'at most {most}'} are needed")
     except (zlib.error, ValueError) as error:
         raise Damaged(f"{where} ({error})") from None
     return array
 
 
-def _packed_factors(smoothed: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
-    return {name: {"size": len(item), "factors": _text(item.astype("<f4"))} for name, item in smoothed.items()}
-
-
 def _factors(found: _Factors, name: str) -> NDArray[np.float32]:
     where, size = f"the smoothing of {name!r}", found["size"]
-    factors = _array(found["factors"], "<f4", size, f"{where} is damaged")
-    if len(factors) != size or not (factors > 0).all():
+    factors = _array(found["factors"], "<f4", size, f"{where} is damaged", size)
+    if not (factors > 0).all():
         raise Damaged(f"{where} isn't {size} positive numbers")
     return factors.astype(np.float32)
 
@@ -296,8 +288,8 @@ def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
     return {
         name: {
             "shape": list(item.offsets.shape),
-            "offsets": _text(item.offsets.astype(np.int8)),
-            "bias": None if item.bias is None else _text(item.bias.astype("<f4")),
+            "offsets": _text(item.offsets, "i1"),
+            "bias": None if item.bias is None else _text(item.bias, "<f4"),
         }
         for name, item in repairs.items()
     }
@@ -308,9 +300,7 @@ def _repair(found: _Repair, name: str) -> Repair:
     size = math.prod(shape)
     if not shape or size > _MOST_WEIGHTS:
         raise Damaged(f"{where} (shape {shape})")
-    offsets = _array(found["offsets"], "i1", size, where)
-    if offsets.size != size:
-        raise Damaged(f"{where} ({offsets.size} offsets for the shape {shape})")
+    offsets = _array(found["offsets"], "i1", size, where, size)
     bias = None if found["bias"] is None else _array(found["bias"], "<f4", max(shape), where).astype(np.float32)
     return Repair(offsets.reshape(shape), bias)
 
@@ -322,21 +312,19 @@ def unpacked(value: Any, where: str) -> Histogram:
         Damaged: it isn't one; `where` is named.
     """
     found = converted(value, _Seen, where)
-    content = found["histogram"]
-    counts, damaged = np.zeros(BINS, np.int64), f"{where} has a damaged histogram"
-    planes = _array(content["counts"], "u1", 8 * BINS, damaged)
+    content, counts = found["histogram"], np.zeros(BINS, np.int64)
+    planes = _array(content["counts"], "u1", 8 * BINS, f"{where} has a damaged histogram")
     if planes.size % 8:
-        raise Damaged(f"{damaged} ({planes.size} bytes)")
+        raise Damaged(f"{where} has a damaged histogram ({planes.size} bytes)")
     some = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").reshape(-1)
     counts[: some.size] = some
     total, low, high, exponent = found["count"], float(found["low"]), float(found["high"]), content["exponent"]
-    added = int(some.sum(dtype=np.float64))  # exact below 2**53, which nobody counts to
-    if not 0 < total < 2**53 or added != total or some.min(initial=0) < 0:
-        raise Damaged(f"{damaged} (the counts add up to {added}, not {total})")
-    largest = max(high, -low)
+    added, largest = int(some.sum(dtype=np.float64)), max(high, -low)  # exact below 2**53, which nobody counts to
     needed = max(math.frexp(largest)[1], LOWEST_EXPONENT) if largest else None
-    if not -_LARGEST <= low <= high <= _LARGEST or exponent != needed:
-        raise Damaged(f"{damaged} (range {low} to {high}, exponent {exponent})")
+    right = 0 < total < 2**53 and added == total and some.min(initial=0) >= 0
+    if not right or not -_LARGEST <= low <= high <= _LARGEST or exponent != needed:
+        said = f"the counts add up to {added}, not {total}; values from {low} to {high}, exponent {exponent}"
+        raise Damaged(f"{where} has a damaged histogram ({said})")
     return Histogram(counts, exponent, low, high, total)
 
 

@@ -100,16 +100,12 @@ def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path
         UsageError: a tensor's name has a line break, which the format can't hold.
         OutputError: the file can't be written.
     """
-    lines = [HEADER]
     for name, value in amax.items():
         if not SMALLEST <= value / CODES <= LARGEST:
-            raise CalibrationError(
-                f"amax of {name!r} is {value}; {SMALLEST * CODES:.1g} to {LARGEST * CODES:.1g} is allowed"
-            )
+            allowed = f"{SMALLEST * CODES:.1g} to {LARGEST * CODES:.1g}"
+            raise CalibrationError(f"amax of {name!r} is {value}; {allowed} is allowed")
         if not name or "\n" in name or "\r" in name:
-            raise UsageError(
-                f"the tensor name {name!r} can't be written to a TensorRT cache: it is empty or has a line break"
-            )
-        lines.append(f"{name}: {struct.pack('>f', value / CODES).hex()}")
+            raise UsageError(f"a TensorRT cache can't hold the tensor name {name!r}: it is empty or has a line break")
+    lines = [HEADER, *(f"{name}: {struct.pack('>f', value / CODES).hex()}" for name, value in amax.items())]
     write_bytes(path, ("\n".join(lines) + "\n").encode())
     return Path(path)

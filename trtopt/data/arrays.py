@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError
-from trtopt.core.files import existing_file, sha256_json
+from trtopt.core.files import existing_file
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
-from trtopt.data.batches import Skipped
+from trtopt.data.batches import Batches
 from trtopt.data.convert import check_kind, converted
-from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import moved, rebatched, samples_in
+from trtopt.data.rebatch import moved, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays by input
 _BLOCK = 1 << 22  # bytes checked at a time
-_MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
 
 
-class ArrayBatches:
-    """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
+class ArrayBatches(Batches):
+    """Samples of arrays. Everything is checked when this is made, block by block.
 
     Files are mapped, and compressed ones unpacked in each pass. Which samples a `limit` takes is decided by their content.
 
@@ -38,8 +36,7 @@ class ArrayBatches:
         DataError: unreadable content, NaN or infinite values (input and sample named), or no samples.
     """
 
-    skipped: tuple[Skipped, ...] = ()
-    preprocess: Preprocess | None = None
+    kind = "arrays"
 
     def __init__(
         self,
@@ -50,59 +47,27 @@ class ArrayBatches:
         batch: int = 8,
         reporter: Reporter = SILENT,
     ) -> None:
-        self._inputs, self._batch = tuple(inputs), batch
+        self._inputs, self.batch = tuple(inputs), batch
         fixed = [info for info in self._inputs if info.batch_axis == 0 and info.shape and 0 not in info.open_axes]
         if len({info.shape[0] for info in fixed}) > 1:
             raise UsageError(_apart(fixed))
         self._parts = _parts(source, self._inputs, limit)
-        self._part_names = [_short(where, source) for where, _ in self._parts]
         samples: list[tuple[str, int, int]] = []
         for number, (where, part) in enumerate(self._parts):
             arrays = _matched(part, self._inputs, where, reporter)
-            if len(samples) + samples_in(arrays) > _MOST:
-                raise DataError(f"`data=` holds more than {_MOST} samples; some hundred are enough")
             samples += [(digest, number, index) for index, digest in enumerate(_digests(arrays, self._inputs, where))]
         if not samples:
             raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
-        self._choose(sorted(sorted(samples)[:limit], key=lambda item: item[1:]))
-
-    def _choose(self, selection: Sequence[tuple[str, int, int]]) -> None:
-        """Take these samples, by digest, part and place, in order."""
-        self._selection, self.samples = tuple(selection), len(selection)
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """A digest of each sample's content, in order."""
-        return tuple(digest for digest, _, _ in self._selection)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A name for each sample, in order: "FILE[INDEX]"; of arrays in memory "arrays[INDEX]"."""
-        return tuple(f"{self._part_names[number]}[{index}]" for _, number, index in self._selection)
-
-    def part(self, start: int, stop: int) -> ArrayBatches:
-        """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
-        some = copy.copy(self)
-        some._choose(self._selection[start:stop])
-        return some
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "arrays", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
-
-    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        return rebatched(self._pieces(), self._batch)
+        names = [_short(where, source) for where, _ in self._parts]
+        taken = sorted(sorted(samples)[:limit], key=lambda item: item[1:])
+        self._choose([(digest, f"{names[number]}[{index}]", (number, index)) for digest, number, index in taken])
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """The samples taken, in order, at most a batch at a time, as the model takes them."""
-        rows_of: list[list[int]] = [[] for _ in self._parts]
-        for _, number, index in self._selection:
-            rows_of[number].append(index)
-        for (where, part), taken in zip(self._parts, rows_of):
-            if not taken:
-                continue
+        for number, taken in groupby((place for _, _, place in self._chosen), key=lambda place: place[0]):
+            (where, part), places = self._parts[number], [index for _, index in taken]
             arrays = _matched(part, self._inputs, where)
-            for start in range(0, len(taken), self._batch):
-                rows = taken[start : start + self._batch]
+            for start in range(0, len(places), self.batch):
+                rows = places[start : start + self.batch]
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
                 pick = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
                 yield {
@@ -161,22 +126,21 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
                 images = any(item.suffix.lower() in EXTENSIONS for item in path.rglob("*"))
                 instead = f"for its images, `images='{path}'` and `preprocess=` instead of `data=`"
                 raise DataError(f"there is no .npz or .npy file in {path}: {instead if images else _saved(inputs)}")
-        else:
-            files = [existing_file(path, "`data=`")]
-            if path.suffix not in ARRAYS:
-                raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them; {_saved(inputs)}")
-        return [(str(file), file) for file in files]
+            return [(str(file), file) for file in files]
+        if existing_file(path, "`data=`").suffix not in ARRAYS:
+            raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them; {_saved(inputs)}")
+        return [(str(path), path)]
     if isinstance(source, Mapping):
         return [("the arrays", source)]
     if _is_array(source):
         return [("the array", {only(inputs, "an array").name: source})]
-    batches, count = list[Mapping[str, Any]](), 0  # kept: an iterator can be read once, and several passes are needed
-    for batch in named_batches(source, inputs):
-        batches.append(batch)
+    parts, count = list[_Part](), 0  # kept: an iterator can be read once, and several passes are needed
+    for number, batch in enumerate(named_batches(source, inputs)):
+        parts.append((f"batch {number}", batch))
         count += max((len(value) for value in batch.values() if hasattr(value, "__len__")), default=0)
         if limit is not None and count >= limit and not isinstance(source, Sequence):
             break
-    return [(f"batch {number}", batch) for number, batch in enumerate(batches)]
+    return parts
 
 
 def plain(value: Any) -> Any:
@@ -281,25 +245,15 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
     odd = next((info for info in arrays if info.shape[:1] != arrays[0].shape[:1]), None)
     if odd is None:
         return ""
-    problem = (
-        f"samples are counted on the first axis of every input, and the model's {odd.name} is {odd.dims} beside "
-        f"{arrays[0].name} {arrays[0].dims}: "
-    )
-    if not odd.open_axes:
-        return (
-            f"{problem}export it with {odd.name} as a constant, if that is the same for all samples, or make it one (trtopt "
-            f"check MODEL `set='{odd.name}=NUMBERS'` `fix='OUT.onnx'`)"
-        )
-    sizes = ",".join("batch" if axis == odd.open_axes[0] else str(size) for axis, size in enumerate(odd.shape))
-    alone = ",".join(["1", *map(str, arrays[0].shape[1:])])
-    another = (
-        f"; where it counts something else (the entries of a gallery), set {arrays[0].name} to one sample "
-        f"(`set='{arrays[0].name}:{alone}'`): then a file of a folder holds one call's arrays"
-    )
+    given = f"{odd.name}=NUMBERS"
+    way = f"export it with {odd.name} as a constant, if that is the same for all samples, or make it one"
+    if odd.open_axes:
+        sizes = ("batch" if axis == odd.open_axes[0] else str(size) for axis, size in enumerate(odd.shape))
+        given = f"{odd.name}:{','.join(sizes)}"
+        way = f"export it with that axis called batch in all, wherever it is (`inputs=['{given}']`), or call it so in the file"
     return (
-        f"{problem}export it with that axis called batch in all, wherever it is (`inputs=['{odd.name}:{sizes}']`), or call it "
-        f"so in the ONNX file (trtopt check MODEL `set='{odd.name}:{sizes}'` `fix='OUT.onnx'`)"
-        f"{another if odd.open_axes[0] == 0 else ''}"
+        f"samples are counted on the first axis of every input, and the model's {odd.name} is {odd.dims} beside "
+        f"{arrays[0].name} {arrays[0].dims}: {way} (trtopt check MODEL `set='{given}'` `fix='OUT.onnx'`)"
     )
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
 from trtopt.core.documents import Name
+from trtopt.core.files import sha256_json
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import Arrays, rebatched
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -20,27 +26,39 @@ class Skipped:
     reason: Name
 
 
-class Batches(Protocol):
-    """Samples in batches; iterating again gives the same ones."""
+class Batches:
+    """Samples in batches, input name → array, first axis = samples; iterating again gives the same ones.
 
-    @property
-    def samples(self) -> int:
-        """The number of samples in all."""
+    Attributes:
+        samples: their number in all; batch: at a time.
+        digests, names: of each sample, in order: of its content; a file, or "FILE[INDEX]".
+        skipped: files left out.
+        preprocess: the way from an image to an input; None for arrays.
+    """
 
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        """Files left out."""
+    kind: ClassVar[str]
+    batch: int
+    skipped: tuple[Skipped, ...] = ()
+    preprocess: Preprocess | None = None
 
-    @property
-    def preprocess(self) -> Preprocess | None:
-        """The way from an image to an input; None for arrays."""
+    def _choose(self, chosen: Sequence[tuple[str, str, Any]]) -> None:
+        """Take these samples, in order: each one's digest, name, and place."""
+        self._chosen, self.samples = chosen, len(chosen)
+        self.digests, self.names = (tuple(item[field] for item in chosen) for field in (0, 1))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A name for each sample, in order: a file, or "FILE[INDEX]"."""
+    def part(self, start: int, stop: int) -> Self:
+        """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
+        some = copy.copy(self)
+        some._choose(self._chosen[start:stop])
+        return some
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON: kind, count, and a digest of the content that doesn't depend on order or file names."""
+        return {"kind": self.kind, "count": self.samples, "digest": sha256_json(sorted(self.digests))}
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Input name → array, first axis = samples."""
+        return rebatched(self._pieces(), self.batch)
+
+    def _pieces(self) -> Iterator[Arrays]:
+        """Yield the samples, in order, at most a batch at a time."""
+        raise NotImplementedError

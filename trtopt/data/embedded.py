@@ -37,7 +37,7 @@ class Embedded:
 
     @classmethod
     def of(cls, preprocess: Preprocess | None, inputs: Sequence[TensorInfo]) -> Embedded:
-        """For a model with these inputs, of which one takes an image.
+        """Embed it in a model with these inputs, of which one takes an image.
 
         Raises:
             UsageError: the preprocessing isn't known or doesn't fit, or there is no such input, or several.
@@ -60,12 +60,11 @@ class Embedded:
                 fitting.append(cls(info.name, typed))
         if len(fitting) == 1:
             return fitting[0]
+        why = f"finds no image input: {'; '.join(reasons) or 'there is none'}"
         if fitting:
             names = ", ".join(item.input for item in fitting)
-            raise UsageError(
-                f"`embed_preprocess=True` is for models with one image, and this one takes several ({names}): leave it out"
-            )
-        raise UsageError(f"`embed_preprocess=True` finds no image input: {'; '.join(reasons) or 'there is none'}")
+            why = f"is for models with one image, and this one takes several ({names}): leave it out"
+        raise UsageError(f"`embed_preprocess=True` {why}")
 
     @classmethod
     def load(cls, described: Mapping[str, Any]) -> Embedded:

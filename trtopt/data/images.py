@@ -5,7 +5,6 @@ Always in full: JPEG decoders' smaller images differ visibly after the resize (d
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 from collections import Counter, deque
@@ -19,34 +18,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError, require
-from trtopt.core.files import sha256_json
 from trtopt.core.host import cores
 from trtopt.core.kept import ARRAYS, EXTENSIONS
 from trtopt.core.values import TensorInfo
-from trtopt.data.batches import Skipped
+from trtopt.data.batches import Batches, Skipped
 from trtopt.data.decoding import decode, encoded
 from trtopt.data.preprocess import Preprocess, check_image
-from trtopt.data.rebatch import rebatched
 
 Item = Path | NDArray[Any]
 
 
-class ImageBatches:
-    """See `trtopt.data.Batches`. Every file is read when this is made, and those to be used are looked at.
+class ImageBatches(Batches):
+    """Samples of images. Every file is read when this is made, and those to be used are looked at.
 
     The source is a folder, or a list of files and of images in memory (uint8, height × width × 3, RGB).
     Which ones a `limit` takes is decided by their content, different ones first: neither names nor order matter. Files that
     it doesn't reach aren't decoded, so of them none is found to be unusable.
 
     Attributes:
-        paths: the files used, in the order given (a folder's: by name); "image N" stands for one in memory.
-        names: the same as text, of a folder's files relative to it.
+        names: the files used, in the order given (a folder's: by name, and relative to it); "image N" for one in memory.
 
     Raises:
         UsageError: no such folder, no image in it, an image in memory of another kind, or an image input that doesn't fit the
             model.
         DataError: an empty list, or no image that can be decoded.
     """
+
+    kind = "images"
 
     def __init__(
         self,
@@ -61,10 +59,10 @@ class ImageBatches:
         require("cv2", "ort", "reading images")
         self.name, self.batch = info.name, batch
         self._prepare = preprocess.fitted(info)
-        self.preprocess: Preprocess | None = self._prepare
+        self.preprocess = self._prepare
         self._threads = threads or min(4, cores())
-        self._folder = Path(source) if isinstance(source, (str, os.PathLike)) else None
-        items = images_in(self._folder) if self._folder is not None else _listed(source)
+        folder = Path(source) if isinstance(source, (str, os.PathLike)) else None
+        items = images_in(folder) if folder is not None else _listed(source)
         if not items:
             raise DataError("the list of images is empty: give real photos")
         bad: dict[int, Skipped] = {}
@@ -88,33 +86,16 @@ class ImageBatches:
         if not chosen:
             why = "; ".join(f"{item.name}: {item.reason}" for item in self.skipped[:3])
             raise DataError(f"none of the {len(items)} images can be used ({why}): give real photos")
-        self._choose(sorted(chosen, key=lambda item: item.index))
+        chosen.sort(key=lambda item: item.index)
+        names = [item.path if folder is None else item.path.relative_to(folder) for item in chosen]
+        self._choose([(item.digest, str(name), item) for item, name in zip(chosen, names)])
 
-    def _choose(self, chosen: list[_Chosen]) -> None:
-        self._chosen, self.samples = chosen, len(chosen)
-        self.digests = tuple(item.digest for item in chosen)
-        self.paths = tuple(item.path for item in chosen)
-        inside = self._folder
-        self.names = tuple(str(path.relative_to(inside) if inside is not None else path) for path in self.paths)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
-
-    def part(self, start: int, stop: int) -> ImageBatches:
-        """The samples from `start` to `stop` alone; nothing is read for it, and it can be sent to another process."""
-        some = copy.copy(self)
-        some._choose(self._chosen[start:stop])
-        return some
-
-    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        return rebatched(self._samples(), self.batch)
-
-    def _samples(self) -> Iterator[dict[str, NDArray[Any]]]:
+    def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield one sample at a time, decoded ahead."""
         with ThreadPoolExecutor(self._threads) as pool:
             ahead: deque[Future[NDArray[Any]]] = deque()
             try:
-                for item in self._chosen:
+                for _, _, item in self._chosen:
                     ahead.append(pool.submit(item.load, self._prepare))
                     if len(ahead) == 2 * max(self.batch, self._threads):
                         yield {self.name: ahead.popleft().result()[None]}
@@ -151,11 +132,11 @@ class _Chosen:
 
 def _ranked(images: list[_Chosen]) -> list[_Chosen]:
     """Sort by content, repetitions only after all different ones: in the order in which a limit takes them."""
+    seen: Counter[str] = Counter()
     ranks: list[tuple[int, str, int]] = []
-    repetitions: Counter[str] = Counter()
-    for item in images:
-        ranks.append((repetitions[item.digest], item.digest, len(ranks)))
-        repetitions[item.digest] += 1
+    for place, item in enumerate(images):
+        ranks.append((seen[item.digest], item.digest, place))
+        seen[item.digest] += 1
     return [images[place] for _, _, place in sorted(ranks)]
 
 
@@ -195,11 +176,11 @@ def images_in(folder: Path) -> list[Item]:
         UsageError: it isn't a folder, or there is none.
     """
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
-        problem = (
-            "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
-        )
+        problem = "isn't a folder; give the folder that holds the images"
         if folder.suffix in ARRAYS:
             problem = f"holds arrays; give them as `data='{folder}'`"
+        elif not os.path.lexists(folder):
+            problem = "doesn't exist"
         raise UsageError(f"`images='{folder}'` {problem}")
     named = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS]
     paths: list[Item] = [*sorted(path for path in named if path.is_file() or (path.is_symlink() and not path.exists()))]

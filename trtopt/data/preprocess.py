@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from trtopt.core.documents import Damaged, Positive, converted, plain, read_toml
 from trtopt.core.errors import UsageError, require
-from trtopt.core.files import sha256_json
 from trtopt.core.values import Profile, TensorInfo, choice, x
 
 DTYPES = ("float32", "float16", "uint8")
@@ -110,24 +109,23 @@ class Preprocess:
         """
         if isinstance(source, Preprocess):
             return source
-        where = ""
+        if isinstance(source, (str, os.PathLike)) and os.fspath(source) in PRESETS:
+            return PRESETS[os.fspath(source)]
+        presets, where = ", ".join(PRESETS), ""
         if isinstance(source, Mapping):
             content = dict(source)
-        elif isinstance(source, (str, os.PathLike)):
-            name = os.fspath(source)
-            if name in PRESETS:
-                return PRESETS[name]
-            if not os.path.isfile(name):  # noqa: PTH113  (Path's raises errors for names that are too long)
-                raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
-            try:
-                content = read_toml(name)
-            except Damaged as error:
-                raise UsageError(f"`preprocess='{name}'`: {error}") from None
-            base, where = None, f"{name}: "
-        else:
+        elif not isinstance(source, (str, os.PathLike)):
             raise UsageError(
-                f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
+                f"preprocess is {type(source).__name__}; a preset ({presets}), a TOML file or a mapping is needed"
             )
+        elif not os.path.isfile(source):  # noqa: PTH113  (Path's raises errors for names that are too long)
+            raise UsageError(f"`preprocess=` {os.fspath(source)!r} is neither a preset ({presets}) nor a TOML file")
+        else:
+            base, where = None, f"{os.fspath(source)}: "
+            try:
+                content = read_toml(source)
+            except Damaged as error:
+                raise UsageError(f"`preprocess='{os.fspath(source)}'`: {error}") from None
         if (preset := content.pop("preset", None)) is not None:
             if where and preset not in tuple(PRESETS):
                 raise UsageError(f"{where}preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
@@ -145,10 +143,6 @@ class Preprocess:
     def describe(self) -> dict[str, Any]:
         """Plain JSON; `Preprocess.load` reads it back."""
         return cast("dict[str, Any]", plain(self))
-
-    @property
-    def digest(self) -> str:
-        return sha256_json(self.describe())
 
     def unlike(self, other: Preprocess, *, resized: bool = True) -> str:
         """Names of what `other` says otherwise, such as "resize and channels"; empty: nothing. Sizes and types don't count.

@@ -91,20 +91,14 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
     recipe, target = load_crops(name), Path(os.path.realpath(folder))
     paths = tuple(target / f"crop_{number:03}.png" for number in range(recipe.count))
     mark = target / _MARK
-    if (
-        mark.is_file()
-        and whole(mark).decode(errors="replace").strip() == recipe.digest
-        and all(path.is_file() for path in paths)
-    ):
+    made_of = whole(mark).decode(errors="replace").strip() if mark.is_file() else ""
+    if made_of == recipe.digest and all(path.is_file() for path in paths):
         return paths
-    if target.exists():
-        others = [] if mark.is_file() else [target.name]
-        others += [item.name for item in target.glob("*") if not item.match("crop_*.png") and item != mark]
-        if others:
-            raise UsageError(
-                f"{target} holds what wasn't made from a recipe ({first_of(others)}): give another folder, or use it "
-                "with `images=`"
-            )
+    others = [target.name] if target.exists() and not mark.is_file() else []
+    others += [item.name for item in target.glob("*") if not item.match("crop_*.png") and item != mark]
+    if others:
+        what = f"{target} holds what wasn't made from a recipe ({first_of(others)})"
+        raise UsageError(f"{what}: give another folder, or use it with `images=`")
     try:
         with folder_in(target.parent, f".{target.name[:40]}.") as place:
             made = place / target.name

@@ -26,7 +26,7 @@ from trtopt.core.values import Override
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
 from trtopt.cuda.device import probe, require_gpu
-from trtopt.data import ArrayBatches, ImageBatches, open_data, samples_of
+from trtopt.data import Batches, open_data, samples_of
 from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.joblist import Job, in_list
@@ -48,7 +48,7 @@ class Pass:
     prepared: Prepared
     folder: Path
     fixed_batch: int
-    samples: ImageBatches | ArrayBatches
+    samples: Batches
     described: Mapping[str, Any]
 
 
@@ -79,7 +79,6 @@ def open_pass(job: Job, folder: Path, threads: int) -> Pass:
     prepared = prepare(loaded, tuple(map(Override.parse, job.precision_override)))
     save_model(prepared.proto, folder / "model.onnx")
     samples = open_data(loaded.inputs, **samples_of(job.data), batch=BATCH, threads=threads)
-    assert isinstance(samples, (ImageBatches, ArrayBatches))
     check_enough(samples)
     sizes = () if alone(loaded.inputs) else (info.shape[0] for info in loaded.inputs if info.shape)
     fixed = max((size for size in sizes if isinstance(size, int)), default=1)

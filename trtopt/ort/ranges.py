@@ -36,12 +36,10 @@ class TensorRange:
 
     Attributes:
         largest: magnitude of its finite values; not counted are those that mean minus infinity (`typed.MASK`).
-        tiny: share of its values other than zero whose magnitude is below FP16's smallest normal number.
         nonfinite: values that are NaN or infinite.
     """
 
     largest: float = 0.0
-    tiny: float = 0.0
     nonfinite: int = 0
 
 
@@ -73,7 +71,7 @@ def measure_ranges(
     if not names and not inputs:
         return {}
 
-    def run(feed: Arrays) -> dict[str, NDArray[np.float64]]:
+    def run(feed: Arrays) -> dict[str, tuple[float, int]]:
         try:
             values = [] if session is None else session.run(names, as_taken(session, feed))
         except Exception as error:  # ONNX Runtime's exceptions have no common base
@@ -86,22 +84,20 @@ def measure_ranges(
                 counts[name] = _counted(value)
         return counts
 
-    totals: dict[str, NDArray[np.float64]] = {}
+    totals: dict[str, tuple[float, int]] = {}
     workers, pending = threads or cores(), iter(feeds)
     with ThreadPoolExecutor(workers, thread_name_prefix="trtopt-ranges") as pool:
         while group := list(islice(pending, 2 * workers)):  # bounds memory
             for counts in pool.map(run, group):
                 for name, figures in counts.items():
-                    total = totals.setdefault(name, np.zeros(4))
-                    total[0] = max(total[0], figures[0])
-                    total[1:] += figures[1:]
+                    largest, nonfinite = totals.get(name, (0.0, 0))
+                    totals[name] = max(largest, figures[0]), nonfinite + figures[1]
     ranges = {}
     for name in (*inputs, *(name for node in nodes for name in node.output)):
         if name not in totals:
             continue
-        largest, tiny, nonzero, nonfinite = totals[name]
-        largest = max(largest, totals.get(f"{name}{EXACT}", totals[name])[0])
-        ranges[name] = TensorRange(float(largest), float(tiny / nonzero) if nonzero else 0.0, int(nonfinite))
+        largest, nonfinite = totals[name]
+        ranges[name] = TensorRange(max(largest, totals.get(f"{name}{EXACT}", totals[name])[0]), nonfinite)
     return ranges
 
 
@@ -124,10 +120,10 @@ def not_finite(proto: ModelProto, ranges: Mapping[str, TensorRange]) -> dict[str
     return reasons
 
 
-def _counted(values: NDArray[Any]) -> NDArray[np.float64]:
-    """The largest magnitude, how many are tiny, other than zero, and not finite."""
+def _counted(values: NDArray[Any]) -> tuple[float, int]:
+    """The largest magnitude, and how many aren't finite."""
     if not values.size:
-        return np.zeros(4)
+        return 0.0, 0
     if values.dtype.itemsize < 4:
         values = values.astype(np.float32)
     low, high, nonfinite = float(values.min()), float(values.max()), 0  # NaN if any value is
@@ -136,9 +132,7 @@ def _counted(values: NDArray[Any]) -> NDArray[np.float64]:
         nonfinite = int(values.size - np.count_nonzero(finite))
         values = values[finite & (values > MASK) & (values < SENTINEL)]
         low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
-    zeros = np.count_nonzero(values == 0)
-    below = np.count_nonzero((values < FP16_NORMAL) & (values > -FP16_NORMAL)) - zeros
-    return np.array([max(0.0, high, -low), below, values.size - zeros, nonfinite])
+    return max(0.0, high, -low), nonfinite
 
 
 def beyond_fp16(ranges: Mapping[str, TensorRange]) -> dict[str, float]:
