@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
-OPSETS = (13, 15, 17, 18, 19, 21, 23)
-ROUNDED = {"Floor"}  # a rounding more or less moves what they give by a step
+OPSETS = (9, 11, 12, 13, 15, 17, 18, 19, 21, 23)
+ROUNDED = {"QuantizeLinear", "DequantizeLinear", "Floor"}  # a rounding more or less moves what they give by a step
 
 Shape = tuple[int, ...]
 
@@ -135,7 +135,7 @@ class RandomGraph:
         out = group * self.draw(1, 3) if self.chance(0.5) or self.size % group else self.size
         kernel = [self.draw(1, min(3, size)) for size in sizes]
         form = (channels, out // group, *kernel) if transposed else (out, channels // group, *kernel)
-        inputs = [x, self.weight(self.values(form))]
+        inputs = [x, self.held(self.values(form), 1 if transposed else 0)]
         if self.chance(0.5):
             inputs.append("" if self.chance(0.1) else self.weight(self.values((out,)) * self.chance(0.8)))
         padding: dict[str, Any] = {"pads": [self.draw(0, size - 1) for size in kernel * 2]} if self.chance(0.7) else {}
@@ -151,6 +151,17 @@ class RandomGraph:
             **padding,
         )
 
+    def held(self, array: NDArray[np.float32], axis: int) -> str:
+        """A weight, at times as its codes behind DequantizeLinear."""
+        if self.opset < 13 or not self.chance(0.12):
+            return self.weight(array)
+        channels = self.chance(0.5)
+        scale = np.full(array.shape[axis] if channels else (), 2 / 127, np.float32)
+        inputs = [self.weight(np.round(array / (2 / 127)), np.int8), self.weight(scale)]
+        if self.chance(0.5):
+            inputs.append(self.weight(np.zeros(scale.shape), np.int8))
+        return self.add("DequantizeLinear", inputs, axis=axis if channels else None)
+
     def normalization(self) -> None:
         x = self.source((2, 3, 4, 5))
         channels = (self.shapes[x][1],)
@@ -162,7 +173,7 @@ class RandomGraph:
         wide, transposed, turned = self.one([self.size, self.draw(1, 5)]), self.chance(0.5), self.chance(0.2)
         rows, columns = self.shapes[x][:: -1 if turned else 1]
         inputs = [x, self.weight(self.values((wide, columns) if transposed else (columns, wide)))]
-        if self.chance(0.7):
+        if self.chance(0.7) or self.opset < 11:
             form = self.one([(wide,), (1, wide), (), (1,), (rows, 1), (rows, wide)])
             inputs.append(self.weight(self.values(form) * np.float32(self.chance(0.9))))
         scales = {"alpha": self.one([None, 0.5]), "beta": self.one([None, None, 2.0])}
@@ -202,21 +213,28 @@ class RandomGraph:
 
     def pad(self) -> None:
         x = self.source()
-        rank = len(self.shapes[x])
+        rank, half = len(self.shapes[x]), 0
+        mode = self.one(["constant", "constant", "constant", "reflect", "edge"])
         axes = [-2, -1][-rank:] if self.opset >= 18 and self.chance(0.2) else []  # the last axes, named
         half = len(axes) or rank
         amounts = [self.draw(0, 2) * (axis % half > 1 or self.chance(0.3)) for axis in range(2 * half)]
         if self.chance(0.15):
             amounts = [0] * len(amounts)
-        if self.chance(0.1):
+        if mode == "constant" and self.chance(0.1):
             amounts[-1] = -1
+        if mode == "reflect":
+            sizes = self.shapes[x][-half:]
+            amounts = [min(amount, sizes[axis % half] - 1) for axis, amount in enumerate(amounts)]
         value = float(self.chance(0.15))
+        if self.opset < 11:
+            self.add("Pad", [x], pads=amounts, mode=mode, value=value)
+            return
         inputs = [x, self.weight(amounts, np.int64)]
         if value or axes or self.chance(0.3):
             inputs.append(self.weight(value) if value else "")
         if axes:
             inputs.append(self.weight(axes, np.int64))
-        self.add("Pad", inputs, mode="constant" if self.chance(0.5) else None)
+        self.add("Pad", inputs, mode=mode if mode != "constant" or self.chance(0.5) else None)
 
     def cut(self) -> None:
         x = self.source()
@@ -228,6 +246,9 @@ class RandomGraph:
             starts, ends = [0] * len(axes), [2**31 - 1 if self.chance(0.5) else shape[axis] for axis in axes]
         if self.chance(0.3):
             starts = [start - shape[axis] for start, axis in zip(starts, axes)]
+        if self.opset < 10:
+            self.add("Slice", [x], starts=starts, ends=ends, axes=axes)
+            return
         given = [starts, ends, [axis - len(shape) if self.chance(0.3) else axis for axis in axes]]
         if self.chance(0.4):
             given.append([self.draw(1, 2) if self.chance(0.2) else 1 for _ in axes])  # steps
@@ -256,6 +277,13 @@ class RandomGraph:
         elif kind == 4:
             self.add("Flatten", [x], axis=axis)
             return
+        if self.chance(0.15) and self.opset >= 13:  # sizes taken from a shape
+            made = self.add("Shape", [x])
+            picked = [self.add("Gather", [made, self.weight(axis, np.int64)]) for axis in range(len(shape))]
+            first = self.weight([0], np.int64)
+            whole = self.add("Concat", [self.add("Unsqueeze", [name, first]) for name in picked], axis=0)
+            self.add("Reshape", [x, whole], shape=self.shapes[x])
+            return
         asked = [
             0 if (size,) == (*shape[at : at + 1],) and self.chance(0.2) else size for at, size in enumerate(target)
         ]
@@ -270,24 +298,31 @@ class RandomGraph:
             op, count = "Unsqueeze", self.draw(1, 2)
             rank = len(shape) + count
             places = sorted(int(axis) for axis in self.rng.choice(rank, count, replace=False))
-            axes = [axis - rank if self.chance(0.3) else axis for axis in places]
+            axes = [axis - rank if self.opset > 10 and self.chance(0.3) else axis for axis in places]
         else:
             ones = [axis for axis, size in enumerate(shape) if size == 1]
             if not ones:
                 raise Skip
             op, axes = "Squeeze", [int(self.one(ones))]
-        self.add(op, [x, self.weight(axes, np.int64)])
+        self.with_axes(op, x, axes)
+
+    def with_axes(self, op: str, x: str, axes: list[int]) -> None:
+        """Squeeze or Unsqueeze, whose axes are an input since opset 13."""
+        if self.opset < 13:
+            self.add(op, [x], axes=axes)
+        else:
+            self.add(op, [x, self.weight(axes, np.int64)])
 
     def reduce(self) -> None:
         x = self.source()
         op = self.one(["ReduceSum", "ReduceSum", "ReduceMean", "ReduceMax"])
         axes = sorted({self.draw(0, len(self.shapes[x]) - 1) for _ in range(self.draw(1, 2))})
         keep = self.chance(0.5)
-        as_input = op == "ReduceSum" or self.opset >= 18
+        as_input = self.opset >= (13 if op == "ReduceSum" else 18)
         inputs = [x, self.weight(axes, np.int64)] if as_input else [x]
         out = self.add(op, inputs, keepdims=int(keep), axes=None if as_input else axes)
         if not keep and self.chance(0.5):
-            self.add("Unsqueeze", [out, self.weight(axes, np.int64)])
+            self.with_axes("Unsqueeze", out, axes)
 
     def elementwise(self) -> None:
         x = self.source()
@@ -298,9 +333,11 @@ class RandomGraph:
     def clip(self) -> None:
         x = self.source()
         low, high = sorted(float(value) for value in self.values((2,)))
-        if self.chance(0.15):
+        if self.chance(0.15) and self.opset >= 12:
             op = self.one(["Min", "Max"])
             self.add(op, [x, self.weight(low)])
+        elif self.opset < 11:
+            self.add("Clip", [x], min=low, max=high if self.chance(0.8) else None)
         else:
             ends = [self.weight(low) if self.chance(0.8) else "", self.weight(high)]
             self.add("Clip", [x, *ends[: self.draw(1, 2)]])
@@ -308,7 +345,9 @@ class RandomGraph:
     def cast(self) -> None:
         x = self.source()
         wide = self.one([TensorProto.FLOAT, TensorProto.DOUBLE])
-        self.add("Cast", [self.add("Cast", [x], to=wide)], to=TensorProto.FLOAT)
+        made = self.add("Cast", [x], to=wide)
+        if wide != TensorProto.FLOAT:
+            self.add("Cast", [made], to=TensorProto.FLOAT)
 
     def join(self) -> None:
         x = self.source()
@@ -327,7 +366,63 @@ class RandomGraph:
             raise Skip
         first = self.draw(1, shape[axis] - 1)
         sizes = [first, shape[axis] - first]
-        self.add("Split", [x, self.weight(sizes, np.int64)], 2, axis=axis)
+        if self.opset < 13:
+            self.add("Split", [x], 2, axis=axis, split=sizes)
+        else:
+            self.add("Split", [x, self.weight(sizes, np.int64)], 2, axis=axis)
+
+    def expand(self) -> None:
+        x = self.source()
+        shape = [self.draw(1, 3) if size == 1 else self.one([1, size]) for size in self.shapes[x]]
+        shape = [self.draw(1, 2), *shape] if self.chance(0.2) else shape
+        self.add("Expand", [x, self.weight(shape, np.int64)])
+
+    def gather(self) -> None:
+        x = self.source()
+        shape = self.shapes[x]
+        axis = self.draw(0, len(shape) - 1)
+        form: Shape = self.one([(), (2,), (1,)])
+        indices = self.rng.integers(-shape[axis] if self.opset > 10 else 0, shape[axis], form)
+        self.add("Gather", [x, self.weight(indices, np.int64)], axis=axis)
+
+    def pool(self) -> None:
+        x = self.source((3, 4, 5))
+        kernel = [self.draw(1, min(2, size)) for size in self.shapes[x][2:]]
+        pads = [self.draw(0, size - 1) for size in kernel * 2]
+        if self.chance(0.4):
+            self.add("GlobalAveragePool", [x])
+        else:
+            self.add(self.one(["MaxPool", "AveragePool"]), [x], kernel_shape=kernel, pads=pads)
+
+    def quantize(self) -> None:
+        if self.opset < 13:
+            raise Skip
+        x = self.source()
+        shape, axis = self.shapes[x], 0
+        form: Shape = ()
+        if shape and self.chance(0.3):
+            axis = self.draw(0, len(shape) - 1)
+            form = (shape[axis],)
+        scale, zero = self.weight(self.values(form, 0.02, 0.1)), self.weight(np.zeros(form), np.int8)
+        codes = self.add("QuantizeLinear", [x, scale, zero], axis=axis if form else None)
+        self.add("DequantizeLinear", [codes, scale, zero], axis=axis if form else None)
+
+    def branch(self) -> None:
+        """An If by a constant or by the input, whose bodies read, or give, what is around them."""
+        if self.opset < 11:
+            raise Skip
+        x = self.source()
+        if self.chance(0.3):
+            condition = self.weight(self.chance(0.5), np.bool_)
+        else:
+            total = self.add("ReduceMax", [next(iter(self.feed))], keepdims=0)
+            condition = self.add("Greater", [total, self.weight(self.one([-9.0, 9.0]))])
+        bodies = {}
+        for name in ("then_branch", "else_branch"):
+            result = helper.make_tensor_value_info(f"{name}{len(self.nodes)}", TensorProto.FLOAT, self.shapes[x])
+            op = helper.make_node(self.one(["Identity", "Relu", "Neg"]), [x], [result.name])
+            bodies[name] = helper.make_graph([op], name, [], [result])
+        self.add("If", [condition], shape=self.shapes[x], **bodies)
 
     def padded_convolution(self) -> None:
         self.pad()
@@ -373,7 +468,7 @@ _USUAL = (
     "scaled scaled scaled scaled chain chain arithmetic arithmetic padded_convolution padded_convolution reshaped_gemm"
 )
 _OTHERS = "reshaped_gemm convolution normalization gemm product pair pad cut transpose reshape squeeze reduce elementwise clip"
-_LAST = "cast join split"
+_LAST = "cast join split expand gather pool quantize branch"
 KINDS: list[Callable[[RandomGraph], None]] = [
     getattr(RandomGraph, name) for name in f"{_USUAL} {_OTHERS} {_LAST}".split()
 ]

@@ -118,13 +118,15 @@ def test_a_missing_package_of_a_recipe_comes_with_the_command_before_torch(
         export(path, tmp_path / "m.onnx")
 
 
-BARE = ("", 'description = "x"', "not toml", 'description = "x"\nsource = "resnet50"')
+ONNX = 'description = "x"\nsource = "m.onnx"\nopset = 99'
+BARE = ("", 'description = "x"', "not toml", 'description = "x"\nsource = "resnet50"', ONNX)
+LACKS = (["lacks 'description'"], ["lacks 'source'"], ["can't be read"], ["torchvision:NAME"], ["has opset", "m.onnx"])
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        *zip(BARE, (["lacks 'description'"], ["lacks 'source'"], ["can't be read"], ["torchvision:NAME"]), strict=True),
+        *zip(BARE, LACKS, strict=True),
         ('colour = "red"', ["unknown key 'colour'", "known:"]),
         ('images = "x"\ndata = "y"', ["images and data", "only one"]),
         ('data = "none.npz"', ["none.npz", "doesn't exist"]),

@@ -91,7 +91,7 @@ class Recipe:
     requires: AnyText = ""
     outputs: tuple[Name, ...] = ()
     opset: Positive | None = None
-    preprocess: Name | Mapping[str, Any] | None = None
+    preprocess: str | Mapping[str, Any] | None = None  # not `Name`: msgspec 0.22 frees a pattern beside a mapping twice
     images: Path | None = None
     data: Path | None = None
     calibration: Name | None = None
@@ -193,6 +193,13 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     if not source.endswith(".onnx") and ":" not in source:
         raise UsageError(
             f"{where}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
+        )
+    if source.endswith(".onnx") and (
+        idle := [key for key in ("arguments", "options", "weights", "opset") if key in content]
+    ):
+        raise UsageError(
+            f"{where} has {', '.join(idle)}, for an export alone, and source is the ONNX file {source}: take them out, or give "
+            "the model's factory as the source"
         )
     sources = [name for name in ("images", "data", "calibration") if getattr(recipe, name) is not None]
     if len(sources) > 1:
