@@ -204,7 +204,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
         ),
         r"type\(\) == expectedDataType": (
-            "TensorRT 10.6 does so in INT8 networks with HardSwish (MobileNetV3), whatever is kept out of INT8: use `fp16=True`"
+            "TensorRT 10.6 does so in INT8 networks with HardSwish (MobileNetV3), which FP16 runs faster there: use `fp16=True`"
         ),
     },
     EngineMismatch: {
