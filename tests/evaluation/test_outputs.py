@@ -308,19 +308,17 @@ def test_channels_without_signal_are_left_out_and_said() -> None:
         == f"{ratio(old[:, 4], new[:, 4]):.1f} dB in channel 4, the lowest of 7 (2 left out: next to zero in the reference)"
     )
     silent = agreement(Kind.BOXES, np.zeros((2, 4)), np.ones((2, 4)))
-    assert silent.channels is not None
-    assert silent.channels.lowest is None
-
-
-@pytest.mark.parametrize(
-    ("shape", "axis"),
-    [((2, 6), 1), ((2, 9, 4), 2), ((2, 4, 3), 1), ((2, 84, 85), 1), ((2, 90, 85), 2), ((2, 3, 8, 8, 85), 4)],
-)
-def test_channels_are_found(shape: tuple[int, ...], axis: int) -> None:
-    found = agreement(Kind.BOXES, np.ones(shape), np.ones(shape))
-    assert found.channels is not None
-    assert found.channels.axis == axis
-    assert len(found.channels.snr_db) == shape[axis]
+    assert silent.channels is not None and silent.channels.lowest is None
+    for shape, axis in [
+        ((2, 6), 1),
+        ((2, 9, 4), 2),
+        ((2, 4, 3), 1),
+        ((2, 84, 85), 1),
+        ((2, 90, 85), 2),
+        ((2, 3, 8, 8, 85), 4),
+    ]:
+        channels = agreement(Kind.BOXES, np.ones(shape), np.ones(shape)).channels
+        assert channels is not None and (channels.axis, len(channels.snr_db)) == (axis, shape[axis])
 
 
 # Samples -----------------------------------------------------------------------------------------------------------------
@@ -337,9 +335,13 @@ def test_the_worst_samples_are_named_in_order() -> None:
     assert found.spread.median == pytest.approx(sorted(by_sample)[2])
     assert found.spread.worst[0].max_abs == pytest.approx(0.4)
     few = agreement(Kind.OTHER, old[1:2], old[1:2])
-    assert few.spread is not None
-    assert few.spread.worst == ()
+    assert few.spread is not None and few.spread.worst == ()
     assert sentence("y", few.describe(), 1) == "y (other): equal"
+    sums = OutputSums("y", Kind.OTHER)  # its first axis doesn't count samples
+    for array in (np.ones((5, 2)), np.float32(3)):
+        sums.add(array, array - 1, 5)
+    whole = sums.result([f"s{number}" for number in range(10)])
+    assert (whole.spread, whole.max_abs, spread(whole.describe())) == (None, 1, "")
 
 
 def test_the_lowest_comes_first_and_a_changed_class_before_lower_decibels() -> None:
@@ -382,16 +384,6 @@ def test_a_reference_without_signal_is_said_in_words() -> None:
     assert spread(found) == "worst: s5 (difference 0.943)"
     almost = agreement(Kind.OTHER, np.full((1, 4), NEAR_ZERO), np.full((1, 4), 2.0))
     assert almost.near_zero == 0
-
-
-def test_an_output_that_does_not_count_samples_has_no_spread() -> None:
-    sums = OutputSums("y", Kind.OTHER)
-    sums.add(np.ones((5, 2)), np.zeros((5, 2)), 5)
-    sums.add(np.float32(3), np.float32(2), 5)
-    found = sums.result([f"s{number}" for number in range(10)])
-    assert found.spread is None
-    assert found.max_abs == 1
-    assert spread(found.describe()) == ""
 
 
 def test_a_large_output_is_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,10 +118,8 @@ def migrated(source: str) -> Migration:
     except ValueError as error:
         raise UsageError(f"`migrate=` {text!r} can't be read as a command: {error}") from None
     program, *arguments = itertools.dropwhile(
-        lambda word: re.fullmatch(r"\w+=.*|sudo|time|env|exec", word), [*words, ""]
+        lambda word: re.fullmatch(r"\w+=.*|sudo|time|env|exec|(.*/)?python[\d.]*|-m", word), [*words, ""]
     )
-    if re.fullmatch(r"python[\d.]*", Path(program).name) and arguments[:1] == ["-m"]:
-        program, *arguments = arguments[1:]
     name = _PROGRAMS.get(Path(program).name.removesuffix(".exe"), "")
     if not name:
         raise UsageError(
@@ -161,8 +159,9 @@ def _polygraphy(draft: _Draft, arguments: Sequence[str]) -> None:
     if Path(draft.model).suffix in _PLANS:
         draft.model, draft.engine = "", draft.model
     elif Path(draft.model).suffix != ".onnx":
-        why = "trtopt builds from ONNX; from PyTorch: trtopt export my_model.py:Net -o MODEL.onnx"
-        draft.say(draft.model, why, lacking=True)
+        draft.say(
+            draft.model, "trtopt builds from ONNX; from PyTorch: trtopt export NET.py:Net -o M.onnx", lacking=True
+        )
     for option in options:
         draft.take(*option)
     if "tf32" not in names and draft.model:
@@ -173,8 +172,7 @@ def _polygraphy(draft: _Draft, arguments: Sequence[str]) -> None:
         draft.commands = [shlex.join(["trtopt", "check", draft.model])]
     elif "onnxrt" in names:
         samples = ("--data", draft.data) if draft.data else IMAGES
-        engine = draft.engine or str(Path(draft.model).with_suffix(".engine"))
-        words = ["trtopt", "verify", draft.model or "MODEL.onnx", engine, *samples, "--min-snr", "20"]
+        words = ["trtopt", "verify", draft.model or "MODEL.onnx", draft.engine, *samples, "--min-snr", "20"]
         draft.commands.append(shlex.join(words))
         draft.say(
             "polygraphy", "it fails where outputs differ; verify does with a limit alone, such as --min-snr 20 (dB)"
@@ -191,11 +189,10 @@ def _parsed(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]
             options.append((what.lstrip("-"), what, [value] if equals else []))
             free = 0 if row is None or (equals and row.values == 1) else {1: 1, 2: len(words)}.get(row.values, 0)
         elif free:
-            shape = re.sub(r"^([^:,]+),(?=\d+x)", r"\1:", word)  # as older versions have it
-            shape = re.sub(
-                r":\[([\d, ]*)\]", lambda dims: f":{'x'.join(re.findall(r'[0-9]+', dims[1])) or 'scalar'}", shape
+            shape = r":\[([\d, ]*)\]"
+            options[-1][2].append(
+                re.sub(shape, lambda dims: f":{'x'.join(re.findall(r'[0-9]+', dims[1])) or 'scalar'}", word)
             )
-            options[-1][2].append(shape)
             free -= 1
         else:
             positional.append(word)
@@ -224,8 +221,7 @@ class _Draft:
         row = _ROWS.get((self.program, name))
         if row is None:
             self.say(what, "trtopt has nothing for it", lacking=True)
-            return
-        if value == "disable":  # of --sparsity, as it is by itself
+        if row is None or value == "disable":  # of --sparsity, as it is by itself
             return
         value = _VALUES.get(value, value.replace("'", ""))
         words = [word.replace("{}", value) for word in row.words.split()]
@@ -248,10 +244,8 @@ class _Draft:
                 self.fed = value
                 for ranges in parse_profile(value).values() if self.program == "trtexec" else ():
                     self.bench += ["--batch", str(ranges.opt[0])] if ranges.opt and "--batch" not in self.bench else []
-            case "layers":
-                self._layers(what, value)
-            case "pools":
-                self._pools(what, value)
+            case "layers" | "pools":
+                self._parts(what, value, row.action == "layers")
         if row.said:
             self.say(what, row.said.replace("{}", value), row.gone, row.action == "none")
 
@@ -262,23 +256,22 @@ class _Draft:
         if self.engine.endswith(".onnx"):  # of Polygraphy's --fp-to-fp16
             self.build, self.engine = [*self.build, "--save-onnx", self.engine], ""
         if self.engine and not self.model:
-            why = "a plan that trtopt didn't build has no manifest: add --trust, if you know where it is from"
-            self.say(self.engine, why)
-        engine = self.engine or str(Path(self.model or "MODEL").with_suffix(".engine"))
+            self.say(self.engine, "a plan of another tool has no manifest: add --trust, if you know where it is from")
+        self.engine = self.engine or str(Path(self.model or "MODEL").with_suffix(".engine"))
         lines = []
         if self.model:
             words = [*self._precision(), *self._shapes(), *self.build]
-            lines.append(["trtopt", "build", self.model, *words, "-o", engine])
+            lines.append(["trtopt", "build", self.model, *words, "-o", self.engine])
         if self.running:
-            lines.append(["trtopt", "bench", engine, *self.bench])
+            lines.append(["trtopt", "bench", self.engine, *self.bench])
         return list(map(shlex.join, lines))
 
     def _precision(self) -> list[str]:
-        names = [name for name in ("best", "int8", "fp8", "fp16", "bf16") if name in self.precisions]
-        words = [f"--{name}" for name in names[:1]]
-        if names[:1] and names[0] in ("best", "int8", "fp8"):
-            words += ["--bf16"] if names[0] != "best" and "bf16" in names and "fp16" not in names else []
-            cache = self.cache if names[0] != "best" else ""  # it is read in place of data
+        name = next((name for name in ("best", "int8", "fp8", "fp16", "bf16") if name in self.precisions), "")
+        words = [f"--{name}"] if name else []
+        if name in ("best", "int8", "fp8"):
+            words += ["--bf16"] if name != "best" and {"bf16", "fp16"} & self.precisions == {"bf16"} else []
+            cache = self.cache if name != "best" else ""  # it is read in place of data
             words += ["--calib", cache] if cache else ["--data", self.data] if self.data else IMAGES
         return words
 
@@ -292,22 +285,17 @@ class _Draft:
                 texts.append(f"{name}:{dims[0] if len(set(dims)) == 1 else ','.join(dims)}")
             yield from ("--shapes", ";".join(texts))
 
-    def _layers(self, what: str, value: str) -> None:
+    def _parts(self, what: str, value: str, layers: bool) -> None:
+        """Translate a list of NODE:PRECISION or of POOL:SIZE."""
         for part in filter(None, value.split(",")):
-            node, _, precision = part.rpartition(":")
-            precision = {"float32": "fp32", "float16": "fp16"}.get(precision, precision)
-            if precision in ("fp32", "fp16", "bf16", "int8", "fp8"):
-                self.build += ["--precision-override", f"{node}={precision}"]
+            name, _, text = part.rpartition(":")
+            precision = {"float32": "fp32", "float16": "fp16"}.get(text, text)
+            size = re.fullmatch(r"([\d.]+)([BKMG]?)(?:iB)?", text)
+            if layers and precision in ("fp32", "fp16", "bf16", "int8", "fp8"):
+                self.build += ["--precision-override", f"{name}={precision}"]
+            elif not layers and name == "workspace" and size:
+                unit = size[2] or ("B" if self.program == "polygraphy" else "M")
+                self.build += ["--workspace", size[1] + {"B": "", "K": "KiB", "G": "GiB"}.get(unit, "MiB")]
             else:
-                self.say(f"{what}={part}", f"trtopt builds no layer in {precision}", lacking=True)
-
-    def _pools(self, what: str, value: str) -> None:
-        for part in filter(None, value.split(",")):
-            pool, _, size = part.partition(":")
-            match = re.fullmatch(r"([\d.]+)([BKMG]?)(?:iB)?", size)
-            if pool == "workspace" and match:
-                unit = match[2] or ("B" if self.program == "polygraphy" else "M")
-                self.build += ["--workspace", match[1] + {"B": "", "K": "KiB", "G": "GiB"}.get(unit, "MiB")]
-            else:
-                why = "trtopt sets no memory pool but the workspace; it has no DLA"
-                self.say(f"{what}={part}", why, lacking=True)
+                pools = "trtopt sets no memory pool but the workspace; it has no DLA"
+                self.say(f"{what}={part}", f"trtopt builds no layer in {precision}" if layers else pools, lacking=True)

@@ -97,7 +97,7 @@ class Limits:
         return "at least " + ", ".join(texts) if texts else "nothing is NaN or infinite"
 
     def _of(self, output: Mapping[str, Any], samples: int) -> Iterator[str]:
-        agreement, overlap = output["agreement"], output["overlap"]
+        agreement, overlap, nearest = (output[name] for name in ("agreement", "overlap", "cosine_min"))
         if agreement is not None and agreement < self.min_agreement:
             asked = 100 * self.min_agreement
             exact = f"{asked:g}%" if round(asked, 1) != round(asked, 6) else f"{asked:.1f}%"
@@ -110,22 +110,16 @@ class Limits:
         if least_snr is None or output["integers"]:
             return
         silent = output["near_zero"] == output["rows"]
-        # Then there is nothing to be relative to.
-        if silent and (self.min_snr is None or float(output["snr_db"]) == -math.inf):
-            worst = float(output["max_abs"])
-            if worst >= NEAR_ZERO:
+        if silent and (self.min_snr is None or float(output["snr_db"]) == -math.inf):  # nothing to be relative to
+            if (worst := float(output["max_abs"])) >= NEAR_ZERO:
                 yield f"the reference is next to zero, the difference up to {worst:.3g}"
             return
-        channels = output["channels"]
-        lowest = channels["lowest"] if channels else None
-        snr = float(output["snr_db"] if lowest is None else channels["snr_db"][lowest])
+        lowest = (output["channels"] or {}).get("lowest")
+        snr = float(output["snr_db"] if lowest is None else output["channels"]["snr_db"][lowest])
         if snr < least_snr:
             where = "" if lowest is None else f" in channel {lowest}"
-            text = f"{decibels(snr, least_snr)}{where}, at least {least_snr:g} is asked for"
-            yield (
-                text + "; the reference is next to zero: give samples where it isn't, or only `min_agreement=`" * silent
-            )
-        nearest = output["cosine_min"]
+            more = "; the reference is next to zero: give samples where it isn't, or only `min_agreement=`" * silent
+            yield f"{decibels(snr, least_snr)}{where}, at least {least_snr:g} is asked for{more}"
         if nearest is not None and self.min_snr is None and float(nearest) < MIN_COSINE:
             digits = digits_below(float(nearest), MIN_COSINE, 4)
             yield f"cosine {float(nearest):.{digits}f} at the lowest, at least {MIN_COSINE:g} is asked for"

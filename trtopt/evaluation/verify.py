@@ -201,24 +201,21 @@ def verify(request: VerifyRequest) -> Agreement:
 
     Args:
         reference: usually the FP32 ONNX model, in ONNX Runtime, on a GPU where the installed package can use one.
-        candidate: its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; an engine, which runs
-            on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says which), on either side;
-            or a function from inputs to outputs, such as `Session.run`.
-        batches: input name → array as the reference takes it, or what `data` of `calibrate` may be. A candidate with its
-            preprocessing embedded gets the pixels that they were made of. The worst samples are named by their `names`.
-        labels: the true class of each sample, in order, or a file of them.
+        candidate: its Q/DQ, FP16 or BF16 model, on the CPU, node by node without graph optimizations; an engine, on this
+            machine's GPU, without one its graph that `build --save-onnx` kept (`ran` says which), on either side; or a
+            function from inputs to outputs, such as `Session.run`.
+        batches: what `data` of `calibrate` may be. A candidate with its preprocessing embedded gets the pixels that they were
+            made of. The worst samples are named by their `names`.
         metric, min: a function (`trtopt.evaluation.metric`), or module:function, called with the outputs of both.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
-            Values that are NaN or infinite, where the reference's are finite, are missed without them, too.
-        per_layer: compare the tensors that both graphs have by the same name, too, on the first samples. On a GPU an engine is
-            built again for that, from the graph that was kept, with its layers' tensors as outputs.
+        per_layer: compare the tensors that both graphs have by the same name, on the first samples; of an engine on a GPU
+            those of another build, with its layers' tensors as outputs.
 
     Raises:
-        ModelError, EngineError, DeviceError: one of them can't run.
-        BuildFailed: an engine can't be built with tensors inside it as outputs.
+        ModelError, EngineError, DeviceError, BuildFailed: one of them can't run, or be built with its tensors as outputs.
         DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
-        UsageError: the arguments can't be right: no samples, two engines or one whose graph is needed and wasn't kept, samples
-            outside its shapes, outputs or labels that don't fit, a kind or limit that can't be.
+        UsageError: two engines or one whose graph is needed and wasn't kept, samples outside its shapes, outputs, labels, a
+            kind or limit that don't fit.
     """
     limits = Limits.of(request.min_agreement, request.min_snr)
     if request.batches is not None and (request.images is not None or request.data is not None):
@@ -448,7 +445,6 @@ def verify_all(
     """
     comparisons = {name: _Comparison(labels, kinds) for name in candidates}
     for batch in batches:
-        _check_arrays("a batch", batch)
         samples = next((len(array) for array in batch.values() if array.ndim), 1)
         outputs, masks = reference(batch), _unpadded(batch)
         for name, runner in candidates.items():
@@ -472,15 +468,6 @@ def _unpadded(batch: Arrays) -> list[NDArray[np.bool_]]:
     return masks
 
 
-def _check_arrays(what: str, arrays: Any) -> None:
-    """Raise UsageError unless it is a mapping of names to arrays."""
-    if not isinstance(arrays, Mapping):
-        raise UsageError(f"{what} is {type(arrays).__name__}; a mapping of names to arrays is needed")
-    for name, value in arrays.items():
-        if not hasattr(value, "ndim"):
-            raise UsageError(f"{what} has {type(value).__name__} for {name!r}; an array is needed")
-
-
 class _Comparison:
     """Adds batches up."""
 
@@ -492,8 +479,8 @@ class _Comparison:
         self.hits: Any = None
 
     def add(self, reference: Arrays, candidate: Arrays, samples: int, masks: Sequence[NDArray[np.bool_]] = ()) -> None:
-        _check_arrays("what the reference gives", reference)
-        _check_arrays("what the candidate gives", candidate)
+        if not isinstance(candidate, Mapping) or not all(hasattr(array, "ndim") for array in candidate.values()):
+            raise UsageError(f"the candidate gives {type(candidate).__name__}; a mapping of names to arrays is needed")
         if set(reference) != set(candidate):
             names = (", ".join(sorted(outputs)) for outputs in (reference, candidate))
             raise UsageError("the reference has outputs {}; the candidate {}".format(*names))
@@ -531,11 +518,9 @@ class _Comparison:
             raise UsageError(f"{len(self.labels)} labels were given for {self.samples} samples")
         if self.hits is None:
             kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
-            several = any(item.kind is Kind.CLASSES for item in outputs)  # rows of each sample
             raise UsageError(
-                f"labels were given, but no output is samples × classes: {kinds}"
-                + ", several of each sample: drop `labels=`, or measure by a `metric=` that takes them" * several
-                + f"; say which it is (`output_kind=['{outputs[0].name}=classes']`)" * (not several)
+                f"labels were given, but no output is samples × classes: {kinds}; say which it is "
+                f"(`output_kind=['{outputs[0].name}=classes']`), or measure by a `metric=` that takes them"
             )
         before, after = (Accuracy(*map(float, shares)) for shares in self.hits / self.samples)
         return Agreement(self.samples, outputs, before, after)
