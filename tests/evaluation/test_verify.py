@@ -326,16 +326,12 @@ def test_wrong_data_and_models_are_named(digits: Digits, tmp_path: Path) -> None
         verify(tmp_path / "absent.onnx", model, digits.batches(), threads=1)
 
 
-def test_models_of_a_fixed_batch_run_on_any_number_of_samples(digits: Digits) -> None:
+def test_a_model_of_a_fixed_batch_runs_on_any_number_of_samples(digits: Digits) -> None:
     fixed = digits.model()
-    fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
-    for value in fixed.graph.output:
+    for value in (*fixed.graph.input, *fixed.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 4
-    free = OnnxRunner(digits.model(), optimize=True, threads=1)
-    assert len(digits.images) % 4 or len(digits.images[:-1]) % 4
-    for images in (digits.images, digits.images[:-1], digits.images[:3]):
-        actual = OnnxRunner(fixed, optimize=True, threads=1)({"x": images})["logits"]
-        np.testing.assert_allclose(actual, free({"x": images})["logits"], rtol=1e-5, atol=1e-5)
+    for count in (3, 30, 32):
+        assert verify(digits.model(), fixed, [{"x": digits.images[:count]}], threads=1).snr_db > 100
 
 
 # Kinds -------------------------------------------------------------------------------------------------------------------
