@@ -161,33 +161,26 @@ def measure(output: Mapping[str, Any], samples: int, least: float = 1.0) -> str:
         least: see `share`.
     """
     said = share(output["agreement"], least) if output["agreement"] is not None else ""
-    unpadded = output.get("unpadded")
+    rows, channels, unpadded = output.get("parts") or samples, output["channels"] or {}, output.get("unpadded")
+    match Kind(output["kind"]):
+        case Kind.CLASSES:
+            text = f"same class for {said} of {counted(samples, 'sample') if rows == samples else f'{rows:,} rows'}"
+        case Kind.MASK:
+            text = f"same class for {said} of the pixels"
+        case Kind.TOKENS:
+            text = f"{said} of the {'values are the same' if output['integers'] else 'positions have the same largest class'}"
+        case Kind.RANKING:
+            text = f"{said} of the list entries are found (recall@k)"
+        case Kind.EMBEDDING:
+            text = f"cosine {cosine(output['cosine_mean'])} in the mean, {cosine(output['cosine_min'])} at the lowest"
+        case Kind.BOXES if channels.get("lowest") is not None:
+            values, lowest = channels["snr_db"], channels["lowest"]
+            text = f"{decibels(values[lowest])} in channel {lowest}, the lowest of {len(values)}"
+            text += f" ({silent} left out: next to zero in the reference)" if (silent := values.count(None)) else ""
+        case _:
+            text = ""
     left = "" if unpadded is None else f"of the {100 * unpadded:.3g}% that aren't padding"
-    return ", ".join(filter(None, [MEASURES[Kind(output["kind"])].words(output, samples, said), left]))
-
-
-def _classes_said(output: Mapping[str, Any], samples: int, said: str) -> str:
-    rows = output.get("parts") or samples
-    return f"same class for {said} of {counted(samples, 'sample') if rows == samples else f'{rows:,} rows'}"
-
-
-def _tokens_said(output: Mapping[str, Any], _: int, said: str) -> str:
-    return f"{said} of the {'values are the same' if output['integers'] else 'positions have the same largest class'}"
-
-
-def _embedding_said(output: Mapping[str, Any], *_: Any) -> str:
-    return f"cosine {cosine(output['cosine_mean'])} in the mean, {cosine(output['cosine_min'])} at the lowest"
-
-
-def _boxes_said(output: Mapping[str, Any], *_: Any) -> str:
-    channels = output["channels"]
-    lowest = channels["lowest"] if channels else None
-    if lowest is None:
-        return ""
-    values = channels["snr_db"]
-    silent_channels = values.count(None)
-    others = f" ({silent_channels} left out: next to zero in the reference)" if silent_channels else ""
-    return f"{decibels(values[lowest])} in channel {lowest}, the lowest of {len(values)}{others}"
+    return ", ".join(filter(None, [text, left]))
 
 
 def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
@@ -398,13 +391,12 @@ class Measure:
     Attributes:
         part: what is kept of some samples: of reference and candidate (in FP64, or both in their own type where they are
             integers), of which positions aren't padding (samples × positions, or × 1), and of what was kept before.
-        figures: what follows from all that was kept.   words: the figures in a line, by the number of samples and the share.
+        figures: what follows from all that was kept.
         integers: whole numbers aren't values, so that dB say nothing of them.
     """
 
     part: Callable[[NDArray[Any], NDArray[Any], NDArray[np.bool_], Sequence[Any]], Any] = lambda *_: None
     figures: Callable[[Sequence[Any]], _Measured] = lambda _: ({}, {})
-    words: Callable[[Mapping[str, Any], int, str], str] = lambda *_: ""
     integers: bool = False
 
 
@@ -545,13 +537,11 @@ def _channel_axis(shape: tuple[int, ...]) -> int:
 
 
 MEASURES: Mapping[Kind, Measure] = {
-    Kind.CLASSES: Measure(_same_classes, _shares, _classes_said),
-    Kind.EMBEDDING: Measure(_cosines, _embedding, _embedding_said),
-    Kind.BOXES: Measure(_of_channels, _boxes, _boxes_said),
-    Kind.MASK: Measure(_same_pixels, _mask, lambda _, __, said: f"same class for {said} of the pixels", True),
-    Kind.TOKENS: Measure(_same_tokens, _shares, _tokens_said, True),
-    Kind.RANKING: Measure(
-        _found, _shares, lambda _, __, said: f"{said} of the list entries are found (recall@k)", True
-    ),
+    Kind.CLASSES: Measure(_same_classes, _shares),
+    Kind.EMBEDDING: Measure(_cosines, _embedding),
+    Kind.BOXES: Measure(_of_channels, _boxes),
+    Kind.MASK: Measure(_same_pixels, _mask, integers=True),
+    Kind.TOKENS: Measure(_same_tokens, _shares, integers=True),
+    Kind.RANKING: Measure(_found, _shares, integers=True),
     Kind.OTHER: Measure(),
 }
