@@ -131,13 +131,6 @@ def test_a_result_over_its_own_input(cuda: FakeCuda, open_session: Open) -> None
         np.testing.assert_array_equal(result.numpy(), before["x"] + before["row"])
 
 
-def test_masked_arrays_are_not_taken_for_whole_ones(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        inputs = inputs_of(2)
-        with pytest.raises(UsageError, match=r"masked: fill it first"):
-            session.run({**inputs, "x": np.ma.masked_greater(inputs["x"], 0)})
-
-
 @pytest.mark.parametrize("lean", [False, True])
 def test_types_and_layouts_that_arrays_do_not_have_are_refused(cuda: FakeCuda, open_session: Open, lean: bool) -> None:
     """Also by bindings that lack types of answers, as the lean runtime's."""
@@ -451,9 +444,6 @@ def test_calls_are_refused_after_a_fork(cuda: FakeCuda, open_session: Open) -> N
         assert all("before the process forked" in text and "'spawn'" in text for text in said)
         assert calls == []
         step()
-
-
-# asyncio ---------------------------------------------------------------------------------------------------------
 
 
 # As a service meets it ---------------------------------------------------------------------------------------------

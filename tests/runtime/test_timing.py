@@ -37,12 +37,6 @@ def test_a_slow_way_is_cut_short_but_measured_in_each_round(monkeypatch: pytest.
     assert {name: len(each) for name, each in times.items()} == {"slow": 15, "slower": 5, "fast": 100}
 
 
-def test_the_time_of_a_call_comes_with_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Ways(monkeypatch, call=7)
-    ms, result = timing.timed(played.ways["call"])
-    assert (ms, result) == (pytest.approx(7), 7)
-
-
 LAYERS = {"conv": 0.5, "add": 0.25, "conv ": 0.125}
 
 
