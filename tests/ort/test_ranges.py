@@ -13,9 +13,7 @@ from trtopt.ort.ranges import TensorRange, beyond_fp16, measure_ranges, not_fini
 
 
 def test_magnitudes_over_all_runs() -> None:
-    proto = model(
-        [node("Mul", "x k", "m", "times"), node("Neg", "m", "y", "neg")], weights={"k": np.array(3, np.float32)}
-    )
+    proto = model(graph_nodes("m = Mul (x, k) y = Neg (m)"), weights={"k": np.array(3, np.float32)})
     feeds = [{"x": np.full((1, 3, 8, 8), value, np.float32)} for value in (1, -20_000, 2e-5, 0)]
     ranges = measure_ranges(proto, feeds, threads=2)
     assert list(ranges) == ["x", "m", "y"]

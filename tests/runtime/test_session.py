@@ -25,6 +25,7 @@ from fake_session import (
     inputs_of,
     large_engine,
 )
+from manifests import made
 
 from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
@@ -32,7 +33,6 @@ from trtopt.cuda.arrays import DeviceArray, stream_handle
 from trtopt.cuda.device import Probe
 from trtopt.runtime.contexts import BoundContext
 from trtopt.runtime.session import Session, SessionStats
-from trtopt.trt.compatibility import PlanOrigin
 
 
 def test_describes_the_engine_and_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:
@@ -467,20 +467,10 @@ def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_plan_for_something_else_is_refused_with_both_named(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, open_session: Open, tmp_path: Path
 ) -> None:
-    made = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"}
-    manifest = SimpleNamespace(
-        generation=made,
-        targets=[],
-        spec={},
-        origin=PlanOrigin(made["product"], made["version"]),
-        preprocess=None,
-        classes=None,
-        built_for=(),
-        check_plan=lambda path, digest: None,
-    )
-    monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
+    generation = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1", "gpu": None}
+    made(tmp_path / "net.engine", b"ftrt" + bytes(20) + bytes([8, 6, 1, 0]), generation=generation, targets=[])
     with pytest.raises(EngineMismatch, match=r"built by TensorRT 8\.6\.1, here is TensorRT 8\.6\.0: build it again"):
         open_session(adding_engine(cuda))
 
