@@ -407,7 +407,7 @@ def test_best_without_any_candidate_inside_leaves_what_was_there(gpu: Gpu, build
     build(compare=False, fp16=True)
     before = world.contents()
     gpu.noise["fp32"] = 0.3
-    with pytest.raises(AccuracyLost, match=r"INT8: y: .*FP16: y: .*FP32: y: .*`min_snr=`"):
+    with pytest.raises(AccuracyLost, match=r"INT8: y: .*FP16: y: .*FP32: y: .*lower `min_agreement=` or `min_snr=`"):
         build(best=True, min_snr=70)
     assert world.contents() == before
 
