@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import decibels, model, node, photos, points_of, quantized, values
+from graphs import decibels, model, node, photos, points_of, quantized, values, written
 from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 from world import Heard, World, has
 
@@ -27,23 +27,16 @@ def _net(batch: int | str = "n", seed: int = 0) -> ModelProto:
     """Three convolutions with a skip, a pool and a linear layer; the second convolution has a channel far over the others."""
     uneven = values(32, 32, 3, 3, seed=1, scale=0.05)
     uneven[:, 5] *= 60  # one input channel: its weights set every output channel's scale
-    nodes = [
-        node("Conv", "x w0 b0", "a", "c0", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "ra", "r0"),
-        node("Conv", "ra w1", "b", "c1", pads=[1, 1, 1, 1]),
-        node("Add", "b ra", "s", "add"),
-        node("Relu", "s", "rs", "r1"),
-        node("Conv", "rs w2", "c", "c2", strides=[2, 2]),
-        node("Relu", "c", "rc", "r2"),
-        node("GlobalAveragePool", "rc", "p", "pool"),
-        node("Flatten", "p", "f", "flat"),
-        node("Gemm", "f w3 b3", "y", "fc", transB=1),
-    ]
+    text = f"""(float[{batch},3,32,32] x) => (float[{batch},10] y) {{
+        [c0] a = Conv <pads = [1, 1, 1, 1]> (x, w0, b0) [r0] ra = Relu (a) [c1] b = Conv <pads = [1, 1, 1, 1]> (ra, w1)
+        [add] s = Add (b, ra) [r1] rs = Relu (s) [c2] c = Conv <strides = [2, 2]> (rs, w2) [r2] rc = Relu (c)
+        [pool] p = GlobalAveragePool (rc) [flat] f = Flatten (p) [fc] y = Gemm <transB = 1> (f, w3, b3)
+    }}"""
     weights = {
         "w0": values(32, 3, 3, 3, seed=seed, scale=0.3), "b0": values(32, seed=6, scale=0.1), "w1": uneven,
         "w2": values(32, 32, 3, 3, seed=2, scale=0.1), "w3": values(10, 32, seed=3), "b3": values(10, seed=4),
     }  # fmt: skip
-    return model(nodes, weights=weights, inputs={"x": (batch, 3, 32, 32)}, outputs={"y": (batch, 10)})
+    return written(text, **weights)
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +111,9 @@ def test_neither_threads_nor_batches_change_it(crops: Any, found: Sensitivity, t
 
 def test_what_a_build_keeps_in_fp32_by_its_values_makes_no_noise() -> None:
     """As a power spectrum's mel filters, whose sums pass 65,504: the build leaves them out of INT8."""
-    nodes = [
-        node("MatMul", "x w0", "a", "mel"),
-        node("Clip", "a low", "c", "floor"),
-        node("Log", "c", "l", "log"),
-        node("MatMul", "l w1", "y", "head"),
-    ]
+    text = "[mel] a = MatMul (x, w0) [floor] c = Clip (a, low) [log] l = Log (c) [head] y = MatMul (l, w1)"
     weights = {"w0": np.abs(values(64, 32)), "w1": values(32, 16), "low": np.float32(1)}
-    proto = model(nodes, inputs={"x": ["n", 64]}, weights=weights)
+    proto = written(f"(float[n,64] x) => (float[n,16] y) {{ {text} }}", **weights)
     power, heard = np.exp(3 * values(40, 64, seed=1)), Heard()
     result = trtopt.sensitivity(proto, data={"x": power.astype(np.float32)}, reporter=heard)
     assert {node for source in result.sources for node in source.nodes} == {"head"}
@@ -239,18 +227,16 @@ def test_a_transposed_convolution_is_ranked_by_its_own_axis(group: int, crops: A
         * np.logspace(-2, 0, 32 // group)[None, :, None, None].astype(np.float32),
         "w1": values(4, 32, 1, 1, seed=2),
     }
-    nodes = [
-        node("Conv", "x w0", "a", "c0", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "ra", "r0"),
-        node("ConvTranspose", "ra up", "b", "up0", strides=[2, 2], group=group),
-        node("Conv", "b w1", "y", "c1"),
-    ]
-    net = model(nodes, weights=weights, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": None})
+    text = f"""(float[n,3,32,32] x) => (float[n,4,64,64] y) {{
+        [c0] a = Conv <pads = [1, 1, 1, 1]> (x, w0) [r0] ra = Relu (a)
+        [up0] b = ConvTranspose <strides = [2, 2], group = {group}> (ra, up) [c1] y = Conv (b, w1)
+    }}"""
+    net = written(text, **weights)
     found = trtopt.sensitivity(net, data=crops, samples=len(crops))
     [source] = [item for item in found.sources if item.name == "up"]
     largest = np.abs(weights["up"]).max((0, 2, 3), keepdims=True) if group == 1 else np.abs(weights["up"]).max()
     scale = largest / 127
     rounded = {**weights, "up": (np.round(weights["up"] / scale) * scale).astype(np.float32)}
-    coarse = model(nodes, weights=rounded, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": None})
+    coarse = written(text, **rounded)
     expected, given = (OnnxRunner(proto, optimize=False)({"x": crops})["y"] for proto in (net, coarse))
     assert snr_db(source.noise["y"]) == pytest.approx(decibels(given, expected), abs=0.05)

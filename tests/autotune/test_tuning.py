@@ -195,17 +195,16 @@ def test_neither_batches_nor_their_order_change_it(crops: Any, tmp_path: Path) -
     assert fixed.tuning.left_out and fixed.tuning.chosen.snr_db > 28  # the last batch is filled up
 
 
-def test_a_second_call_runs_nothing_again(crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_runs_nothing_again_but_for_a_damaged_cache(
+    crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, heard, ran = _tuned(_net(), crops, tmp_path, min_snr=28), Heard(), []
-    monkeypatch.setattr(AccuracyEvaluator, "__call__", lambda *_: ran.append(1))
-    again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard)
+    with monkeypatch.context() as patch:
+        patch.setattr(AccuracyEvaluator, "__call__", lambda *_: ran.append(1))
+        again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard)
     assert not ran and again.cached
     assert again.tuning.chosen == first.tuning.chosen and again.tuning.left_out == first.tuning.left_out
     has("\n".join(heard.notes), "repaired on the same samples before")
-
-
-def test_what_the_cache_holds_may_be_damaged(crops: Any, tmp_path: Path) -> None:
-    first, heard = _tuned(_net(), crops, tmp_path, min_snr=28), Heard()
     for path in (tmp_path / "cache" / "tuning").iterdir():
         path.write_text("{")
     again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard, force=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch  # noqa: TID251
 
-from trtopt.core.errors import ModelError, UsageError
+from trtopt.core.errors import UsageError
 from trtopt.frontend.exporter import export
 
 
@@ -29,9 +29,3 @@ def test_each_kind_of_file_has_its_way_out(tmp_path: Path) -> None:
             export(tmp_path / f"{name}.pt", tmp_path / "m.onnx")
         assert all(word in str(caught.value) for word in expected), caught.value
     assert not (tmp_path / "x").exists()  # nothing of a pickle is run
-
-
-def test_a_pickled_model_as_weights_is_named(tmp_path: Path) -> None:
-    torch.save(Net(2, 2), tmp_path / "whole.pth")
-    with pytest.raises(ModelError, match=r"weights_only.*whole pickled model.*whole\.state\.pth"):
-        export(Net(2, 2), tmp_path / "m.onnx", inputs={"x": (1, 2)}, weights=tmp_path / "whole.pth")

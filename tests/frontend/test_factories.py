@@ -62,8 +62,11 @@ def made(text: str, **options: Any) -> Any:
         return found.module
 
 
-@pytest.mark.parametrize("text", ["trtopt_model:Net", "trtopt_model.py:Net", "./trtopt_model.py:ready"])
+@pytest.mark.parametrize(
+    "text", ["trtopt_model:Net", "trtopt_model.py:Net", "./trtopt_model.py:ready", "trtopt_model:cached"]
+)
 def test_the_current_folder_is_looked_through(folder: Path, text: str) -> None:
+    """A library that has its file goes on without a network: `cached`."""
     assert type(made(text)).__name__ == "Net"
 
 
@@ -86,12 +89,6 @@ def test_an_own_file_wins_over_an_installed_module_only_as_a_file(folder: Path, 
     with pytest.raises(UsageError, match=rf"no 'Net'.*write {name}\.py:Net"):
         made(f"{name}:Net")
     sys.modules.pop("this", None)
-
-
-def test_a_folder_named_like_a_file_is_called_one(folder: Path) -> None:
-    (folder / "nets.py").mkdir()
-    with pytest.raises(UsageError, match=r"the file nets\.py is a folder; a file is needed"):
-        made("nets.py:Net")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +117,7 @@ def test_a_folder_named_like_a_file_is_called_one(folder: Path) -> None:
         ),
         ("trtopt_model:downloads", {}, ModelError, ["downloads nothing", "example.org", "`weights=FILE`"]),
         ("trtopt_model:opens", {}, ModelError, ["downloads nothing", "`weights=FILE`"]),
+        ("nets.py:Net", {}, UsageError, ["the file nets.py is a folder; a file is needed"]),
         (":Net", {}, UsageError, ["FILE.py:FACTORY"]),
         ("..a:Net", {}, TrtoptError, ["FILE.py:FACTORY"]),
     ],
@@ -127,13 +125,10 @@ def test_a_folder_named_like_a_file_is_called_one(folder: Path) -> None:
 def test_slips_say_what_to_type(
     folder: Path, text: str, options: dict[str, Any], error: type[TrtoptError], words: list[str]
 ) -> None:
+    (folder / "nets.py").mkdir()
     with pytest.raises(error) as caught:
         made(text, **options)
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-def test_a_library_that_has_its_file_goes_on_without_a_network(folder: Path) -> None:
-    assert type(made("trtopt_model:cached")).__name__ == "Net"
 
 
 @pytest.mark.parametrize(

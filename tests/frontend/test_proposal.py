@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
+from graphs import written
 from world import RTX, World
 
 import trtopt
@@ -49,7 +50,7 @@ def shapes(recipe: Recipe) -> dict[str, Any]:
 
 
 def model(text: str, path: str) -> str:
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g {text}'), path)
+    onnx.save(written(text, 18), path)
     return path
 
 

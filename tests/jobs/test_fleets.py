@@ -104,20 +104,8 @@ def test_a_build_that_fails_stops_no_other(world: World, monkeypatch: pytest.Mon
 
 
 def test_a_limit_tunes_and_best_needs_a_gpu(world: World) -> None:
-    text = """
-        [data.arrays]
-        data = "data.npz"
-        [[job]]
-        kind = "build"
-        model = "model.onnx"
-        precision = "int8"
-        data = "arrays"
-        target = "sm89"
-        backend = "rtx"
-        min_snr = 30
-        save_calib = "tuned.calib.json"
-        precision_override = ["conv1=fp32"]
-    """
+    text = LIST.replace('["model.onnx", "second.onnx"]', '"model.onnx"').replace('["fp32", "fp16", "int8"]', '"int8"')
+    text += 'min_snr = 30\nsave_calib = "tuned.calib.json"\nprecision_override = ["conv1=fp32"]\n'
     result = engines(trtopt.run_jobs(listed(world, text), workers=1))["model.int8.sm89"]
     assert result.state == "done", result
     assert result.precision_summary.startswith("1 of 2 convolutions FP32, 1 of 2 INT8")
@@ -143,6 +131,8 @@ def test_what_cant_be_built_here_is_refused_before_any_work(world: World) -> Non
     goal = LIST.replace('"rtx"', '"rtx"\nbudget = "9min"')
     with pytest.raises(UnsupportedRequest, match=r"`?budget.*add a limit"):
         trtopt.run_jobs(listed(world, goal), workers=1)
+    with pytest.raises(DeviceError, match='no GPU can be used here; drop device = "cuda"'):
+        trtopt.run_jobs(listed(world, 'device = "cuda"\n' + LIST), workers=1)
     assert not (world.folder / "engines").exists() and not (world.folder / "jobs.state").exists()
 
 
@@ -160,11 +150,6 @@ def test_each_gpu_is_a_workers_own(world: World, monkeypatch: pytest.MonkeyPatch
     text = LIST.replace('["fp32", "fp16", "int8"]', '"fp32"').replace('data = "arrays"\n', "")
     assert trtopt.run_jobs(listed(world, text.replace('[data.arrays]\ndata = "data.npz"\n', "")), workers=3).ok
     assert [given for given, _ in places] == [[{}] * 3, [{"CUDA_VISIBLE_DEVICES": number} for number in "01"]]
-
-
-def test_a_list_for_gpus_needs_one(world: World) -> None:
-    with pytest.raises(DeviceError, match='no GPU can be used here; drop device = "cuda"'):
-        trtopt.run_jobs(listed(world, 'device = "cuda"\n' + LIST), workers=1)
 
 
 def test_the_list_of_engines_in_the_documentation_runs(world: World) -> None:

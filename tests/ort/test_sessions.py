@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, values
-from onnx import helper
+from graphs import conv_relu, values, written
 from onnx.parser import parse_model
 
 from trtopt.core.errors import ModelError
@@ -83,7 +82,7 @@ def test_a_name_that_is_no_utf8_is_told(tmp_path: Path) -> None:
 
 
 def test_an_input_of_one_row_fixes_the_batch_of_the_others() -> None:
-    proto = parse_model(f"{HEAD} g (float[n,4] x, float[1] scale) => (float[n,4] y) {{ y = Mul (x, scale) }}")
+    proto = written("(float[n,4] x, float[1] scale) => (float[n,4] y) { y = Mul (x, scale) }")
     feed = {"x": np.ones((3, 4), np.float32), "scale": np.arange(3, dtype=np.float32)}
     assert OnnxSession(proto).batch == 1
     assert OnnxRunner(proto, optimize=True)(feed)["y"][:, 0].tolist() == [0, 1, 2]
@@ -127,23 +126,17 @@ def test_a_graph_without_nodes_runs_whatever_its_opset() -> None:
 @pytest.mark.parametrize("read", ["", "a convolution", "a body"])
 def test_unordered_outputs_hold_the_same_values(channels: int, read: str, tmp_path: Path) -> None:
     """24 and 5 channels don't fill blocks of 16; of tensors that something else reads the order matters to that."""
-    nodes = [
-        node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
-        node("Relu", "c", "r"),
-        node("MaxPool", "r", "p", kernel_shape=[2, 2]),
-    ]
+    text = "c = Conv <pads = [1, 1, 1, 1]> (x, w) r = Relu (c) p = MaxPool <kernel_shape = [2, 2]> (r) "
     outputs = ["p", "r"]
     if read == "a convolution":
-        nodes += [node("Conv", "r v", "d"), node("Softmax", "r", "s", axis=1)]
+        text += "d = Conv (r, v) s = Softmax <axis = 1> (r)"
         outputs += ["d", "s"]
     elif read == "a body":
-        body = helper.make_graph(
-            [node("Softmax", "p", "q", axis=1)], "b", [], [helper.make_tensor_value_info("q", 1, None)]
-        )
-        nodes.append(node("If", "yes", "s", then_branch=body, else_branch=body))
+        body = "b () => (float[n,k,4,4] q) { q = Softmax <axis = 1> (p) }"
+        text += f"s = If <then_branch = {body}, else_branch = {body}> (yes)"
         outputs.append("s")
     weights = {"w": values(channels, 3, 3, 3), "v": values(6, channels, 1, 1, seed=1), "yes": np.array(True)}
-    proto = model(nodes, weights=weights, outputs={"p": None})
+    proto = written(f"(float[batch,3,8,8] x) => (float[batch,{channels},4,4] p) {{ {text} }}", **weights)
     feed = {"x": values(1, 3, 8, 8, seed=2)}
     ordered = open_session(proto, outputs=outputs, threads=1).run(None, feed)
     found = open_session(proto, outputs=outputs, threads=1, unordered=True).run(None, feed)

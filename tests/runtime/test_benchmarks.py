@@ -1,4 +1,4 @@
-"""The benchmarks of the runtime run, and notice what is wrong; scripts/memcheck_report.py knows whose findings are whose."""
+"""The benchmarks of the runtime run, and notice what is wrong."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(autouse=True)
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (BENCHMARKS, BENCHMARKS.parent / "scripts"):
-        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -25,6 +25,7 @@ from fake_session import (
     inputs_of,
     large_engine,
 )
+from manifests import made
 
 from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
@@ -32,11 +33,13 @@ from trtopt.cuda.arrays import DeviceArray, stream_handle
 from trtopt.cuda.device import Probe
 from trtopt.runtime.contexts import BoundContext
 from trtopt.runtime.session import Session, SessionStats
-from trtopt.trt.compatibility import PlanOrigin
 
 
-def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:
+def test_describes_the_engine_and_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
+        assert session.inputs == (TensorInfo("x", "float32", (-1, 3)), TensorInfo("row", "float16", (3,)))
+        assert [item.name for item in session.outputs] == ["y", "s"]
+        assert session.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
         for seed, batch in enumerate((4, 8, 1, 64, 16, 2, 2, 33, 2, 8, 8, 4, 64)):
             check_run(session, inputs_of(batch, seed))
 
@@ -66,13 +69,6 @@ def test_no_onnx_is_loaded_to_run_an_engine(tmp_path: Path) -> None:
         [sys.executable, "-c", _WITHOUT_ONNX, str(tmp_path)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_describes_the_engine(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        assert session.inputs == (TensorInfo("x", "float32", (-1, 3)), TensorInfo("row", "float16", (3,)))
-        assert [item.name for item in session.outputs] == ["y", "s"]
-        assert session.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
 
 
 def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, open_session: Open) -> None:
@@ -138,6 +134,7 @@ def test_stats_count_what_calls_did_and_what_is_kept_for_them(cuda: FakeCuda, op
         ({"x": np.zeros((9, 3), np.float32)}, r"x 9x3; row 3 are outside .*x 1x3 to 8x3; .* or x 16x3 to 64x3"),
         ({"x": np.zeros((2, 4), np.float32)}, r"x 2x4; row 3 are outside"),
         ({"x": np.zeros((0, 3), np.float32)}, r"x 0x3; row 3 are outside"),
+        ({"x": np.ma.masked_greater(inputs_of(2)["x"], 0)}, r"masked: fill it first"),
     ],
 )
 def test_wrong_inputs_are_named_with_what_is_allowed(
@@ -163,9 +160,6 @@ def test_results_go_into_arrays_of_the_caller(cuda: FakeCuda, open_session: Open
             session.run(inputs_of(2), out={"z": target})
         with pytest.raises(UsageError, match=r"'y'\] has shape 2x3; this call gives 4x3"):
             session.run(inputs_of(4), out={"y": target})
-        target.flags.writeable = False
-        with pytest.raises(UsageError, match="read-only"):
-            session.run(inputs_of(2), out={"y": target})
         check_run(session, inputs_of(2))
 
 
@@ -473,20 +467,10 @@ def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_plan_for_something_else_is_refused_with_both_named(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, open_session: Open, tmp_path: Path
 ) -> None:
-    made = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"}
-    manifest = SimpleNamespace(
-        generation=made,
-        targets=[],
-        spec={},
-        origin=PlanOrigin(made["product"], made["version"]),
-        preprocess=None,
-        classes=None,
-        built_for=(),
-        check_plan=lambda path, digest: None,
-    )
-    monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
+    generation = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1", "gpu": None}
+    made(tmp_path / "net.engine", b"ftrt" + bytes(20) + bytes([8, 6, 1, 0]), generation=generation, targets=[])
     with pytest.raises(EngineMismatch, match=r"built by TensorRT 8\.6\.1, here is TensorRT 8\.6\.0: build it again"):
         open_session(adding_engine(cuda))
 

@@ -131,13 +131,6 @@ def test_a_result_over_its_own_input(cuda: FakeCuda, open_session: Open) -> None
         np.testing.assert_array_equal(result.numpy(), before["x"] + before["row"])
 
 
-def test_masked_arrays_are_not_taken_for_whole_ones(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(adding_engine(cuda)) as session:
-        inputs = inputs_of(2)
-        with pytest.raises(UsageError, match=r"masked: fill it first"):
-            session.run({**inputs, "x": np.ma.masked_greater(inputs["x"], 0)})
-
-
 @pytest.mark.parametrize("lean", [False, True])
 def test_types_and_layouts_that_arrays_do_not_have_are_refused(cuda: FakeCuda, open_session: Open, lean: bool) -> None:
     """Also by bindings that lack types of answers, as the lean runtime's."""
@@ -307,19 +300,6 @@ def test_compute_capabilities(level: str, here: int, message: str | None) -> Non
             _check_gpu(manifest, info, Path("m.engine"))
 
 
-class _Loaded:
-    """A LoadedEngine of TensorRT-RTX, as far as its cache goes."""
-
-    def __init__(self, made: Any) -> None:
-        self._made = made
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._made, name)
-
-    def runtime_cache(self) -> bytes:
-        return b"kernels"
-
-
 @pytest.mark.parametrize("trouble", ["none", "no folder", "full"])
 def test_a_service_runs_without_a_place_for_kernels(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: str
@@ -333,8 +313,9 @@ def test_a_service_runs_without_a_place_for_kernels(
 
     def load(plan: bytes, name: str, *, host_code: bool, runtime_cache: bytes | None, capture: bool) -> Any:
         given.append((runtime_cache, capture))
-        return _Loaded(LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace()))  # type: ignore[arg-type]
+        return LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace())  # type: ignore[arg-type]
 
+    monkeypatch.setattr(LoadedEngine, "runtime_cache", lambda _: b"kernels")
     rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
     open_session(engine).close()  # for its patches
     monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: rtx)
@@ -451,9 +432,6 @@ def test_calls_are_refused_after_a_fork(cuda: FakeCuda, open_session: Open) -> N
         assert all("before the process forked" in text and "'spawn'" in text for text in said)
         assert calls == []
         step()
-
-
-# asyncio ---------------------------------------------------------------------------------------------------------
 
 
 # As a service meets it ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 import torch  # noqa: TID251
-from graphs import conv_relu
+from graphs import conv_relu, written
 from PIL import Image
 from world import PHOTO, World, crops, has, net, samples
 
@@ -247,13 +247,9 @@ def test_an_engine_without_its_graph_is_told_what_to_do(folder: Path, tmp_path: 
         Session(engine, backend="onnxruntime")
 
 
-def _session(path: Path, text: str) -> Session:
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}'), path)
-    return Session(path, backend="onnxruntime")
-
-
 def test_without_inputs_there_is_one_batch(tmp_path: Path) -> None:
-    with _session(tmp_path / "m.onnx", "() => (float[1] y) { y = Constant<value_floats = [1.0]>() }") as session:
+    onnx.save(written("() => (float[1] y) { y = Constant<value_floats = [1.0]>() }"), tmp_path / "m.onnx")
+    with Session(tmp_path / "m.onnx", backend="onnxruntime") as session:
         assert session.run_batches({})["y"] == 1
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ from trtopt.runtime.bound_call import prepare_call
 from trtopt.runtime.session import Session
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import SlotPool
-from trtopt.runtime.stretch import available
+from trtopt.runtime.stretch import NativeCall, available, calling
 
 
 def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
@@ -101,16 +102,10 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
 
     with open_session(adding_engine(cuda), contexts=1) as session:
         check_run(session, inputs_of(4))
-        slot = session._slots._free[0][0]
-        finish = type(slot).finish
-
-        def stopped(self: Any, *arguments: Any) -> Any:
-            raise Stop
-
-        monkeypatch.setattr(type(slot), "finish", stopped)
-        with pytest.raises(Stop):
-            session.run(inputs_of(4))
-        monkeypatch.setattr(type(slot), "finish", finish)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(session._slots._free[0][0]), "finish", Mock(side_effect=Stop))
+            with pytest.raises(Stop):
+                session.run(inputs_of(4))
         for seed in range(3):
             check_run(session, inputs_of(4, seed))
 
@@ -306,6 +301,19 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
 
 
 @pytest.mark.usefixtures("stretches")
+def test_while_a_stretch_runs_other_threads_have_the_gil() -> None:
+    sleep = calling(address_of(ctypes.CDLL(None).usleep), 600_000)
+    thread = threading.Thread(target=NativeCall([sleep]).run_without_gil)
+    thread.start()
+    started, steps = time.monotonic(), 0
+    while thread.is_alive() and time.monotonic() - started < 10:
+        steps += 1
+        time.sleep(0.001)
+    thread.join()
+    assert steps > 4
+
+
+@pytest.mark.usefixtures("stretches")
 @pytest.mark.parametrize("works", [True, False])
 def test_threads_copy_launch_and_wait_without_the_gil(
     cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
@@ -331,7 +339,7 @@ def test_threads_copy_launch_and_wait_without_the_gil(
         assert asked.count("wait") == (asked.count("launch") if works else 0)
         with pytest.raises(UsageError):
             session.run({"x": np.zeros((9, 40_000), np.float32)})
-        monkeypatch.setattr(Slot, "wait", _broken)
+        monkeypatch.setattr(Slot, "wait", Mock(side_effect=DeviceError("as if the GPU had failed")))
         with pytest.raises(DeviceError):
             session.run({"x": np.zeros((1, 40_000), np.float32)})
 
@@ -590,7 +598,3 @@ def hold(session: Session, held: Driver, contexts: int) -> None:
     at.driver, at.context = held, held.current()
     session._slots.close()  # made before
     session._slots = SlotPool([session._gpus[0].slot], contexts)
-
-
-def _broken(*_: Any) -> None:
-    raise DeviceError("as if the GPU had failed")

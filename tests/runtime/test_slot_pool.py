@@ -113,12 +113,8 @@ def test_what_the_garbage_collector_gives_back_is_found(monkeypatch: pytest.Monk
         turns.give(item)
     assert turns.close() == [item]
     assert turns.all() == []
-
-
-def test_closing_gives_up_what_an_interrupt_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.runtime.slot_pool._LOOK", 0.001)
     turns = _turns(2)
-    lost, item = turns.take(), turns.take()
+    lost, item = turns.take(), turns.take()  # the first by an interrupt
     turns.give(item)
     assert turns.close() == [item] != [lost]
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import written
 from manifests import made
 
 import trtopt
@@ -115,11 +116,8 @@ def _scalar(config: Any, name: str) -> bool:
 
 def test_a_dynamic_batch(deployed: Callable[..., Any]) -> None:
     config, model = deployed(options={"instances": 2, "max_delay": "500us"})
-    assert (config.backend, config.platform, config.default_model_filename) == (
-        "tensorrt",
-        "tensorrt_plan",
-        "model.plan",
-    )
+    found = config.backend, config.platform, config.default_model_filename
+    assert found == ("tensorrt", "tensorrt_plan", "model.plan")
     assert config.max_batch_size == 32
     assert list(config.dynamic_batching.preferred_batch_size) == [8, 32]
     assert config.dynamic_batching.max_queue_delay_microseconds == 500
@@ -331,12 +329,6 @@ def test_a_configuration_is_not_overwritten_unless_asked_for(tmp_path: Path) -> 
     assert any("replaced" in note for note in model.notes)
 
 
-def test_a_file_in_the_repositorys_place_is_said_to_be_one(tmp_path: Path) -> None:
-    (tmp_path / "repo").write_text("")
-    with pytest.raises(OutputError, match="repo: a file, pipe or device has that name"):
-        trtopt.deploy_triton(engine(tmp_path), repo=tmp_path / "repo")
-
-
 def test_nothing_is_linked_to_what_lies_outside(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     path = engine(tmp_path / "elsewhere")
@@ -359,6 +351,9 @@ def test_a_plan_that_can_not_be_written_leaves_no_folder_that_triton_takes_for_a
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list((tmp_path / "repo").iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file: a file, pipe or device has that name"):
+        trtopt.deploy_triton(path, repo=tmp_path / "file")
 
 
 @pytest.mark.parametrize(
@@ -398,10 +393,7 @@ def test_a_plan_of_rtx_is_for_the_python_backend(tmp_path: Path) -> None:
 
 
 def test_a_kept_graph_is_served_with_its_external_weights(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4] x) => (float[batch, 300] y) { y = MatMul (x, w) }"""
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 300), np.float32), "w"))
+    model = written("(float[batch,4] x) => (float[batch,300] y) { y = MatMul (x, w) }", w=np.ones((4, 300), np.float32))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.weights", size_threshold=0)
     with pytest.raises(UsageError, match=r"m.onnx has no manifest.*an ONNX file alone"):
         trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo")

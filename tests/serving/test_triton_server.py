@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from graphs import model, node, values
+from graphs import values, written
 from tritons import ON_CPU, executable, ports, started, why_not
 
 import trtopt
@@ -24,8 +23,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # n
 
 needs_server = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 TWO = """
-    <ir_version: 8, opset_import: ["" : 17]>
-    two (float[n, 4] a, int64[n] i) => (float[n, 4] sum, int64[n] row) {
+    (float[n, 4] a, int64[n] i) => (float[n, 4] sum, int64[n] row) {
         one = Constant <value_ints: ints = [1]> ()
         table = Constant <value_ints: ints = [0, 1, 2, 3, 4, 5, 6, 7]> ()
         c = Cast <to = 1> (i)
@@ -42,11 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     folder = tmp_path_factory.mktemp("serving")
     ranges = "a:1x4,8x4,32x4;i:1,8,32"
-    two = onnx.parser.parse_model(TWO)
-    trtopt.build(two, folder / "two.engine", target="sm89", shapes=ranges, save_onnx=folder / "two.onnx")
-    nodes = [node("Conv", "x w", "h"), node("Flatten", "h", "y")]
-    shapes: dict[str, Any] = {"inputs": {"x": ["n", 3, 32, 32]}, "outputs": {"y": ["n", 10]}}
-    net = model(nodes, **shapes, weights={"w": values(10, 3, 32, 32, scale=0.02)})
+    trtopt.build(written(TWO), folder / "two.engine", target="sm89", shapes=ranges, save_onnx=folder / "two.onnx")
+    text = "(float[n,3,32,32] x) => (float[n,10] y) { h = Conv (x, w) y = Flatten (h) }"
+    net = written(text, w=values(10, 3, 32, 32, scale=0.02))
     options: dict[str, Any] = {"save_onnx": folder / "photos.onnx", "classes": [f"class {n}" for n in range(10)]}
     trtopt.build(net, folder / "photos.engine", target="sm89", **options)
     executable(folder)
