@@ -148,11 +148,6 @@ def build(generation: Generation, model: Path, spec: BuildSpec, **more: Any) -> 
 
 
 @pytest.fixture
-def float_net(tmp_path: Path) -> Path:
-    return nets.conv_net(tmp_path / "float.onnx", opset=17)
-
-
-@pytest.fixture
 def int8_net(tmp_path: Path) -> Path:
     return nets.conv_net(tmp_path / "int8.onnx", quantized="int8", opset=17)
 
@@ -182,7 +177,7 @@ def test_every_option_is_honoured_or_refused_by_name(
         assert not sim.configs, "refused only after work had begun"
     else:
         built = build(generation, model, spec, **more)
-        assert len(built.layers) == 3
+        assert len(built.layers) == 3 and not built.layers_unknown
     assert sim.missed <= PROBED[version]
 
 
@@ -302,7 +297,7 @@ def test_native_calibration_regroups_and_reports(
         assert len(uploads.arrays) == 2 and cached.native_cache == built.native_cache
 
 
-def test_native_calibration_faults(stand_in: Install, float_net: Path) -> None:
+def test_native_calibration_faults(stand_in: Install, float_net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, generation = stand_in("8.6.0")
     spec = BuildSpec(precision=Precision.INT8, calibrator="native", profiles=PROFILES[:1])
 
@@ -319,26 +314,12 @@ def test_native_calibration_faults(stand_in: Install, float_net: Path) -> None:
         build(generation, float_net, spec, calibration=[])
     with pytest.raises(DataError, match="3 samples, fewer than one batch of 8"):
         build(generation, float_net, spec, calibration=photos(3), calibration_batch=8)
-
-
-def test_a_calibrator_that_was_never_asked_is_an_error(stand_in: Install, float_net: Path, monkeypatch: Any) -> None:
-    _, generation = stand_in("8.6.0")
-    monkeypatch.setattr("standins._calibrate", lambda calibrator, names, version: None)
-    spec = BuildSpec(precision=Precision.INT8, calibrator="native", profiles=PROFILES[:1])
+    monkeypatch.setattr("standins._calibrate", lambda *_: None)  # the calibrator is never asked
     with pytest.raises(CalibrationError):
         build(generation, float_net, spec, calibration=photos(3), calibration_batch=3)
 
 
 # The parser
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_layers_are_known_where_an_engine_has_several_profiles(
-    version: str, stand_in: Install, float_net: Path
-) -> None:
-    _, generation = stand_in(version)
-    built = build(generation, float_net, BuildSpec(precision=Precision.FP16, profiles=PROFILES))
-    assert built.layers and not built.layers_unknown
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -417,18 +398,13 @@ def test_86_lists_everything_it_refuses_at_once(stand_in: Install, float_net: Pa
 
 def test_messages_are_counted_and_translated(stand_in: Install, float_net: Path, capfd: Any) -> None:
     sim, generation = stand_in("8.6.0")
-    sim.warnings = [
-        (
-            "WARNING",
-            "TensorRT encountered issues when converting weights between types and that could affect accuracy.",
-        ),
-        *[("WARNING", f"Weights [name=conv{i}] had the following issues when converted to FP16:") for i in range(40)],
-        (
-            "WARNING",
-            "onnx2trt_utils.cpp:375: Your ONNX model has been generated with INT64 weights, while TensorRT does not",
-        ),
-        ("WARNING", "something new"),
+    texts = [
+        "TensorRT encountered issues when converting weights between types and that could affect accuracy.",
+        *[f"Weights [name=conv{i}] had the following issues when converted to FP16:" for i in range(40)],
+        "onnx2trt_utils.cpp:375: Your ONNX model has been generated with INT64 weights, while TensorRT does not",
+        "something new",
     ]
+    sim.warnings = [("WARNING", text) for text in texts]
     notes = Notes()
     built = build(generation, float_net, BuildSpec(profiles=PROFILES[:1]), reporter=notes)
     assert built.warnings == (
@@ -550,6 +526,11 @@ def test_code_for_the_host_is_run_out_of_trusted_plans_only(version: str, stand_
 def test_select(stand_in: Install, with_gpu: Callable[[int | None], None], monkeypatch: Any) -> None:
     stand_in("11.4.0")
     assert select("auto").family == "tensorrt11"
+    unknown = Simulation("11.4.0")
+    unknown.module.__version__ = "7.2.3"
+    monkeypatch.setitem(sys.modules, "tensorrt", unknown.module)
+    with pytest.raises(NoBackend, match=r"7\.2\.3 isn't supported"):
+        select("tensorrt")
     with_gpu(None)
     assert select("auto").family == "rtx"
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
@@ -565,14 +546,6 @@ def test_select(stand_in: Install, with_gpu: Callable[[int | None], None], monke
         select("tensorrt")
     with pytest.raises(UsageError, match="auto, tensorrt, rtx"):
         select("cuda")
-
-
-def test_an_unknown_major_version_is_named(monkeypatch: Any) -> None:
-    sim = Simulation("11.4.0")
-    sim.module.__version__ = "7.2.3"
-    monkeypatch.setitem(sys.modules, "tensorrt", sim.module)
-    with pytest.raises(NoBackend, match=r"7\.2\.3 isn't supported"):
-        select("tensorrt")
 
 
 ABANDONED = """
@@ -609,18 +582,16 @@ def test_a_process_with_an_abandoned_build_still_ends(tmp_path: Path) -> None:
     assert "until this process ends" in done.stdout
 
 
-def test_plugins_are_registered_before_a_plan_names_them(stand_in: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_are_registered_before_a_plan_names_them(
+    stand_in: Install, float_net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A plan with a ScatterElements of TensorRT 10.6 loads in the process that built it, and in no other, without them."""
-    _, generation = stand_in("10.16.1")
-    module = generation.module
-    done: list[str] = []
-    monkeypatch.setattr(module, "init_libnvinfer_plugins", lambda *_: done.append("plugins"), raising=False)
-    monkeypatch.setattr(module, "Runtime", lambda _: done.append("runtime"), raising=False)
-    monkeypatch.setattr(generation, "gpu", lambda: True)
-    monkeypatch.setattr(generation, "_runtime_settings", lambda *_: None)
-    monkeypatch.setattr("trtopt.trt.plans.check_maker", lambda *_: None)
-    monkeypatch.setattr("trtopt.trt.plans.deserialize", lambda *_: None)
-    generation.load(b"plan")
+    sim, generation = stand_in("10.16.1")
+    plan, done = build(generation, float_net, BuildSpec(profiles=PROFILES[:1])).plan, list[str]()
+    runtime = sim.module.Runtime
+    monkeypatch.setattr(sim.module, "init_libnvinfer_plugins", lambda *_: done.append("plugins"))
+    monkeypatch.setattr(sim.module, "Runtime", lambda *given: done.append("runtime") or runtime(*given))
+    generation.load(plan)
     assert done == ["plugins", "runtime"]
 
 
