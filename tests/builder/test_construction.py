@@ -307,26 +307,6 @@ def test_precision_that_the_builder_loses_silently_is_an_error_or_kept_out_in_a_
     assert sum(result.coverage.values()) == pytest.approx(1)
 
 
-TREE = """y = ai.onnx.ml.TreeEnsembleRegressor<nodes_modes=["LEAF"], nodes_values=[0.0], nodes_featureids=[0],
-    nodes_nodeids=[0], nodes_treeids=[0], n_targets=1, nodes_truenodeids=[0], nodes_falsenodeids=[0], target_ids=[0],
-    target_nodeids=[0], target_treeids=[0], target_weights=[1.0]>(x)"""
-MASKED = "a = Neg(x) m = Greater(x, a) i = NonZero(m) t = Transpose(i) y = GatherND(x, t)"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (f"=> (float[n,1] y) {{ {TREE} }}", r"TreeEnsembleRegressor(.|\n)*run that part outside the engine"),
-        (f"=> (float[k] y) {{ {MASKED} }}", r"NonZero(.|\n)*a boolean mask as an index(.|\n)*torch\.where"),
-    ],
-    ids=["tree", "mask"],
-)
-def test_operators_that_no_engine_has_are_refused_with_what_to_do(tmp_path: Path, text: str, said: str) -> None:
-    onnx.save(parsed(f"(float[4,8] x) {text}", '"" : 17, "ai.onnx.ml" : 3'), tmp_path / "m.onnx")
-    with pytest.raises(UnsupportedOperator, match=said):
-        trtopt.build(tmp_path / "m.onnx", tmp_path / "m.engine", fp16=True, target="sm89")
-
-
 def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
@@ -439,6 +419,10 @@ HEADS = (
 SIZED = """c = Conv<pads=[1,1,1,1]>(x, w) k = Cast<to=7>(size) f = Concat<axis=0>(n, k)
     y = Resize<mode="linear">(c, , , f)"""
 WAVE = f"=> (float[1,12,16,16] y) {{{CONVOLUTION} y = com.acme.Wave(r)}}"
+TREE = """y = ai.onnx.ml.TreeEnsembleRegressor<nodes_modes=["LEAF"], nodes_values=[0.0], nodes_featureids=[0],
+    nodes_nodeids=[0], nodes_treeids=[0], n_targets=1, nodes_truenodeids=[0], nodes_falsenodeids=[0], target_ids=[0],
+    target_nodeids=[0], target_treeids=[0], target_weights=[1.0]>(f)"""
+MASKED = "a = Neg(x) m = Greater(x, a) i = NonZero(m) t = Transpose(i) y = GatherND(x, t)"
 LENGTHS = {"s": np.array([0, -1, 12]), "t": np.array([4, 8]), "n": np.array([10]), "w": values(12, 3, 3, 3)}
 
 
@@ -455,9 +439,11 @@ LENGTHS = {"s": np.array([0, -1, 12]), "t": np.array([4, 8]), "n": np.array([10]
          {**LENGTHS, "a": np.array(0.5, np.float32), "b": np.array(True)}, "", "export the model after .eval()"),
         ("=> (float[1,5000] y, int64[1,5000] i) {c = Conv(x, w) f = Flatten(c) y, i = TopK(f, k)}", "",
          {"w": values(40, 3, 3, 3), "k": np.array([5000])}, "f", "at most 3840"),
+        (f"=> (float[1,1] y) {{ f = Flatten(x) {TREE} }}", ', "ai.onnx.ml" : 3', {}, "f", "run that part outside the engine"),
+        (f"=> (float[k] y) {{ {MASKED} }}", "", {}, "", "a boolean mask as an index"),
         (f"=> (float[1,12,?,?] y) {{{SIZED}}}", "", {**LENGTHS, "n": np.array([1, 12])}, "", "--set size=480,640 --fix"),
     ],
-    ids=["nms", "plugin", "custom", "dropout", "topk", "sizes by floats"],
+    ids=["nms", "plugin", "custom", "dropout", "topk", "tree", "mask", "sizes by floats"],
 )  # fmt: skip
 def test_refusals_come_before_samples_are_read_and_say_what_to_type(
     tmp_path: Path, text: str, opset: str, weights: dict[str, Any], ends: str, said: str
