@@ -120,16 +120,10 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
         return lambda name, array: 1
 
     def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
-        engine = FakeEngine(
-            cuda,
-            {
-                "x": ("FLOAT", "float32", (1, 3, 32, 32), "INPUT", "DEVICE"),
-                "y": ("FLOAT", "float32", (1, 3), "OUTPUT", "DEVICE"),
-            },
-            [{"x": ((1, 3, 32, 32),) * 3}],
-            lambda shapes: {"y": (1, 3)},
-            lambda arrays: {"y": np.zeros((1, 3), np.float32)},
-        )
+        shapes = {"x": ((1, 3, 32, 32), "INPUT"), "y": ((1, 3), "OUTPUT")}
+        tensors = {key: ("FLOAT", "float32", *item, "DEVICE") for key, item in shapes.items()}
+        results = lambda _: {"y": (1, 3)}, lambda _: {"y": np.zeros((1, 3), np.float32)}
+        engine = FakeEngine(cuda, tensors, [{"x": (shapes["x"][0],) * 3}], *results)
         return LoadedEngine(SimpleNamespace(IOutputAllocator=object), engine, None, Messages())
 
     def opened(ordinal: int) -> Device:

@@ -147,7 +147,10 @@ def test_ctrl_c_stops_the_build_and_the_next_one_works(rtx: Generation, tmp_path
     model = nets.conv_net(tmp_path / "m.onnx")
     stopped_at: list[str] = []
 
-    class Interrupting(Phase):
+    class Interrupting(Phase, Reporter):
+        def phase(self, name: str, total: int | None = None) -> Any:
+            return contextlib.nullcontext(self)
+
         def detail(self, text: str) -> None:
             super().detail(text)
             if text and not stopped_at:
@@ -155,12 +158,8 @@ def test_ctrl_c_stops_the_build_and_the_next_one_works(rtx: Generation, tmp_path
                 signal.raise_signal(signal.SIGINT)
                 time.sleep(0.3)  # TensorRT waits here while the main thread takes the signal
 
-    class Notes(Reporter):
-        def phase(self, name: str, total: int | None = None) -> Any:
-            return contextlib.nullcontext(Interrupting(name, total))
-
     with pytest.raises(BuildCancelled, match="nothing was written") as caught:
-        rtx.build(model, BuildSpec(profiles=(X,)), quantized=False, reporter=Notes())
+        rtx.build(model, BuildSpec(profiles=(X,)), quantized=False, reporter=Interrupting("build"))
     assert "background" not in str(caught.value), "the build was left behind, not stopped"
     assert stopped_at and stopped_at[0].startswith("Building engine")
     assert not [thread for thread in threading.enumerate() if thread.name == "trtopt-build"]
