@@ -242,26 +242,20 @@ def test_preprocessing_is_said_beside_arrays_and_is_the_tables_where_that_knows_
         assert manifest.preprocess is not None and manifest.preprocess["crop"] == 0.875
 
 
-def test_what_tune_chooses_is_built_with_it(tmp_path: Path) -> None:
+def test_what_tune_chooses_is_built_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = net(tmp_path / "net.onnx")
     options: dict[str, Any] = {
-        "images": crops(24),
-        "preprocess": "imagenet",
+        "min_snr": 5,
         "embed_preprocess": True,
         "target": "sm89",
+        "save_onnx": tmp_path / "m.onnx",
     }
-    result = trtopt.tune(path, tmp_path / "m.engine", min_snr=5, save_onnx=tmp_path / "m.onnx", **options)
+    result = trtopt.tune(path, tmp_path / "m.engine", images=crops(24), preprocess="imagenet", **options)
     assert load_model(tmp_path / "m.onnx").inputs[0].dtype == "uint8"
     assert result.precision["int8"] == 2
-
-
-def test_tune_says_before_its_search_that_the_preprocessing_is_not_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("trtopt.autotune.tuning.calibrate", lambda *_, **__: pytest.fail("it began"))
-    path = net(tmp_path / "net.onnx")
     with pytest.raises(UsageError, match=r"needs to know how pixels become"):
-        trtopt.tune(path, tmp_path / "m.engine", data={"x": values(24, 3, 32, 32)}, min_snr=5, embed_preprocess=True)
+        trtopt.tune(path, tmp_path / "m.engine", data={"x": values(24, 3, 32, 32)}, **options)
 
 
 def test_what_can_not_be_embedded_is_told_before_any_work(tmp_path: Path, world: World) -> None:
