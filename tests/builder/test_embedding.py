@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import values, written
 from skimage import data
 from world import Heard, World, crops, has
 
@@ -34,18 +34,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def net(path: Path, channels: int = 3, *, last: bool = False, sizes: tuple[Any, Any] = (32, 32)) -> Path:
     """x → Conv → Relu → Conv → GlobalAveragePool → Flatten → Gemm → y; `last`: x has its channels last."""
-    nodes = [node("Transpose", "x", "t", "layout", perm=[0, 3, 1, 2])] if last else []
-    nodes += [
-        node("Conv", f"{'t' if last else 'x'} w1", "a", "conv1", pads=[1, 1, 1, 1]),
-        node("Relu", "a", "b", "relu"),
-        node("Conv", "b w2", "c", "conv2", pads=[1, 1, 1, 1]),
-        node("GlobalAveragePool", "c", "d", "pool"),
-        node("Flatten", "d", "e", "flatten"),
-        node("Gemm", "e w3", "y", "fc", transB=1),
-    ]
+    shape = (*sizes, channels) if last else (channels, *sizes)
+    first = "[layout] t = Transpose<perm=[0,3,1,2]>(x)" if last else ""
+    text = f"""(float[n,{",".join(map(str, shape))}] x) => (float[n,10] y) {{
+        {first} [conv1] a = Conv<pads=[1,1,1,1]>({"t" if last else "x"}, w1)
+        [relu] b = Relu(a) [conv2] c = Conv<pads=[1,1,1,1]>(b, w2) [pool] d = GlobalAveragePool(c)
+        [flatten] e = Flatten(d) [fc] y = Gemm<transB=1>(e, w3) }}"""
     weights = {"w1": values(16, channels, 3, 3, scale=0.3), "w2": values(16, 16, 3, 3, scale=0.1), "w3": values(10, 16)}
-    shape = ["n", *sizes, channels] if last else ["n", channels, *sizes]
-    onnx.save(model(nodes, weights=weights, inputs={"x": shape}, outputs={"y": ["n", 10]}), path)
+    onnx.save(written(text, **weights), path)
     return path
 
 
@@ -131,13 +127,9 @@ def test_open_sizes_and_several_profiles_are_given_as_the_models_own(tmp_path: P
 
 
 def test_the_image_alone_of_several_inputs_is_embedded(tmp_path: Path) -> None:
-    nodes = [
-        node("Conv", "image w", "h", "conv"),
-        node("GlobalAveragePool", "h", "p", "pool"),
-        node("Mul", "p size", "y", "by"),
-    ]
-    inputs = {"size": ["n", 1, 1, 1], "image": ["n", 3, 16, 16]}
-    onnx.save(model(nodes, weights={"w": values(4, 3, 3, 3)}, inputs=inputs), tmp_path / "two.onnx")
+    text = """(float[n,1,1,1] size, float[n,3,16,16] image) => (float[] y) {
+        h = Conv(image, w) p = GlobalAveragePool(h) y = Mul(p, size) }"""
+    onnx.save(written(text, w=values(4, 3, 3, 3)), tmp_path / "two.onnx")
     shapes = "size:1x1x1x1,2x1x1x1,4x1x1x1;image:1x3x16x16,2x3x16x16,4x3x16x16"
     pixels, floats = both(tmp_path / "two.onnx", tmp_path, preprocess="imagenet", shapes=shapes)
     assert {item.name: item.dtype for item in pixels.inputs} == {"size": "float32", "image": "uint8"}
@@ -250,44 +242,25 @@ def test_preprocessing_is_said_beside_arrays_and_is_the_tables_where_that_knows_
         assert manifest.preprocess is not None and manifest.preprocess["crop"] == 0.875
 
 
-def test_what_tune_chooses_is_built_with_it(tmp_path: Path) -> None:
+def test_what_tune_chooses_is_built_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = net(tmp_path / "net.onnx")
-    result = trtopt.tune(
-        path,
-        tmp_path / "m.engine",
-        images=crops(24),
-        preprocess="imagenet",
-        min_snr=5,
-        embed_preprocess=True,
-        target="sm89",
-        save_onnx=tmp_path / "m.onnx",
-    )
+    options: dict[str, Any] = {
+        "min_snr": 5,
+        "embed_preprocess": True,
+        "target": "sm89",
+        "save_onnx": tmp_path / "m.onnx",
+    }
+    result = trtopt.tune(path, tmp_path / "m.engine", images=crops(24), preprocess="imagenet", **options)
     assert load_model(tmp_path / "m.onnx").inputs[0].dtype == "uint8"
     assert result.precision["int8"] == 2
-
-
-def test_tune_says_before_its_search_that_the_preprocessing_is_not_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("trtopt.autotune.tuning.calibrate", lambda *_, **__: pytest.fail("it began"))
-    path = net(tmp_path / "net.onnx")
     with pytest.raises(UsageError, match=r"needs to know how pixels become"):
-        trtopt.tune(path, tmp_path / "m.engine", data={"x": values(24, 3, 32, 32)}, min_snr=5, embed_preprocess=True)
+        trtopt.tune(path, tmp_path / "m.engine", data={"x": values(24, 3, 32, 32)}, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, ("--embed-preprocess", "needs to know how pixels become the model's input", "--preprocess", "--scale")),
-        ({"layout": "nhwc"}, ("finds no image input", "the input x has 32 channels in NHWC")),
-        ({"channels": "gray"}, ("finds no image input", "3 channels")),
-    ],
-)
-def test_what_can_not_be_embedded_is_told_before_any_work(
-    options: dict[str, str], words: tuple[str, ...], tmp_path: Path, world: World
-) -> None:
-    arguments = [world.model, "--embed-preprocess", "-o", world.output / "m.engine", "--target", "sm89"]
-    if options:
-        (tmp_path / "p.toml").write_text("".join(f'{name} = "{value}"\n' for name, value in options.items()))
-        arguments += ["--preprocess", tmp_path / "p.toml"]
-    has(world.refused("build", *arguments), *words)
+def test_what_can_not_be_embedded_is_told_before_any_work(tmp_path: Path, world: World) -> None:
+    arguments = ["build", world.model, "--embed-preprocess", "-o", world.output / "m.engine", "--target", "sm89"]
+    has(world.refused(*arguments), "needs to know how pixels become the model's input", "--preprocess", "--scale")
+    (tmp_path / "p.toml").write_text('layout = "nhwc"\n')
+    said = "--embed-preprocess", "finds no image input", "the input x has 32 channels in NHWC"
+    has(world.refused(*arguments, "--preprocess", tmp_path / "p.toml"), *said)

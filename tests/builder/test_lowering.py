@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import values, written
 from half_models import half
 from onnx import TensorProto
 from world import Heard
 
 from trtopt import calibrate
 from trtopt.builder.construction import build
+from trtopt.builder.instrumented import LAYERS
 from trtopt.builder.lowering import Lowered, in_fp32_types, judge, lower
 from trtopt.calibration.table import Table
 from trtopt.core.errors import CalibrationError, ModelError
@@ -30,24 +31,18 @@ from trtopt.trt.generation import BuiltPlan
 @pytest.fixture(scope="module")
 def block() -> onnx.ModelProto:
     """A residual block whose skip is a convolution."""
-    nodes = [
-        node("Conv", "x w0", "f", "first"),
-        node("Relu", "f", "a"),
-        node("Conv", "a w1", "m", "main"),
-        node("Conv", "x w2", "s", "skip"),
-        node("Add", "m s", "sum", "add"),
-        node("Relu", "sum", "r"),
-        node("Conv", "r w3", "y", "next"),
-    ]
-    weights = {f"w{index}": values(32, 32, 1, 1, seed=index, scale=0.2) for index in range(4)}
-    return fold(model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights))[0]
+    text = """(float[n,32,8,8] x) => (float[] y) { [first] f = Conv(x, w0) a = Relu(f) [main] m = Conv(a, w1)
+        [skip] s = Conv(x, w2) [add] sum = Add(m, s) r = Relu(sum) [next] y = Conv(r, w3) }"""
+    return fold(written(text, **FOUR))[0]
 
 
 @pytest.fixture(scope="module")
-def table(block: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Table:
-    folder: Path = tmp_path_factory.mktemp("table")
-    calibrate(block, data={"x": values(64, 32, 8, 8)}, output=folder / "table.json")
-    return Table.load(folder / "table.json")
+def table(block: onnx.ModelProto) -> Table:
+    return calibrate(block, data={"x": values(64, 32, 8, 8)}).table
+
+
+FOUR = {f"w{index}": values(32, 32, 1, 1, seed=index, scale=0.2) for index in range(4)}
+INT8 = BuildSpec(precision=Precision.INT8)
 
 
 def _lower(
@@ -66,47 +61,26 @@ def lowered(block: onnx.ModelProto, table: Table, *, stored_codes: bool = True, 
     return _lower(block, table, typed=False, stored=stored_codes, **changes)
 
 
-def test_quantized_layers_are_asked_for_in_int8_and_overridden_nodes_in_theirs(
-    block: onnx.ModelProto, table: Table
-) -> None:
-    made = lowered(block, table, overrides=(Override("add", Precision.FP32),))
-    assert made.quantized and made.layer_precision["add"] is Precision.FP32
-    int8 = dict.fromkeys(["first", "main", "skip", "next"], Precision.INT8)
-    assert made.asked == {**int8, "add": Precision.FP32}
+def judged(layers: tuple[LayerInfo, ...], made: Lowered, work: dict[str, int], asked: Any = None, **rest: Any) -> Any:
+    """`judge` an INT8 engine of these layers."""
+    built = BuiltPlan(b"", layers, (), 1.0, **{key: rest.pop(key) for key in ("layers_unknown",) if key in rest})
+    return judge(built, made, rest.pop("spec", INT8), work, made.asked if asked is None else asked)
 
 
-@pytest.fixture(scope="module")
-def excited(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, Table]:
-    """A convolution, SiLU, squeeze-and-excitation whose convolutions stay FP16, and one more convolution."""
-    nodes = [
-        node("Conv", "x w0", "a", "before"),
-        node("Relu", "a", "b", "relu"),
-        node("GlobalAveragePool", "b", "c", "mean"),
-        node("Conv", "c w1", "d", "squeeze"),
-        node("Sigmoid", "d", "e", "sigmoid"),
-        node("Mul", "d e", "f", "silu"),
-        node("Conv", "f w2", "g", "excite"),
-        node("HardSigmoid", "g", "h", "gate"),
-        node("Mul", "h b", "i", "gated"),
-        node("Conv", "i w3", "j", "after"),
-        node("Sigmoid", "j", "y", "last"),
-    ]
-    weights = {f"w{index}": values(32, 32, 1, 1, seed=index, scale=0.2) for index in range(4)}
-    proto = fold(model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights))[0]
-    file = tmp_path_factory.mktemp("excited") / "table.json"
-    calibrate(proto, data={"x": values(64, 32, 8, 8)}, output=file)
-    return proto, Table.load(file)
-
-
-def test_what_lies_between_fp16_layers_is_preferred_in_fp16(excited: tuple[onnx.ModelProto, Table]) -> None:
-    """Left to itself 8.6 takes FP32 for them: efficientnet_b0's SiLU layers on an H200."""
-    made = lowered(*excited)
+def test_what_lies_between_fp16_layers_is_preferred_in_fp16() -> None:
+    """Left to itself 8.6 takes FP32 for them: efficientnet_b0's SiLU layers on an H200. The block's middle stays FP16."""
+    text = """(float[n,32,8,8] x) => (float[] y) {
+        [before] a = Conv(x, w0) [relu] b = Relu(a) [mean] c = GlobalAveragePool(b) [squeeze] d = Conv(c, w1)
+        [sigmoid] e = Sigmoid(d) [silu] f = Mul(d, e) [excite] g = Conv(f, w2) [gate] h = HardSigmoid(g)
+        [gated] i = Mul(h, b) [after] j = Conv(i, w3) [last] y = Sigmoid(j) }"""
+    proto = fold(written(text, **FOUR))[0]
+    found = calibrate(proto, data={"x": values(64, 32, 8, 8)}).table
+    made = lowered(proto, found)
     assert set(made.asked) == {"before", "after"}
     assert made.preferred == dict.fromkeys(
         ["squeeze", "sigmoid", "silu", "excite", "gate", "gated", "mean"], Precision.FP16
     )
-    pinned = lowered(*excited, overrides=(Override("silu", Precision.FP32),))
-    assert "silu" not in pinned.preferred
+    assert "silu" not in lowered(proto, found, overrides=(Override("silu", Precision.FP32),)).preferred
 
 
 def test_a_generation_without_stored_codes_gets_floats(block: onnx.ModelProto, table: Table) -> None:
@@ -127,26 +101,24 @@ def _layers(**precisions: Precision) -> tuple[LayerInfo, ...]:
 def test_what_a_region_hides_is_told_and_refuses_nothing(
     block: onnx.ModelProto, table: Table, first: Precision
 ) -> None:
-    made = lowered(block, table)
+    made, layers = lowered(block, table), _layers(first=first)
     region = LayerInfo("{ForeignNode[main...next]}", "other", Precision.FP16)
-    built = BuiltPlan(b"", (*_layers(first=first), region), (), 1.0)
-    report = judge(built, made, BuildSpec(precision=Precision.INT8), dict.fromkeys(made.asked, 10), made.asked)
+    report = judged((*layers, region), made, dict.fromkeys(made.asked, 10))
     assert "3 of 4 nodes run in isn't known" in report.hidden and region.name in report.hidden
     assert not report.unknown and not report.coverage
     assert report.lost.keys() == ({"first"} if first is Precision.FP16 else set())
     assert report.share == (0.75 if report.lost else 1)
-    nameless = judge(replace(built, layers=built.layers[:1]), made, BuildSpec(precision=Precision.INT8), {}, made.asked)
+    nameless = judged(layers, made, {})
     assert "1 of the 4 nodes" in nameless.unknown and not nameless.hidden
 
 
 def test_a_region_may_hold_what_no_other_layer_runs_in_fp16(block: onnx.ModelProto) -> None:
+    spec, layers = BuildSpec(precision=Precision.FP16), _layers(first=Precision.FP32)
     made = _lower(block, None, typed=False, precision=Precision.FP16)
     region = LayerInfo("{ForeignNode[main...next]}", "other", Precision.FP32)
-    built = BuiltPlan(b"", (*_layers(first=Precision.FP32), region), (), 1.0)
-    report = judge(built, made, BuildSpec(precision=Precision.FP16), {}, made.asked)
+    report = judged((*layers, region), made, {}, spec=spec)
     assert report.hidden and not report.problem
-    alone = judge(replace(built, layers=built.layers[:1]), made, BuildSpec(precision=Precision.FP16), {}, made.asked)
-    assert "none of its 1" in alone.problem
+    assert "none of its 1" in judged(layers, made, {}, spec=spec).problem
 
 
 # What else is decided, for typed generations and for 8.6 ------------------------------------------------------------------
@@ -161,7 +133,8 @@ def test_what_stays_in_fp32_is_kept_and_overrides_are_layer_precisions_of_8_6(
     kept = {item.node: item.reason for item in made.kept}
     assert "`precision_override=` asks for fp32" in kept["add"] and kept["next"] == "seen"
     assert [item.node for item in made.kept].count("next") == 1
-    assert made.asked["skip"] is Precision.FP16 and made.asked["main"] is Precision.INT8
+    types = {"first": Precision.INT8, "main": Precision.INT8, "skip": Precision.FP16, "add": Precision.FP32}
+    assert made.quantized and made.asked == types
     wanted = {} if typed else {"add": Precision.FP32, "next": Precision.FP32, "skip": Precision.FP16}
     assert made.layer_precision == wanted
 
@@ -176,9 +149,7 @@ def test_fp16_asks_for_the_heavy_nodes_that_run_in_it(block: onnx.ModelProto) ->
 
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.FP32])
 def test_embedded_preprocessing_stays_in_fp32_on_8_6(base: Precision, block: onnx.ModelProto) -> None:
-    proto = fold(
-        model([node("Conv", "x w", "y", "c")], inputs={"x": ["n", 3, 8, 8]}, weights={"w": values(4, 3, 1, 1)})
-    )[0]
+    proto = fold(written("(float[n,3,8,8] x) => (float[] y) { [c] y = Conv(x, w) }", w=values(4, 3, 1, 1)))[0]
     embedded = Embedded("x", Preprocess(scale=1 / 255, mean=(0.5, 0.4, 0.3), dtype="float32"))
     before = proto.SerializeToString()
     made = _lower(proto, None, typed=False, precision=base, embedded=embedded)
@@ -221,16 +192,15 @@ def test_a_graph_that_came_out_invalid_is_refused(
 
 def test_a_lost_layer_is_named_and_its_work_counted(block: onnx.ModelProto, table: Table) -> None:
     made = lowered(block, table)
-    layers = _layers(first=Precision.INT8, main=Precision.FP16, skip=Precision.INT8, next=Precision.INT8)
+    layers = _layers(**{**dict.fromkeys(made.asked, Precision.INT8), "main": Precision.FP16})
     work = {"first": 10, "main": 50, "skip": 20, "next": 20}
-    report = judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    report = judged(layers, made, work)
     assert report.lost == {"main": Precision.FP16} and report.share == 0.5 and not report.unknown
     assert report.problem == "1 of 4 layers don't run in the precision asked for: main (int8 → fp16)"
     assert report.coverage == {Precision.INT8: 0.5, Precision.FP16: 0.5}
-    unweighed = judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(precision=Precision.INT8), {}, made.asked)
+    unweighed = judged(layers, made, {})
     assert unweighed.share == 0.75 and unweighed.coverage == {}
-    whole = _layers(**dict.fromkeys(made.asked, Precision.INT8))
-    report = judge(BuiltPlan(b"", whole, (), 1.0), made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    report = judged(_layers(**dict.fromkeys(made.asked, Precision.INT8)), made, work)
     assert (report.lost, report.problem, report.share, report.unknown) == ({}, "", 1.0, "")
 
 
@@ -238,38 +208,28 @@ def test_a_lost_layer_is_named_and_its_work_counted(block: onnx.ModelProto, tabl
 def test_native_calibration_that_quantized_nothing_is_said(found: Precision, block: onnx.ModelProto) -> None:
     made = _lower(block, None, typed=False)
     assert made.asked == {}
-    built = BuiltPlan(
-        b"", (*_layers(first=Precision.FP16, main=found), LayerInfo("o", "other", Precision.INT8)), (), 1.0
-    )
-    report = judge(built, made, BuildSpec(precision=Precision.INT8), {}, ())
+    layers = (*_layers(first=Precision.FP16, main=found), LayerInfo("o", "other", Precision.INT8))
+    report = judged(layers, made, {})
     missed = "none of its 2 convolutions and matrix products runs in int8"
     assert (report.problem, report.share) == (("", 1.0) if found is Precision.INT8 else (missed, 0.0))
 
 
 def test_layers_that_are_not_known_are_said(block: onnx.ModelProto, table: Table) -> None:
-    made = lowered(block, table)
-    spec, work = BuildSpec(precision=Precision.INT8), {"first": 10, "main": 10, "skip": 10, "next": 30}
-    none = judge(BuiltPlan(b"", (), (), 1.0, layers_unknown="no inspector"), made, spec, work, made.asked)
+    made, work = lowered(block, table), {"first": 10, "main": 10, "skip": 10, "next": 30}
+    none = judged((), made, work, layers_unknown="no inspector")
     assert none.unknown == "no inspector" and none.coverage == {}
-    most = _layers(first=Precision.INT8, next=Precision.INT8)
-    known = judge(BuiltPlan(b"", most, (), 1.0), made, spec, work, made.asked)
+    known = judged(_layers(first=Precision.INT8, next=Precision.INT8), made, work)
     assert known.unknown == "" and known.coverage == {}  # a third of the work isn't known: no shares
-    half_known = _layers(first=Precision.INT8, main=Precision.INT8)
-    assert judge(BuiltPlan(b"", half_known, (), 1.0), made, spec, work, made.asked).unknown.startswith(
-        "its layers name 2"
-    )
+    half_known = judged(_layers(first=Precision.INT8, main=Precision.INT8), made, work)
+    assert half_known.unknown.startswith("its layers name 2")
 
 
 def _recurrent(size: int, outputs: int) -> onnx.ModelProto:
     """An LSTM and a product."""
-    nodes = [
-        node("LSTM", "x w r", "s", "lstm", hidden_size=size),
-        node("Squeeze", "s one", "h"),
-        node("MatMul", "h v", "y", "last"),
-    ]
+    text = f"""(float[4,n,{size}] x) => (float[4,n,{outputs}] y) {{
+        [lstm] s = LSTM<hidden_size={size}>(x, w, r) h = Squeeze(s, one) [last] y = MatMul(h, v) }}"""
     gates = (1, 4 * size, size)
-    weights = {"w": values(*gates), "r": values(*gates), "v": values(size, outputs), "one": np.array([1])}
-    return fold(model(nodes, inputs={"x": [4, "n", size]}, outputs={"y": [4, "n", outputs]}, weights=weights))[0]
+    return fold(written(text, w=values(*gates), r=values(*gates), v=values(size, outputs), one=np.array([1])))[0]
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])
@@ -282,10 +242,10 @@ def test_recurrent_work_counts_in_the_type_that_it_runs_in(typed: bool, named: b
     cell = LayerInfo("cell", "other", Precision.FP16, ("lstm",) if named else ())
     layers = (cell, LayerInfo("mm", "matmul", Precision.FP16), LayerInfo("fc", "matmul", Precision.INT8, ("last",)))
     work = {"lstm": 990, "last": 10}
-    report = judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    report = judged(layers, made, work)
     known = {Precision.FP16: 0.99, Precision.INT8: 0.01}
     assert report.coverage == (known if typed or named else {})
-    assert judge(BuiltPlan(b"", layers, (), 1.0), made, BuildSpec(), {"last": 10}, ()).coverage == {}
+    assert judged(layers, made, {"last": 10}, (), spec=BuildSpec()).coverage == {}
 
 
 def test_an_engine_that_is_hardly_int8_says_so(tmp_path: Path) -> None:
@@ -315,3 +275,13 @@ def test_islands_are_those_of_a_model_that_is_typed_already(block: onnx.ModelPro
     whole, one = half(block, overrides=own), half(block, overrides=[*own, Override("Conv", Precision.FP32)])
     assert "add" in in_fp32_types(whole)[1]
     assert in_fp32_types(one)[1] == {}  # whose convolutions are FP32: what is FP32 in it is no exception
+
+
+OTHER = {  # the graph has it, it says how a plan is kept, or is given where the engine is built again
+    "embed_preprocess", "overrides", "profiles", "targets", "backend", "calibrator", "timing_cache", "version_compatible",
+    "exclude_lean_runtime", "strip", "refit", "allow_precision_fallback", "device",
+}  # fmt: skip
+
+
+def test_every_option_that_makes_other_layers_is_taken_when_an_engine_is_built_again_for_its_tensors() -> None:
+    assert {*LAYERS} | OTHER == {item.name for item in fields(BuildSpec)}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nets import conv_net
 from standins import Simulation
 
 import trtopt.trt
@@ -23,6 +24,11 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
         monkeypatch.setattr(trtopt.trt.loader, "probe", lambda: found)
 
     return see
+
+
+@pytest.fixture
+def float_net(tmp_path: Path) -> Path:
+    return conv_net(tmp_path / "float.onnx", opset=17)
 
 
 @pytest.fixture

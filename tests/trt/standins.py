@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import hashlib
+import itertools
 import json
 import re
 import types
@@ -244,11 +245,8 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             return None
         log(self._logger, "VERBOSE", "--------------- Timing Runner: conv1 + relu1 (CaskConvolution[0x80000009])")
         if any(-1 in tensor.shape for tensor in network._tensors) and not config._profiles:
-            log(
-                self._logger,
-                "ERROR",
-                "Network has dynamic or shape inputs, but no optimization profile has been defined.",
-            )
+            text = "Network has dynamic or shape inputs, but no optimization profile has been defined."
+            log(self._logger, "ERROR", text)
             return None
         if sim.block is not None:
             sim.block()
@@ -270,17 +268,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
     def tensor(value: onnx.ValueInfoProto) -> Any:
         made = sim.module.ITensor()
         kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
-        names = {
-            "FLOAT": "FLOAT",
-            "FLOAT16": "HALF",
-            "UINT8": "UINT8",
-            "INT32": "INT32",
-            "INT64": "INT32" if sim.major == 8 else "INT64",
-        }
+        other = {"FLOAT16": "HALF"} | ({"INT64": "INT32"} if sim.major == 8 else {})
         dims = value.type.tensor_type.shape.dim
         made._set.update(
             name=value.name,
-            dtype=getattr(sim.module.DataType, names[kind]),
+            dtype=getattr(sim.module.DataType, other.get(kind, kind)),
             shape=tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims),
             is_shape_tensor=False,
         )
@@ -349,19 +341,9 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 
     def look(self: Any, model: onnx.ModelProto) -> None:
         self._errors = [(i, node) for i, node in enumerate(model.graph.node) if node.op_type in UNSUPPORTED]
-        silent = {
-            index for index, node in enumerate(model.graph.node) if node.op_type == "NonZero"
-        }  # as 10.6, which builds it
-        bad, groups, open_group = silent | {index for index, _ in self._errors}, [], False
-        for index in range(len(model.graph.node)):
-            if index in bad:
-                open_group = False
-            elif open_group:
-                groups[-1].append(index)
-            else:
-                groups.append([index])
-                open_group = True
-        self._groups = groups
+        bad = UNSUPPORTED | {"NonZero"}  # as 10.6, which builds it
+        runs = itertools.groupby(enumerate(model.graph.node), lambda item: item[1].op_type in bad)
+        self._groups = [[index for index, _ in run] for left_out, run in runs if not left_out]
 
     def parse_file(self: Any, path: str) -> bool:
         assert not self._asked, "what supports_model has parsed is in the network"
@@ -672,22 +654,17 @@ def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
         if kind == "Half" and "FP16" not in config._flags and not typed:
             kind = "Float"
         said = {"Int8": "Thirty-two wide channel vectorized row major Int8 format", "Half": "Row major linear FP16"}
-        read = {"Name": "in", "Datatype": kind, "Format": "Row major linear"}
-        written = {"Name": "out", "Datatype": "Float", "Format": "Row major linear"}
-        made = {
-            "Name": f"{node.name}_myl0_3",
-            "LayerType": "gemm" if "MATRIX" in _HEAVY[node.op_type] else "correlation",
-        }
         if sim.major == 8:
-            read = {"Name": "in", "Dimensions": [1], "Format/Datatype": said.get(kind, "Row major linear FP32")}
-            written = {"Name": "out", "Dimensions": [1], "Format/Datatype": "Row major linear FP32"}
-            made = {
-                "Name": f"{node.name}.weight + QuantizeLinear_1 + {node.name} + Relu_9",
-                "LayerType": "CaskConvolution",
-            }
-            made["ParameterType"] = "Convolution"
+            read, written = ({"Format/Datatype": said.get(item, "Row major linear FP32")} for item in (kind, "Float"))
+            name, layer_type = f"{node.name}.weight + QuantizeLinear_1 + {node.name} + Relu_9", "CaskConvolution"
+        else:
+            read, written = ({"Datatype": item, "Format": "Row major linear"} for item in (kind, "Float"))
+            layer_type = "gemm" if "MATRIX" in _HEAVY[node.op_type] else "correlation"
+            name = f"{node.name}_myl0_3"
+        made = {"Name": name, "LayerType": layer_type} | ({"ParameterType": "Convolution"} if sim.major == 8 else {})
         nodes = f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]"
-        layers.append({**made, "Inputs": [read], "Outputs": [written], "Metadata": nodes})
+        ends = {"Inputs": [{"Name": "in", **read}], "Outputs": [{"Name": "out", **written}]}
+        layers.append({**made, **ends, "Metadata": nodes})
     flags, report = config._flags, {"Layers": layers, "Bindings": [], "Profiles": max(1, len(config._profiles))}
     stripped = bool(flags & {"STRIP_PLAN", "WEIGHTLESS"})  # its other name in 10
     if stripped or "REFIT" in flags:

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nets
 import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeEngine
@@ -62,21 +61,16 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return Gpus(monkeypatch)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return nets.conv_net(tmp_path / "net.onnx", opset=17)
-
-
 @pytest.mark.parametrize("before", [None, 100, 101])
 @pytest.mark.parametrize("version", ["8.6.0", "11.4.0"])
 def test_the_build_is_on_that_gpu_and_the_caller_stays_on_its_own(
-    version: str, before: int | None, stand_in: Install, gpus: Gpus, model: Path, tmp_path: Path
+    version: str, before: int | None, stand_in: Install, gpus: Gpus, float_net: Path, tmp_path: Path
 ) -> None:
     sim, _ = stand_in(version)
     gpus.see(*GPUS)
     current = gpus.noted(sim)
     gpus.cuda.set_current(before)
-    result = trtopt.build(model, tmp_path / "m.engine", device=1, **OPTIONS)
+    result = trtopt.build(float_net, tmp_path / "m.engine", device=1, **OPTIONS)
     assert current == [101]
     assert gpus.driver.current() == before
     manifest = read_manifest(manifest_path(result.engine))
@@ -85,34 +79,36 @@ def test_the_build_is_on_that_gpu_and_the_caller_stays_on_its_own(
 
 
 def test_gpus_that_are_not_there_are_refused_before_any_work(
-    stand_in: Install, gpus: Gpus, model: Path, tmp_path: Path
+    stand_in: Install, gpus: Gpus, float_net: Path, tmp_path: Path
 ) -> None:
     sim, _ = stand_in("8.6.0")
     gpus.see(*GPUS)
     with pytest.raises(DeviceError, match=r"`device=2`: this machine's GPUs are 0 to 1"):
-        trtopt.build(model, tmp_path / "m.engine", device=2, **OPTIONS)
+        trtopt.build(float_net, tmp_path / "m.engine", device=2, **OPTIONS)
     with pytest.raises(UsageError, match=r"`device=` is -1; a GPU's number is needed, from 0"):
-        trtopt.build(model, tmp_path / "m.engine", device=-1, **OPTIONS)
+        trtopt.build(float_net, tmp_path / "m.engine", device=-1, **OPTIONS)
     gpus.see(*GPUS, DeviceInfo(2, "Third GPU", 90, 1 << 30))
     with pytest.raises(DeviceError, match="the NVIDIA driver can't use GPU 2"):
-        trtopt.build(model, tmp_path / "m.engine", device=2, **OPTIONS)
+        trtopt.build(float_net, tmp_path / "m.engine", device=2, **OPTIONS)
     assert sim.configs == []
     assert not (tmp_path / "m.engine").exists()
 
 
 def test_an_engine_for_another_gpu_is_built_again_and_for_a_like_one_not(
-    stand_in: Install, gpus: Gpus, model: Path, tmp_path: Path
+    stand_in: Install, gpus: Gpus, float_net: Path, tmp_path: Path
 ) -> None:
     stand_in("8.6.0")
     gpus.see(*GPUS, DeviceInfo(2, "Second GPU", 89, 8 << 30))
     gpus.patch.setattr(devices, "primary_context", lambda ordinal: 100 + ordinal)
-    cached = [trtopt.build(model, tmp_path / "m.engine", device=number, **OPTIONS).cached for number in (0, 1, 2, 0)]
+    cached = [
+        trtopt.build(float_net, tmp_path / "m.engine", device=number, **OPTIONS).cached for number in (0, 1, 2, 0)
+    ]
     assert cached == [False, False, True, False]
 
 
 @pytest.mark.parametrize("calibrator", ["trtopt", "native"])
 def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
-    calibrator: str, stand_in: Install, gpus: Gpus, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrator: str, stand_in: Install, gpus: Gpus, float_net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Candidates are timed there, and TensorRT's own calibrator gets its data there."""
     _, generation = stand_in("8.6.0")
@@ -124,16 +120,10 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
         return lambda name, array: 1
 
     def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
-        engine = FakeEngine(
-            cuda,
-            {
-                "x": ("FLOAT", "float32", (1, 3, 32, 32), "INPUT", "DEVICE"),
-                "y": ("FLOAT", "float32", (1, 3), "OUTPUT", "DEVICE"),
-            },
-            [{"x": ((1, 3, 32, 32),) * 3}],
-            lambda shapes: {"y": (1, 3)},
-            lambda arrays: {"y": np.zeros((1, 3), np.float32)},
-        )
+        shapes = {"x": ((1, 3, 32, 32), "INPUT"), "y": ((1, 3), "OUTPUT")}
+        tensors = {key: ("FLOAT", "float32", *item, "DEVICE") for key, item in shapes.items()}
+        results = lambda _: {"y": (1, 3)}, lambda _: {"y": np.zeros((1, 3), np.float32)}
+        engine = FakeEngine(cuda, tensors, [{"x": (shapes["x"][0],) * 3}], *results)
         return LoadedEngine(SimpleNamespace(IOutputAllocator=object), engine, None, Messages())
 
     def opened(ordinal: int) -> Device:
@@ -150,7 +140,7 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
     monkeypatch.setattr(candidates, "Device", opened)
     data = {"x": samples(16)}
     options = {**OPTIONS, "int8": True, "data": data, "calibrator": calibrator, "batch": 1}
-    result = trtopt.build(model, tmp_path / "m.engine", device=1, **options)
+    result = trtopt.build(float_net, tmp_path / "m.engine", device=1, **options)
     assert result.not_measured == ""
     assert result.comparison is not None and result.comparison["gpu"] == str(GPUS[1])
     assert cuda.used == {1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -47,15 +48,21 @@ def test_dump() -> None:
     )
 
 
+def dumped(
+    kind: str, reads: str, writes: str = "", *, name: str = "c", nodes: Sequence[str] = (), weights: str = ""
+) -> str:
+    """A line of TensorRT-RTX for a layer that reads, holds and writes one tensor of these types."""
+    lists = [f"[ {{ Name: t, {item} }}]" if item else "[]" for item in (reads, weights, writes)]
+    metadata = "".join(f"[ONNX Layer: {node}]" for node in nodes)
+    text = f"Name: {name}, LayerType: {kind}, Inputs: {lists[0]}, Constants: {lists[1]}, Outputs: {lists[2]}"
+    return f"Layers:\n{text}, TacticName: , StreamId: 0, Metadata: {metadata}\n"
+
+
 def test_keys_that_only_some_lines_have() -> None:
     """Engines of several streams say which event a layer waits for, TensorRT-RTX 1.7.1."""
-    signal = (
-        "Name: s, LayerType: signal, Inputs: [], Constants: [], Outputs: [], TacticName: , StreamId: 0, EventId: 1, "
-    )
-    signal += "Metadata: "
+    signal = dumped("signal", "").replace("StreamId: 0, ", "StreamId: 0, EventId: 1, ")
     conv = DUMP.splitlines()[2].replace("StreamId: 0, ", "StreamId: 1, EventId: 7, New: [x], ")
-    report = from_dump(f"Layers:\n{signal}\n{conv}\n")
-    assert report == LayerReport(from_dump(DUMP).layers[:1])
+    assert from_dump(f"{signal}{conv}\n") == LayerReport(from_dump(DUMP).layers[:1])
 
 
 @pytest.mark.parametrize(
@@ -67,33 +74,22 @@ def test_keys_that_only_some_lines_have() -> None:
     ],
 )
 def test_casts_that_were_fused_into_a_layer(order: dict[str, str], found: Precision) -> None:
-    names = "".join(f"[ONNX Layer: {name}]" for name in order)
-    line = (
-        "Name: _gemv_mha_v1_myl0_1, LayerType: kgen, Inputs: [ { Name: q, Dimensions: [1], Datatype: Float, Format: x }], "
-        "Constants: [], Outputs: [ { Name: o, Dimensions: [1], Datatype: Half, Format: x }], TacticName: , StreamId: 0, "
-        f"Metadata: {names}"
-    )
-    (layer,) = from_dump(f"Layers:\n{line}\n", order).layers
+    ends = "Datatype: Float, Format: x", "Datatype: Half, Format: x"
+    text = dumped("kgen", *ends, name="_gemv_mha_v1_myl0_1", nodes=list(order))
+    (layer,) = from_dump(text, order).layers
     assert (layer.kind, layer.precision) == ("matmul", found)
 
 
 @pytest.mark.parametrize(("in_float", "found"), [(set(), Precision.INT8), ({"fc"}, Precision.FP16)])
 def test_a_layer_that_dequantizes_before_it_multiplies(in_float: set[str], found: Precision) -> None:
-    line = (
-        "Name: __myl_CastMulFc_myl0_8, LayerType: runtime_fusion, Inputs: [ { Name: x, Dimensions: [-1,64], Datatype: Int8 }], "
-        "Constants: [ { Name: w, Dimensions: [64,10], Datatype: Half }], Outputs: [ { Name: y, Dimensions: [-1,10], Datatype: "
-        "Half }], TacticName: , StreamId: 0, Metadata: [ONNX Layer: fc][ONNX Layer: x_dequantized]"
+    half, ops = "Datatype: Half", {"fc": "Gemm", "x_dequantized": "DequantizeLinear"}
+    text = dumped(
+        "runtime_fusion", "Datatype: Int8", half, name="__myl_CastMulFc_myl0_8", nodes=list(ops), weights=half
     )
-    ops = {"x_dequantized": "DequantizeLinear", "fc": "Gemm"}
-    (layer,) = from_dump(f"Layers:\n{line}\n", ops, in_float).layers
+    (layer,) = from_dump(text, ops, in_float).layers
     assert (layer.kind, layer.precision) == ("matmul", found)
-    entry = {
-        "Name": "fc",
-        "LayerType": "gemm",
-        "Inputs": [{"Name": "x", "Datatype": "Int8"}],
-        "Outputs": [{"Name": "y", "Datatype": "Half"}],
-        "Metadata": "[ONNX Layer: fc]",
-    }
+    ends = {"Inputs": [{"Name": "x", "Datatype": "Int8"}], "Outputs": [{"Name": "y", "Datatype": "Half"}]}
+    entry = {"Name": "fc", "LayerType": "gemm", **ends, "Metadata": "[ONNX Layer: fc]"}
     (layer,) = from_inspector(json.dumps({"Layers": [entry]}), ops, in_float).layers
     assert layer.precision == found
 
@@ -105,58 +101,33 @@ def test_a_line_that_cannot_be_read_takes_no_other_with_it() -> None:
 
 
 def test_a_convolution_without_types_is_unread() -> None:
-    line = (
-        "Name: c, LayerType: correlation, Inputs: [ { Name: x }], Constants: [], Outputs: [], StreamId: 0, Metadata: "
-    )
-    assert "LayerType: correlation" in from_dump(f"Layers:\n{line}\n").unread
-    integers = line.replace("{ Name: x }", "{ Name: x, Datatype: Int32, Format: y }")
-    assert from_dump(f"Layers:\n{integers}\n") == LayerReport()
+    assert "LayerType: correlation" in from_dump(dumped("correlation", "Kind: x")).unread
+    assert from_dump(dumped("correlation", "Datatype: Int32, Format: y")) == LayerReport()
 
 
 def _report(*layers: dict[str, object]) -> str:
     return json.dumps({"Layers": layers, "Bindings": ["x"]}).replace("\\u001e", "\x1e")
 
 
+def _entry(name: str, kind: str, reads: str, writes: str = "", **more: str) -> dict[str, object]:
+    """A layer as 8.6's inspector tells of it."""
+    ends = ([{"Name": "t", "Format/Datatype": item}] if item else [] for item in (reads, writes))
+    return {"Name": name, "LayerType": kind, **dict(zip(("Inputs", "Outputs"), ends)), **more}
+
+
 def test_inspector_of_86() -> None:
-    int8 = "Thirty-two wide channel vectorized row major Int8 format"
+    int8, fp32 = "Thirty-two wide channel vectorized row major Int8 format", "Row major linear FP32"
+    wide, two = "Channel major FP16 format where channel % 8 == 0", "Two wide channel vectorized row major FP16 format"
+    tactic = "sm80_xmma_fprop_implicit_gemm_interleaved_i8i8"
+    said = {"ParameterType": "Convolution", "TacticName": tactic, "TacticValue": "0x9cd5cdc35441c505"}
+    gemm = {"ParameterType": "Convolution", "TacticValue": "0x0000000000020318"}
+    gemm["Metadata"] = "[ONNX Layer: Gemm_20]\x1e[ONNX Layer: Relu_21]"
     text = _report(
-        {
-            "Name": "conv1.weight + QuantizeLinear_7 + Conv_9 + Relu_10",
-            "LayerType": "CaskConvolution",
-            "ParameterType": "Convolution",
-            "TacticName": "sm80_xmma_fprop_implicit_gemm_interleaved_i8i8",
-            "TacticValue": "0x9cd5cdc35441c505",
-            "Inputs": [{"Name": "x", "Format/Datatype": int8}],
-            "Outputs": [{"Name": "y", "Format/Datatype": "Row major linear FP32"}],
-        },
-        {
-            "Name": "Gemm_20",
-            "LayerType": "CaskGemmConvolution",
-            "TacticValue": "0x0000000000020318",
-            "ParameterType": "Convolution",
-            "Inputs": [{"Name": "x", "Format/Datatype": "Channel major FP16 format where channel % 8 == 0"}],
-            "Outputs": [],
-            "Metadata": "[ONNX Layer: Gemm_20]\x1e[ONNX Layer: Relu_21]",
-        },
-        {
-            "Name": "Reformatting CopyNode for Input Tensor 0 to Conv_9 + Relu_10",
-            "LayerType": "Reformat",
-            "Inputs": [{"Name": "x", "Format/Datatype": "Row major linear FP32"}],
-            "Outputs": [{"Name": "y", "Format/Datatype": int8}],
-        },
-        {
-            "Name": "PWN(Sigmoid_3, Mul_4)",
-            "LayerType": "PointWiseV2",
-            "Inputs": [{"Name": "x", "Format/Datatype": "Two wide channel vectorized row major FP16 format"}],
-            "Outputs": [],
-        },
-        {
-            "Name": "Deconv_5",
-            "LayerType": "CaskDeconvolutionV2",
-            "ParameterType": "Deconvolution",
-            "Inputs": [{"Name": "x", "Format/Datatype": "Row major linear FP32"}],
-            "Outputs": [],
-        },
+        _entry("conv1.weight + QuantizeLinear_7 + Conv_9 + Relu_10", "CaskConvolution", int8, fp32, **said),
+        _entry("Gemm_20", "CaskGemmConvolution", wide, **gemm),
+        _entry("Reformatting CopyNode for Input Tensor 0 to Conv_9 + Relu_10", "Reformat", fp32, int8),
+        _entry("PWN(Sigmoid_3, Mul_4)", "PointWiseV2", two),
+        _entry("Deconv_5", "CaskDeconvolutionV2", fp32, ParameterType="Deconvolution"),
         {"Name": "shape", "LayerType": "ShapeHostToDevice", "Inputs": [{"Format/Datatype": "Row major Int32"}]},
     )
     assert "\x1e" in text  # raw control characters, as TensorRT writes them
@@ -170,8 +141,8 @@ def test_inspector_of_86() -> None:
         ("deconvolution", "fp32", ("Deconv_5",)),
     ]
     first, second, *_ = from_inspector(text, ops).layers
-    assert (first.reads, first.writes) == ((int8,), ("Row major linear FP32",))
-    assert (first.tactic, second.tactic) == ("sm80_xmma_fprop_implicit_gemm_interleaved_i8i8", "0x0000000000020318")
+    assert (first.reads, first.writes) == ((int8,), (fp32,))
+    assert (first.tactic, second.tactic) == (tactic, "0x0000000000020318")
 
 
 def test_inspector_of_10_and_later() -> None:

@@ -18,10 +18,6 @@ from trtopt.core.errors import (
 )
 from trtopt.trt.messages import Collector, Messages, in_words, tidy, translate
 
-LITTLE = (
-    "Tactic Device request: 8193MB Available: 4096MB. Device memory is insufficient to use tactic.",
-    "UNSUPPORTED_STATE: Skipping tactic 3 due to insufficient memory on requested size of 8591507456 detected for tactic 0x1.",
-)
 BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
 
 
@@ -105,33 +101,32 @@ def test_unknown_texts_are_quoted() -> None:
     assert str(translate(tuple("abcdefgh"), "can't build")) == "can't build: a; b; c; d; e; f"
 
 
+WARNINGS = """
+ModelImporter.cpp:1071: Empty initializer roi.
+b
+b
+Make sure input sizes has Int64 binding.
+Make sure output classes has Int64 binding.
+Missing scale and zero-point for tensor x
+Missing scale and zero-point for tensor y
+Tactic Device request: 8193MB Available: 4096MB. Device memory is insufficient to use tactic.
+UNSUPPORTED_STATE: Skipping tactic 3 due to insufficient memory on requested size of 8591507456 detected for tactic 0x1.
+"""
+
+
 def test_warnings_are_counted_and_errors_kept_in_order() -> None:
     messages = Messages()
-    for text in (
-        "ModelImporter.cpp:1071: Empty initializer roi.",
-        "b",
-        "b",
-        "Make sure input sizes has Int64 binding.",
-        "Make sure output classes has Int64 binding.",
-        "Missing scale and zero-point for tensor x",
-        "Missing scale and zero-point for tensor y",
-    ):
+    for text in WARNINGS.strip().splitlines():
         messages.add("WARNING", text)
     for text in ("first", "second", "first"):
         messages.add("ERROR", text)
     messages.add("INFO", "nothing")
+    messages.add("INFO", "Some tactics do not have sufficient workspace memory to run. Increasing workspace size")
     unscaled = "tensors without a calibrated scale stay in floating point (2 times)"
-    assert messages.warnings == ("Empty initializer roi.", "b (2 times)", unscaled)  # bindings say nothing
+    *counted, memory = messages.warnings
+    assert counted == ["Empty initializer roi.", "b (2 times)", unscaled]  # bindings say nothing
+    assert "`workspace=`" in memory and memory.endswith("(3 times)")
     assert messages.errors == ("first", "second")
-
-
-def test_steps_and_layer_dumps_are_found_among_verbose_messages() -> None:
-    steps: list[str] = []
-    messages = Messages(steps.append)
-    messages.add("VERBOSE", "--------------- Timing Runner: conv1 + relu (CaskConvolution[0x80000009])")
-    messages.add("VERBOSE", "Layers:\nName: a")
-    messages.add("VERBOSE", "Searching for input: x")
-    assert steps == ["timing conv1 + relu"] and messages.layers == ["Layers:\nName: a"]
 
 
 @pytest.mark.parametrize("wanted", ["", "1"])
@@ -155,12 +150,3 @@ def test_verbose_shows_messages_but_not_the_verbose_ones(
     logger.log(ILogger.INFO, "building\x1b[2J\n")
     logger.log(ILogger.VERBOSE, "a tactic")
     assert capsys.readouterr() == ("", "TensorRT info: building\\x1b[2J\n" if wanted else "")
-
-
-def test_kernels_left_out_for_want_of_memory_are_one_warning() -> None:
-    messages = Messages()
-    for text in LITTLE:
-        messages.add("WARNING", text)
-    messages.add("INFO", "Some tactics do not have sufficient workspace memory to run. Increasing workspace size")
-    [line] = messages.warnings
-    assert "`workspace=`" in line and line.endswith("(3 times)")

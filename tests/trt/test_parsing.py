@@ -5,41 +5,25 @@ from __future__ import annotations
 import types
 
 import numpy as np
-from graphs import model, node
+from graphs import written
 
 from trtopt.trt.parsing import float_products, parser_issues
 
 
 def test_products_multiply_in_floating_point_unless_both_operands_are_quantized() -> None:
-    nodes = [
-        node("QuantizeLinear", "x s z", "q"),
-        node("DequantizeLinear", "q s z", "d"),
-        node("DequantizeLinear", "codes s z", "w"),
-        node("Transpose", "w", "t", perm=[1, 0]),
-        node("Relu", "d", "r"),
-        node("Concat", "d r", "dd", axis=0),
-        node("Sigmoid", "d", "g"),
-        node("MatMul", "dd t", "both"),
-        node("MatMul", "d float", "weight"),
-        node("MatMul", "x t", "activation"),
-        node("MatMul", "g t", "behind_sigmoid"),
-    ]
-    floats = np.ones((4, 4), np.float32)
-    weights = {
-        "s": np.array(0.1, np.float32),
-        "z": np.array(0, np.int8),
-        "codes": floats.astype(np.int8),
-        "float": floats,
-    }
-    rest = {"weight": [2, 4], "activation": [2, 4], "behind_sigmoid": [2, 4]}
-    graph = model(nodes, inputs={"x": [2, 4]}, outputs={"both": [4, 4], **rest}, weights=weights)
-    assert float_products(graph) == {f"MatMul_{name}" for name in rest}
-
-
-def test_a_graph_without_quantization_has_none_to_tell() -> None:
-    weights = {"w": np.ones((4, 4), np.float32)}
-    graph = model([node("MatMul", "x w", "y")], inputs={"x": [2, 4]}, outputs={"y": [2, 4]}, weights=weights)
-    assert float_products(graph) == frozenset()
+    graph = written(
+        """(float[2,4] x) => (float[4,4] both, float[2,4] weight, float[2,4] activation, float[2,4] behind_sigmoid) {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) w = DequantizeLinear(codes, s, z)
+        t = Transpose<perm=[1,0]>(w) r = Relu(d) dd = Concat<axis=0>(d, r) g = Sigmoid(d) [no] both = MatMul(dd, t)
+        [weight] weight = MatMul(d, float) [activation] activation = MatMul(x, t) [gate] behind_sigmoid = MatMul(g, t) }""",
+        s=np.float32(0.1),
+        z=np.int8(0),
+        codes=np.ones((4, 4), np.int8),
+        float=np.ones((4, 4), np.float32),
+    )
+    assert float_products(graph) == {"weight", "activation", "gate"}
+    plain = written("(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }", w=np.ones((4, 4), np.float32))
+    assert float_products(plain) == frozenset()  # without quantization there is none to tell
 
 
 def test_what_a_host_without_a_gpu_adds_to_every_error_is_not_the_reason() -> None:
