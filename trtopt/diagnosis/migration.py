@@ -1,7 +1,6 @@
 """Commands of trtexec and Polygraphy as trtopt's. Nothing of them is run.
 
-Options of trtexec are as 8.6 to 11 list them, Polygraphy's as 0.49; what TensorRT 10 and 11 dropped is from NVIDIA's migration
-pages.
+Options of trtexec are as 8.6 to 11 list them, Polygraphy's as 0.49; what 10 and 11 dropped is from NVIDIA's migration pages.
 """
 
 from __future__ import annotations

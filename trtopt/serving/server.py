@@ -84,10 +84,7 @@ def serve(request: ServeRequest) -> Server:
     """
     repo = Path(request.repo)
     if not any(repo.glob("*/[0-9]*/")):
-        raise UsageError(
-            f"{repo} is no model repository, a folder whose folders have versions: trtopt deploy triton M.engine --repo "
-            "models --backend python writes one; then trtopt serve models"
-        )
+        raise UsageError(f"{repo} is no model repository: trtopt deploy triton M.engine --repo models writes one")
     with contextlib.ExitStack() as stack:
         addresses = [_address(request.host, name, getattr(request, f"{name}_port")) for name in _PORTS]
         if (executable := shutil.which(request.server or "tritonserver")) is None:
@@ -111,7 +108,7 @@ def serve(request: ServeRequest) -> Server:
                 time.sleep(0.05)
             else:
                 raise ServerFailed(
-                    f"tritonserver ended with exit status {status} before it was ready; its log above says why"
+                    f"tritonserver ended with exit status {status} before it was ready; its log says why"
                 )
         stack.pop_all()
     return Server(process, addresses)
