@@ -107,9 +107,7 @@ def serve(request: ServeRequest) -> Server:
                     break
                 time.sleep(0.05)
             else:
-                raise ServerFailed(
-                    f"tritonserver ended with exit status {status} before it was ready; its log says why"
-                )
+                raise ServerFailed(f"tritonserver ended with exit status {status} before it was ready: see its log")
         stack.pop_all()
     return Server(process, addresses)
 
