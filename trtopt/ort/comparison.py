@@ -67,7 +67,7 @@ def _endless(proto: ModelProto) -> str:
     divisors = {node.input[1] for node in graph.node if node.op_type in ("Div", "Mod")} - constants
     if any(kinds.get(name) in _INTEGERS for name in divisors):
         return "it divides integers, and by zero ONNX Runtime ends the process"
-    return "it holds a Loop, which may never end" if any(node.op_type == "Loop" for node in graph.node) else ""
+    return "it holds a Loop, which may never end" if any(node.op_type == "Loop" for node in all_nodes(graph)) else ""
 
 
 def gap(
