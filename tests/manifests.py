@@ -9,9 +9,9 @@ from typing import Any
 from trtopt.engine.manifest import Manifest
 
 
-def made(path: Path, plan: bytes = b"", **changes: Any) -> Path:
+def made(path: Path, written: bytes = b"", **changes: Any) -> Path:
     """Write a plan that is none, and its manifest, of which some values are given."""
-    path.write_bytes(plan or b"vtrt" + path.name.encode() + bytes(200))
+    path.write_bytes(written or b"vtrt" + path.name.encode() + bytes(200))
     size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
     values: dict[str, Any] = {
         "generation": {"family": "rtx", "product": "TensorRT-RTX", "version": "1.7.1.116", "gpu": None},
