@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from world import Heard, World, has, net, unnumbered
 
 import trtopt
 from trtopt.core.errors import DeviceError, UnsupportedRequest
-from trtopt.jobs import runner
+from trtopt.jobs import runner, work
 from trtopt.jobs.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("rtx")
@@ -144,12 +145,17 @@ def test_each_gpu_is_a_workers_own(world: World, monkeypatch: pytest.MonkeyPatch
             places.append((given, threads))
             super().__init__([{}], threads)
 
+        def submit(self, function: Any, *arguments: Any, **named: Any) -> Future[Any]:
+            if function is not work.examine_builds:
+                return super().submit(function, *arguments, **named)
+            (there := Future[Any]()).set_result(("L4", "L4"))
+            return there
+
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(runner, "Workers", Noted)
-    monkeypatch.setattr(runner, "_asked", lambda *_: ("L4", "L4"))
     text = LIST.replace('["fp32", "fp16", "int8"]', '"fp32"').replace('data = "arrays"\n', "")
     assert trtopt.run_jobs(listed(world, text.replace('[data.arrays]\ndata = "data.npz"\n', "")), workers=3).ok
-    assert [given for given, _ in places] == [[{}] * 3, [{"CUDA_VISIBLE_DEVICES": number} for number in "01"]]
+    assert [given for given, _ in places] == [[{}], [{}] * 3, [{"CUDA_VISIBLE_DEVICES": number} for number in "01"]]
 
 
 def test_the_list_of_engines_in_the_documentation_runs(world: World) -> None:

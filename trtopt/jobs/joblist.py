@@ -29,15 +29,8 @@ from trtopt.recipes.loader import check_keys
 
 KINDS = ("calibrate", "build")
 # Each the options of a build that it stands for.
-PRECISIONS = {
-    "fp32": (),
-    "fp16": ("fp16",),
-    "bf16": ("bf16",),
-    "int8": ("int8",),
-    "fp8": ("fp8",),
-    "int8+bf16": ("int8", "bf16"),
-    "fp8+bf16": ("fp8", "bf16"),
-}
+PRECISIONS: dict[str, tuple[str, ...]] = {"fp32": ()}
+PRECISIONS |= {name: tuple(name.split("+")) for name in ("fp16", "bf16", "int8", "fp8", "int8+bf16", "fp8+bf16")}
 _FLAGS = ("fp16", "bf16", "int8", "fp8")
 _SAMPLES = ("images", "data", "preprocess", "limit")
 # Options of a build that a list says otherwise: by a precision, a data set, the jobs' names, the GPUs that a run may use.

@@ -33,5 +33,5 @@ class JobsStateRequest:
     """The arguments of `trtopt.show_jobs`, which describes them."""
 
     state: str | os.PathLike[str] = field(
-        metadata=about(help="The state file of a job list, or the list.", metavar="STATE", typed=Path)
+        metadata=about(help="A list, or its state file.", metavar="STATE", typed=Path)
     )

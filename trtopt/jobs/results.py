@@ -103,11 +103,7 @@ class JobResult:
 
 @dataclass(frozen=True)
 class JobsResult:
-    """All jobs, in the list's order.
-
-    Attributes:
-        state: the file that says what is done.
-    """
+    """All jobs, in the list's order, and the file that says what is done of them."""
 
     jobs: tuple[JobResult, ...]
     state: Path

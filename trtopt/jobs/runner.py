@@ -81,7 +81,9 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         )
     gpus: tuple[str, ...] = ()
     if building or device != "cpu":
-        gpus = _asked(work.examine_builds, [(job.name, job.request) for job in building], request.ray is None)
+        requests = [(job.name, job.request) for job in building]
+        with closing(Workers([{}])) as asking:  # a process that ends then: TensorRT takes memory, on the first GPU too
+            gpus = asking.submit(work.examine_builds, requests, request.ray is None).result()
         if len(set(gpus)) > 1 and request.ray is None:
             reporter.note("GPUs of different kinds: the first is used, others where CUDA_VISIBLE_DEVICES names them")
     if device != "cpu" and not gpus and request.ray is None:
@@ -106,12 +108,6 @@ def run_jobs(request: JobsRequest) -> JobsResult:
                 with closing(Workers(places, request.threads or max(1, have // len(places)))) as place:
                     step(place, listed)
     return JobsResult(tuple(run.results[job.name] for job in listed), path, time.monotonic() - started)
-
-
-def _asked(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process that ends then: TensorRT takes memory, on the first GPU too."""
-    with closing(Workers([{}])) as asking:
-        return asking.submit(function, *arguments).result()
 
 
 def takes_gpu(job: BuildJob, there: bool) -> bool:

@@ -57,12 +57,7 @@ def is_at_work(path: Path) -> bool:
 
 
 class State:
-    """A state file at work; made by `State.locked`.
-
-    Attributes:
-        jobs: what is recorded of each, by name.
-        scratch: a folder beside the file, for what this run needs.
-    """
+    """A state file at work, made by `locked`: `jobs` has the records by name, `scratch` is a folder for the run's files."""
 
     def __init__(self, path: Path, jobs: dict[str, dict[str, Any]], scratch: Path) -> None:
         self.path, self.jobs, self.scratch = path, jobs, scratch
