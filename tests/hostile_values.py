@@ -17,7 +17,7 @@ TERMINAL = "\x1b]0;PWNED\x07\x1b[31mred\x1b[2J\x9b31m\x85\u2028\u202eleft\u2066\
 NAN, INFINITE = float("nan"), float("inf")
 NUMBERS = (True, 0, -1, 2**31, 2**63, 10**400, 0.0, -0.5, 1e308, -1e308, 1e-320, NAN, INFINITE, -INFINITE)
 TEXTS = ("", " ", "..", "../../../etc/passwd", "/dev/zero", "**x/[", "a;b:c", "fp64", TERMINAL, "1x2x" * 50, "9" * 200)
-OTHERS = ([], [None], [1, "a", {}], [[1, 2, 3]], {}, {"": {}}, {TERMINAL: TERMINAL}, {"a": [{"b": None}]}, DEEP)
+OTHERS = ([], [[]], [None], [1, "a", {}], [[1, 2, 3]], {}, {"": {}}, {TERMINAL: TERMINAL}, {"a": [{"b": None}]}, DEEP)
 HOSTILE: tuple[Any, ...] = (None, *NUMBERS, *TEXTS, *OTHERS)
 MISSING = object()
 

@@ -141,6 +141,7 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
             "the table.samples is 'many'; a whole number is needed",
         ),
         (edited(lambda content: content.update(groups=[["image", "other"]])), "a group with 'other'"),
+        (edited(lambda content: content.update(groups=[[]])), "a group without tensors"),
         (edited(lambda content: content["model"].pop("fingerprint")), "the table.model lacks 'fingerprint'"),
         (
             edited(lambda content: content.update(preprocess={"resize": "zoom"})),

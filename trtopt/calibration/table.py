@@ -240,6 +240,8 @@ def _table(content: dict[str, Any]) -> Table:
         checked(table.quality, _Quality, "the table.quality")
     if table.preprocess is not None:
         parsed(table.preprocess, Preprocess.load, "the table.preprocess")
+    if not all(table.groups):
+        raise Damaged("the table has a group without tensors")
     if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
     entries: dict[str, TableEntry] = {}
