@@ -46,7 +46,8 @@ class BuildResult:
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
         cached: the engine was up to date, or in the store, and wasn't built again.
         kept: nodes that stay in a higher precision than asked for, with the reason.
-        onnx: the graph that TensorRT was given, where it was asked for.  table: the calibration it was quantized with.
+        onnx: the graph that TensorRT was given, where it was asked for.
+        table: the calibration it was quantized with.
         comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.

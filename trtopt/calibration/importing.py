@@ -47,7 +47,8 @@ class Coverage:
     """The origin of each scale that INT8 needs, by tensor.
 
     Attributes:
-        header: the cache's first line.   entries: scales in it, constants left out.
+        header: the cache's first line.
+        entries: scales in it, constants left out.
         exact, folding, propagated: see this module.
         missing: needed, but the cache doesn't say; only with missing="float".
         unquantized: nodes that stay in floating point for it.

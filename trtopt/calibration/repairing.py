@@ -42,7 +42,8 @@ class NoiseByPlace:
     """The noise that each place makes alone, as a share of the signal's power at the output where that is most.
 
     Attributes:
-        activations: by tensor.   weights: by the node that multiplies with them, as it is repaired.
+        activations: by tensor.
+        weights: by the node that multiplies with them, as it is repaired.
     """
 
     activations: Mapping[str, float]

@@ -16,7 +16,8 @@ def scatter(
     """Draw dots: (what it is, x, y, precision); of the first few a label is written where there is room.
 
     Args:
-        across, up: what the axes are.   fewer_up: less stands higher.
+        across, up: what the axes are.
+        fewer_up: less stands higher.
     """
     low, high = (min(point[1] for point in points), max(point[1] for point in points))
     least, most = (min(point[2] for point in points), max(point[2] for point in points))

@@ -76,7 +76,8 @@ class ModelReport(_Report):
     Attributes:
         nbytes: of the file itself; weights: of the weights, in the file or outside it; parameters: how many numbers these are.
         operators: operator → how many nodes, the commonest first, subgraphs counted.
-        output_kinds: output → what it seems to hold.  quantized: it holds Q/DQ.
+        output_kinds: output → what it seems to hold.
+        quantized: it holds Q/DQ.
     """
 
     model: Path

@@ -226,7 +226,8 @@ class Manifest:
         comparison: how fast and accurate the precisions are (`Comparison.describe()`); safety: what samples say of FP16.
         scratch: bytes of GPU memory that a context needs for activations; None: not known.
         structure: of a plan that takes other weights, what of the graph they must leave as it is.
-        plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
+        plan: sha256 and bytes of the plan file.
+        key: what a rebuild compares to know that nothing changed.
     """
 
     generation: Mapping[str, Any]

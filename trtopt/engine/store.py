@@ -75,7 +75,8 @@ class Entry:
     """An engine in the store.
 
     Attributes:
-        parts: what it depends on.  files: name → sha256 and bytes.
+        parts: what it depends on.
+        files: name → sha256 and bytes.
     """
 
     folder: Path

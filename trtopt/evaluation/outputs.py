@@ -105,12 +105,14 @@ class OutputAgreement:
     """One output, over all samples. The module says how each figure is made.
 
     Attributes:
-        snr_db: inf where equal, -inf where nothing is right.   max_abs: inf with non-finite values.
+        snr_db: inf where equal, -inf where nothing is right.
+        max_abs: inf with non-finite values.
         cosine: of the two outputs as vectors; nan where one is zero. Not a measure of quality.
         nonfinite: NaN and infinite values of the candidate where the reference has none.
         agreement: share of the `parts` that is the same, of kinds that have one (`Kind.shared`).
         overlap: of masks; None where the rest is less than 10⁻⁴ of the reference's pixels.
-        cosine_mean, cosine_min: of embeddings, nan where all are zero in the reference.   channels: of boxes.
+        cosine_mean, cosine_min: of embeddings, nan where all are zero in the reference.
+        channels: of boxes.
         integers: of whole numbers in both that aren't values, of which dB say nothing.
         unpadded: share of the positions that aren't padding; None: nothing was left out.
         rows: entries of the first axis; near_zero: those whose reference is next to zero.

@@ -43,7 +43,8 @@ def shapes_at(proto: ModelProto, sizes: Mapping[Any, int], other: int) -> dict[s
     """Shapes of the tensors of numbers, of bodies too, that are known when each dynamic dimension has a size.
 
     Args:
-        sizes: of dynamic dimensions by name, or by input and axis.   other: of those without one.
+        sizes: of dynamic dimensions by name, or by input and axis.
+        other: of those without one.
     """
     light = skeleton(proto, LARGE)
     for value in light.graph.input:

@@ -50,7 +50,8 @@ class BuiltPlan:
 
     Attributes:
         layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
-        warnings: TensorRT's warnings, repeated ones counted.  seconds: of parsing and building.
+        warnings: TensorRT's warnings, repeated ones counted.
+        seconds: of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
         native_cache: the calibration cache that TensorRT's own calibrator wrote.
         scratch: bytes of GPU memory that a context needs for activations; None: not known.

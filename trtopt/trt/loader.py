@@ -18,7 +18,8 @@ class Loader:
 
     Attributes:
         family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx"; of a lean runtime "lean8", "lean10" or "lean11".
-        product: whose plans it loads: "TensorRT" or "TensorRT-RTX".  version: as the module says it.
+        product: whose plans it loads: "TensorRT" or "TensorRT-RTX".
+        version: as the module says it.
         lean: it is TensorRT's lean runtime, which builds nothing.
     """
 

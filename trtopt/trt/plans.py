@@ -51,7 +51,8 @@ class LoadedEngine:
 
     Attributes:
         module: the TensorRT module, for its enums (TensorIOMode, …) and base classes (IOutputAllocator, …).
-        engine: ICudaEngine.   runtime: IRuntime; must outlive the engine.
+        engine: ICudaEngine.
+        runtime: IRuntime; must outlive the engine.
         messages: TensorRT's messages while loading.
         settings: TensorRT-RTX's runtime configuration and cache; None elsewhere.
         collecting: gathers TensorRT's messages while it is entered.
