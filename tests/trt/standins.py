@@ -11,7 +11,6 @@ be installed here; this is how their code paths are run at all.
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import hashlib
 import itertools
@@ -25,8 +24,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.numpy_helper
-
-from trtopt.cuda.tensors import DTYPES
 
 API = Path(__file__).parent / "api"
 VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
@@ -308,17 +305,12 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         return [name for name, _ in found], [getattr(sim.module.WeightsRole, role) for _, role in found]
 
     def set_weights(self: Any, name: str, role: Any, values: Any) -> bool:
-        key, values = f"{name}|{role.name}", values._array
+        key, values = f"{name}|{role.name}", np.array(values)
         shape = refittable(self._engine).get(key, "").partition(" ")[0]
         if shape != str(values.size):  # "a wrong weights name or a change in the weights count"
             return False
         self._given[key] = _of(values)
         return True
-
-    def weights_init(self: Any, dtype: Any, address: int, count: int) -> None:
-        kind = np.dtype(DTYPES[dtype.name])
-        memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
-        self._array = np.frombuffer(bytes(memory), kind)
 
     def do_refit(self: Any) -> bool:
         if refittable(self._engine).keys() - self._given:
@@ -589,7 +581,6 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "set_weights": set_weights,
             "refit_cuda_engine": do_refit,
         },
-        "Weights": {"__init__": weights_init},
         "EngineInspector": {"get_engine_information": information},
     }
 

@@ -395,7 +395,7 @@ def _give_weights(
         # What the plan keeps for itself, perhaps scales of weights, would stay the old one.
         own = weights.keys() - {*asked}
         lacking += [key for key in own if parsing.may_change(weights[key], scalars=not same_scales)]
-    given = {key: parsing.as_weights(trt, weights[key]) for key in asked if key in weights}
+    given = {key: parsing.as_weights(weights[key]) for key in asked if key in weights}
     refused = [key for key, values in given.items() if not refitter.set_weights(*key, values)]
     lacking += zip(*refitter.get_missing(), strict=True) if not (lacking or refused) else ()
     return len(asked), sorted({f"{layer} ({role.name.lower()})" for layer, role in (*lacking, *refused)})
