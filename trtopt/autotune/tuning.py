@@ -26,10 +26,12 @@ from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples, sizes_of_samples
-from trtopt.calibration.calibrator import CalibrateResult, calibrate
+from trtopt.calibration import prepared
+from trtopt.calibration.calibrator import CalibrateResult, calibrated
 from trtopt.calibration.importing import kept_out, without_scales
-from trtopt.calibration.prepared import prepare, refuse_quantized
+from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
+from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.documents import Damaged, converted, plain, read_json
@@ -48,17 +50,17 @@ from trtopt.evaluation.verify import kinds_of
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.limits import ending_before
-from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import fingerprint, in_memory
+from trtopt.graph.prepare import FoldedModel, prepare
+from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import refuse
-from trtopt.ort.folding import held_against, proven
+from trtopt.ort.folding import proven
 from trtopt.ort.sessions import version as ort_version
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
@@ -142,7 +144,7 @@ class _TunedModel:
     """The model, and what a builder would be given of it."""
 
     model: Model
-    folded: ModelProto
+    folded: FoldedModel
     spec: BuildSpec
     generation: Generation
     preprocess: Preprocess | None
@@ -151,7 +153,7 @@ class _TunedModel:
     @cached_property
     def original(self) -> ModelProto:
         """Return it in FP32, at the opset of Q/DQ graphs."""
-        return to_proto(to_ir_at(in_memory(fp32_typed(self.folded)[0]), OPSET[Precision.INT8]))
+        return to_proto(to_ir_at(in_memory(fp32_typed(self.folded.proto)[0]), OPSET[Precision.INT8]))
 
     @cached_property
     def gates(self) -> tuple[str, ...]:
@@ -166,7 +168,7 @@ class _TunedModel:
     def always_out(self, table: Table) -> tuple[str, ...]:
         """Return what `lower` keeps out of INT8 in every choice: by its values, without a scale, or FP32 in an FP16 model."""
         beyond = overflowing(to_ir(self.original), table.beyond_fp16) if self.spec.base is Precision.FP16 else {}
-        islands = in_fp32_types(self.folded)[1] if has_half(self.folded) else {}
+        islands = in_fp32_types(self.folded.proto)[1] if has_half(self.folded.proto) else {}
         return (*beyond, *islands, *without_scales(table))
 
     def points(self, graph: ir.Model, left_out: Sequence[str], gates: Sequence[str] = ()) -> Points:
@@ -183,7 +185,7 @@ class _TunedModel:
     def lowered(self, left_out: Sequence[str], table: Table) -> ModelProto:
         """Return what the builder would be given."""
         tuned_table = replace(table, left_out=dict.fromkeys(left_out, "tuned"))
-        return lower(self.folded, self.spec, self.generation, tuned_table).proto
+        return lower(self.folded.proto, self.spec, self.generation, tuned_table).proto
 
 
 def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
@@ -280,8 +282,8 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     return tuning
 
 
-def _subject(request: BuildRequest) -> _TunedModel:
-    """The model of the request, refused before long work where layers can't be chosen for it."""
+def check_tunable(request: BuildRequest) -> None:
+    """Raise UsageError for a request that leaves nothing to choose, or nothing to judge by."""
     spec = spec_of(request)
     if spec.precision is not Precision.INT8:
         raise UsageError(
@@ -292,11 +294,14 @@ def _subject(request: BuildRequest) -> _TunedModel:
         raise UsageError("`calibrator='native'` leaves the scales to TensorRT: drop it, or the limits")
     if request.images is None and request.data is None:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
-    model = load_model(request.model)
+
+
+def _subject(request: BuildRequest) -> _TunedModel:
+    """Return the model of the request, refused before long work where layers can't be chosen for it."""
+    spec, model = spec_of(request), load_model(request.model)
     generation = select(request.backend)
     generation.refuse(spec)
-    folding = fold(model.proto, reporter=request.reporter)
-    refuse(generation, model, folding[0])
+    refuse(generation, model, prepare(model, reporter=request.reporter).proto)
     refuse_quantized(model)
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
@@ -308,9 +313,8 @@ def _subject(request: BuildRequest) -> _TunedModel:
     preprocess = preparation(model, request)
     profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles
     samples = (batch for those in (request,) for batch in real_samples(model, those))  # read where folding needs them
-    compare = held_against(model, samples=samples, reporter=request.reporter)
-    folded, _ = proven(model, folding, compare, request.reporter)
-    check_overrides(spec.overrides, folded.graph.node)
+    folded = proven(model, samples=samples, reporter=request.reporter)
+    check_overrides(spec.overrides, folded.proto.graph.node)
     return _TunedModel(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
 
 
@@ -332,7 +336,7 @@ def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | N
     if scales is None:
         return _calibrated(request, subject).table
     gates = bool(subject.gates) and subject.has_gates(scales)
-    ready, method = prepare(subject.model, subject.spec.overrides, gates=gates), request.method
+    ready, method = prepared.prepare(subject.model, subject.spec.overrides, gates=gates), request.method
     table = ready.chosen_again(scales, None if method == "auto" else method)
     return replace(table, left_out={}, gates=())
 
@@ -342,7 +346,7 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
     return {
         "trtopt": __version__,
         "onnxruntime": ort_version(PURPOSE),
-        "model": fingerprint(subject.folded),
+        "model": subject.folded.fingerprint,
         "table": None if scales is None else scales.digest,
         "method": request.method,
         "overrides": list(request.precision_override),
@@ -374,8 +378,8 @@ def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -
 
 def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
     """The scales, measured on all of the images or data; or a table with repairs by these."""
-    return calibrate(
-        subject.model.path or subject.model.proto,
+    asked = CalibrateRequest(
+        cast("Any", subject.model),
         images=request.images,
         data=request.data,
         preprocess=subject.preprocess,
@@ -389,6 +393,7 @@ def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None
         allow_unusual_data=request.allow_unusual_data,
         reporter=request.reporter,
     )
+    return calibrated(asked)
 
 
 def _repaired(
