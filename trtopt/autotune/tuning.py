@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -38,7 +38,7 @@ from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
-from trtopt.core.progress import SILENT
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
 from trtopt.core.words import counted
@@ -188,98 +188,125 @@ class _TunedModel:
         return lower(self.folded.proto, self.spec, self.generation, tuned_table).proto
 
 
-def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
-    """Find what has to stay out of INT8 for the results to be within the goal; `measure` gives the times of layers in INT8 by a
-    table and in floating point, None where they can't be measured."""
-    start, reporter = time.monotonic(), request.reporter
-    budget = budget_of(request.budget)
-    subject = _subject(request)
-    scales = _given_scales(request)
-    if request.embed_preprocess:
-        preprocess = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
-        Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
-    model, spec, original = subject.model, subject.spec, subject.original
-    samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
-    kinds = kinds_of(model, request)
-    evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
-    no_share = "" if request.min_agreement is None else without_share(kinds.values())
-    for doubt in filter(None, (too_few(evaluator.samples), no_share)):
-        reporter.warn(doubt)
-    whole = subject.points(to_ir(original), ())
-    key = _key(request, subject, scales)
-    judged_by = {
-        **key,
-        "points": [whole.reads, [item.node for item in whole.weights]],
-        "judged": samples.describe(),
-        "goal": [plain(goal.limits), goal.labels],
-        "kinds": kinds,
-        "spec": spec.describe(),
-        "generation": [subject.generation.family, subject.generation.version],
-    }
-    known: dict[str, TunedChoice] = {}
+@dataclass
+class _Judge:
+    """The verdicts on choices: the graph of each runs once, and not at all where an earlier call ran it.
 
-    def evaluated(scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
-        """Return how a choice does, by the digest of the scales and its name, where an earlier call ran its graph."""
+    Attributes:
+        key: what a verdict depends on besides the scales and the choice.
+    """
+
+    evaluator: AccuracyEvaluator
+    key: Mapping[str, Any]
+    known: dict[str, TunedChoice] = field(default_factory=dict)
+
+    def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
+        """Return how a choice does, by the digest of its scales and its name."""
 
         def run() -> TunedChoice:
-            return evaluator(graph())
+            return self.evaluator(graph())
 
         name = sha256_json([scales, *choice])
-        if name not in known:
-            own_code = goal.metric is not None  # of which no key tells whether it changed
-            known[name] = run() if own_code else remembered([judged_by, name], "choice", TunedChoice, run)
-        return known[name]
+        if name not in self.known:
+            own_code = self.evaluator.goal.metric is not None  # of which no key tells whether it changed
+            self.known[name] = run() if own_code else remembered([self.key, name], "choice", TunedChoice, run)
+        return self.known[name]
 
-    table = _first_scales(request, subject, scales)
-    check_scales(subject.points(to_ir(original), subject.always_out(table)), table.amax)
-    int8_everywhere = evaluated(table.digest, (), partial(subject.lowered, (), table))
-    noise = NoiseByPlace({}, {})
-    if int8_everywhere.missed:
-        table, noise = _repaired(request, subject, key, table)
-    proto = smoothed(original, table.smoothed)
-    work, graph, limit = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), Budget(time.monotonic() + budget)
 
-    def found(table: Table) -> Tuning:
-        always_out, costs = subject.always_out(table), Costs(work, measure(table, work))
+@dataclass(frozen=True)
+class _Search:
+    """What one search for a choice goes by; `noise` is known where the scales have been repaired."""
+
+    start: float
+    budget: Budget
+    subject: _TunedModel
+    judge: _Judge
+    before: TunedChoice
+    noise: NoiseByPlace
+    measure: Callable[[Table, Work], Measured | None]
+    reporter: Reporter
+
+    def __call__(self, table: Table) -> Tuning:
+        """Return the best choice with these scales; AccuracyLost where there is none."""
+        subject, proto = self.subject, smoothed(self.subject.original, table.smoothed)
+        work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
+        costs = Costs(work, self.measure(table, work))
         choices = Choices(
             graph=partial(subject.lowered, table=table),
             points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
             operators={node.name: node.op_type for node in proto.graph.node},
-            noise=noise,
-            evaluate=partial(evaluated, table.digest),
+            noise=self.noise,
+            evaluate=partial(self.judge, table.digest),
             costs=costs,
-            overrides=spec.overrides,
-            budget=limit,
-            reporter=reporter,
+            overrides=subject.spec.overrides,
+            budget=self.budget,
+            reporter=self.reporter,
             gates=table.gates,
         )
         left_out = choices.chosen()
         return Tuning(
             table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
-            samples=evaluator.samples,
-            before=replace(int8_everywhere, share=costs.share(choices.all_quantized.quantized)),
+            samples=self.judge.evaluator.samples,
+            before=replace(self.before, share=costs.share(choices.all_quantized.quantized)),
             whole=choices.judged(()),
             chosen=choices.judged(left_out),
             front=choices.pareto_front(),
-            tried=len(known),
+            tried=len(self.judge.known),
             cost=costs.unit,
-            seconds=time.monotonic() - start,
-            unfinished=limit.ended,
+            seconds=time.monotonic() - self.start,
+            unfinished=self.budget.ended,
             timed=costs.measured is not None,
         )
 
-    tuning = found(table)
+
+def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
+    """Find what has to stay out of INT8 for the results to be within the goal; `measure` gives the times of layers in INT8 by a
+    table and in floating point, None where they can't be measured."""
+    start, seconds, reporter = time.monotonic(), budget_of(request.budget), request.reporter
+    subject, scales = _subject(request), _given_scales(request)
+    if request.embed_preprocess:
+        preprocess = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
+        Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
+    key = _key(request, subject, scales)
+    judge = _judge(request, goal, subject, key)
+    table = _first_scales(request, subject, scales)
+    check_scales(subject.points(to_ir(subject.original), subject.always_out(table)), table.amax)
+    before, noise = judge(table.digest, (), partial(subject.lowered, (), table)), NoiseByPlace({}, {})
+    if before.missed:
+        table, noise = _repaired(request, subject, key, table)
+    search = _Search(start, Budget(time.monotonic() + seconds), subject, judge, before, noise, measure, reporter)
+    tuning = search(table)
     if not subject.gates or not tuning.timed:
         return tuning
     if subject.has_gates(table):
         with contextlib.suppress(AccuracyLost):  # then it stays in floating point
-            return replace(tuning, with_gates=found(replace(table, gates=subject.gates)))
+            return replace(tuning, with_gates=search(replace(table, gates=subject.gates)))
         return tuning
     reporter.note(
         "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
         "`gates=True`, too"
     )
     return tuning
+
+
+def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping[str, Any]) -> _Judge:
+    """Return what judges choices, on the request's samples, and say what makes that doubtful."""
+    model = subject.model
+    samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
+    kinds = kinds_of(model, request)
+    evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
+    no_share = "" if request.min_agreement is None else without_share(kinds.values())
+    for doubt in filter(None, (too_few(evaluator.samples), no_share)):
+        request.reporter.warn(doubt)
+    judged_by = {
+        **key,
+        "judged": samples.describe(),
+        "goal": [plain(goal.limits), goal.labels],
+        "kinds": kinds,
+        "spec": subject.spec.describe(),
+        "generation": [subject.generation.family, subject.generation.version],
+    }
+    return _Judge(evaluator, judged_by)
 
 
 def check_tunable(request: BuildRequest) -> None:
