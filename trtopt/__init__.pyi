@@ -59,15 +59,13 @@ from trtopt.diagnosis.doctor import DoctorReport as DoctorReport, HostFinding as
 from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
 from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
 from trtopt.diagnosis.report import Report as Report, report as report
-from trtopt.engine.difference import Differing as Differing, EngineDifference as EngineDifference
-from trtopt.engine.inspection import (
-    EngineReport as EngineReport,
-    ModelReport as ModelReport,
-    VersionReport as VersionReport,
-    inspect as inspect,
-    version as version,
-)
+from trtopt.engine.inspection import VersionReport as VersionReport, inspect as inspect, version as version
 from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
+from trtopt.engine.reports import (
+    Differing as Differing,
+    EngineDifference as EngineDifference,
+    EngineReport as EngineReport,
+)
 from trtopt.engine.storekeeping import (
     StoredEngine as StoredEngine,
     StoreListing as StoreListing,

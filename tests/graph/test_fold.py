@@ -389,22 +389,6 @@ def test_folding_that_changes_the_model_or_is_not_valid_is_not_believed(
     assert operators(result) == operators(proto)
 
 
-def test_what_the_caller_compares_decides_too() -> None:
-    proto = model(
-        [node("Conv", "x w", "h"), node("Add", "h b", "y")], weights={"w": values(4, 3, 1, 1), "b": values(4, 1, 1)}
-    )
-    seen = list[tuple[bool, set[str]]]()
-
-    def compare(before: ModelProto, after: ModelProto) -> str:
-        seen.append((before is proto, operators(after)))
-        return "" if "Add" in operators(after) else "it is another"
-
-    made, report = fold(proto, compare=compare)
-    assert operators(made) == operators(proto) and report.problem == "it is another"
-    assert seen == [(True, {"Conv"})]
-    assert not fold(proto, compare=lambda before, after: "")[1].problem
-
-
 @pytest.mark.parametrize("circles", [False, True])
 def test_folding_that_goes_on_changing_ends(circles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = itertools.count()

@@ -19,8 +19,7 @@ import trtopt.autotune.sensitivity
 import trtopt.linting.checker  # all that fold, before one of them could take what is planted for good
 from trtopt.graph.io import load_model
 from trtopt.graph.passes import fold as folding
-from trtopt.graph.passes.fold import fold
-from trtopt.ort.folding import _COMPARED, held_against
+from trtopt.ort.folding import _COMPARED, proven
 
 
 def heavy() -> ModelProto:
@@ -59,15 +58,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spoil what every stage folds, behind folding's own look at it."""
+    """Spoil what every stage folds, or takes unfolded, behind folding's own look at it."""
 
-    def wrong(proto: ModelProto, **options: Any) -> Any:
-        result, report = fold(proto, **options)
-        return spoiled(result), report
+    def wrong(right: Any) -> Any:
+        def spoiling(*given: Any, **options: Any) -> Any:
+            result, report = right(*given, **options)
+            return spoiled(result), report
 
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("trtopt.") and getattr(module, "fold", None) is fold:
-            monkeypatch.setattr(module, "fold", wrong)
+        return spoiling
+
+    for right in (folding.fold, folding.unfolded):
+        for module in list(sys.modules.values()):
+            if module is not folding and getattr(module, right.__name__, None) is right:
+                monkeypatch.setattr(module, right.__name__, wrong(right))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_what_cannot_be_compared_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     _COMPARED.clear()
     heard, loaded = Heard(), load_model(heavy())
     for _ in range(2):
-        _, report = fold(loaded.proto, compare=held_against(loaded, reporter=heard))
+        report = proven(loaded, reporter=heard).report
         assert report.removed["BatchNormalization"] == 1 and not report.problem
     (note,) = heard.notes
     assert "wasn't held against the model" in note and "pip install 'onnxruntime" in note

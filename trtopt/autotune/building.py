@@ -17,12 +17,12 @@ from trtopt.autotune.candidates import NATIVE_CACHE, Engines, asked_of_builder, 
 from trtopt.autotune.goal import Goal, goal_of, too_few
 from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
-from trtopt.autotune.tuning import tuned
+from trtopt.autotune.tuning import check_tunable, tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.asked import check_outputs, spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
-from trtopt.builder.samples import real_samples
+from trtopt.builder.samples import real_samples, with_model
 from trtopt.calibration.table import Table
 from trtopt.core.errors import (
     AccuracyLost,
@@ -156,6 +156,8 @@ def tune(request: TuneRequest) -> BuildResult:
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     """Choose what stays out of INT8, then build. On a GPU by its layers' times, and FP16 instead where that is as fast."""
     check_outputs(request)
+    check_tunable(request)
+    request = with_model(request)
     plain = replace(without(request, *GOAL), save_calib=None)
     not_measured, gpu = "`compare=False` was given", None
     if request.compare:
@@ -185,8 +187,11 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
 
 def _asked_for(request: BuildRequest) -> BuildResult:
     """Build what was asked for, then compare. Where that can't be done, or is interrupted, the engine stays."""
-    result, reporter, spec = engine.construct(request), request.reporter, spec_of(request)
+    reporter, spec = request.reporter, spec_of(request)
     quantized, base = spec.precision, spec.base
+    check_outputs(request)
+    request = with_model(request)
+    result = engine.construct(request)
     if not quantized.quantized:
         return result
     if not request.compare:
@@ -246,6 +251,7 @@ class _Best:
         if request.images is None and request.data is None:
             alone = "; beside `calib=` they judge and nothing else" if request.calib is not None else ""
             raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{alone}")
+        self.request = request = with_model(request)
         self.model = load_model(request.model)
         try:
             self.gpu = gpu_for(request)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.autotune.request import SensitivityRequest
-from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.calibrator import calibrated
 from trtopt.calibration.importing import kept_out
 from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
 from trtopt.calibration.prepared import prepare
+from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import ModelError
@@ -165,16 +166,11 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     source: dict[str, Any] = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     batches = open_data(model.inputs, **source, limit=min(request.samples, request.limit or request.samples))
     if request.calib is None:
-        table = calibrate(
-            model.path or model.proto,
-            **source,
-            limit=request.limit,
-            method=request.method,
-            precision_override=request.precision_override,
-            threads=request.threads,
-            allow_unusual_data=request.allow_unusual_data,
-            reporter=reporter,
-        ).table
+        same = ("limit", "method", "precision_override", "threads", "allow_unusual_data")
+        asked = CalibrateRequest(
+            cast("Any", model), **source, **{name: getattr(request, name) for name in same}, reporter=reporter
+        )
+        table = calibrated(asked).table
     else:
         table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table

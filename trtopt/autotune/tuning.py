@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -26,17 +26,19 @@ from trtopt.builder.execute import opt_shapes
 from trtopt.builder.lowering import in_fp32_types, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples, sizes_of_samples
-from trtopt.calibration.calibrator import CalibrateResult, calibrate
+from trtopt.calibration import prepared
+from trtopt.calibration.calibrator import CalibrateResult, calibrated
 from trtopt.calibration.importing import kept_out, without_scales
-from trtopt.calibration.prepared import prepare, refuse_quantized
+from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
+from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
-from trtopt.core.progress import SILENT
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, BuildSpec, Precision, check_overrides, read_time
 from trtopt.core.version import __version__
 from trtopt.core.words import counted
@@ -48,17 +50,17 @@ from trtopt.evaluation.verify import kinds_of
 from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.limits import ending_before
-from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import fingerprint, in_memory
+from trtopt.graph.prepare import FoldedModel, prepare
+from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import refuse
-from trtopt.ort.folding import held_against, proven
+from trtopt.ort.folding import proven
 from trtopt.ort.sessions import version as ort_version
 from trtopt.trt import select
 from trtopt.trt.generation import Generation
@@ -142,7 +144,7 @@ class _TunedModel:
     """The model, and what a builder would be given of it."""
 
     model: Model
-    folded: ModelProto
+    folded: FoldedModel
     spec: BuildSpec
     generation: Generation
     preprocess: Preprocess | None
@@ -151,7 +153,7 @@ class _TunedModel:
     @cached_property
     def original(self) -> ModelProto:
         """Return it in FP32, at the opset of Q/DQ graphs."""
-        return to_proto(to_ir_at(in_memory(fp32_typed(self.folded)[0]), OPSET[Precision.INT8]))
+        return to_proto(to_ir_at(in_memory(fp32_typed(self.folded.proto)[0]), OPSET[Precision.INT8]))
 
     @cached_property
     def gates(self) -> tuple[str, ...]:
@@ -166,7 +168,7 @@ class _TunedModel:
     def always_out(self, table: Table) -> tuple[str, ...]:
         """Return what `lower` keeps out of INT8 in every choice: by its values, without a scale, or FP32 in an FP16 model."""
         beyond = overflowing(to_ir(self.original), table.beyond_fp16) if self.spec.base is Precision.FP16 else {}
-        islands = in_fp32_types(self.folded)[1] if has_half(self.folded) else {}
+        islands = in_fp32_types(self.folded.proto)[1] if has_half(self.folded.proto) else {}
         return (*beyond, *islands, *without_scales(table))
 
     def points(self, graph: ir.Model, left_out: Sequence[str], gates: Sequence[str] = ()) -> Points:
@@ -183,95 +185,102 @@ class _TunedModel:
     def lowered(self, left_out: Sequence[str], table: Table) -> ModelProto:
         """Return what the builder would be given."""
         tuned_table = replace(table, left_out=dict.fromkeys(left_out, "tuned"))
-        return lower(self.folded, self.spec, self.generation, tuned_table).proto
+        return lower(self.folded.proto, self.spec, self.generation, tuned_table).proto
 
 
-def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
-    """Find what has to stay out of INT8 for the results to be within the goal; `measure` gives the times of layers in INT8 by a
-    table and in floating point, None where they can't be measured."""
-    start, reporter = time.monotonic(), request.reporter
-    budget = budget_of(request.budget)
-    subject = _subject(request)
-    scales = _given_scales(request)
-    if request.embed_preprocess:
-        preprocess = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
-        Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
-    model, spec, original = subject.model, subject.spec, subject.original
-    samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
-    kinds = kinds_of(model, request)
-    evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
-    no_share = "" if request.min_agreement is None else without_share(kinds.values())
-    for doubt in filter(None, (too_few(evaluator.samples), no_share)):
-        reporter.warn(doubt)
-    whole = subject.points(to_ir(original), ())
-    key = _key(request, subject, scales)
-    judged_by = {
-        **key,
-        "points": [whole.reads, [item.node for item in whole.weights]],
-        "judged": samples.describe(),
-        "goal": [plain(goal.limits), goal.labels],
-        "kinds": kinds,
-        "spec": spec.describe(),
-        "generation": [subject.generation.family, subject.generation.version],
-    }
-    known: dict[str, TunedChoice] = {}
+@dataclass
+class _Judge:
+    """The verdicts on choices: the graph of each runs once, and not at all where an earlier call ran it.
 
-    def evaluated(scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
-        """Return how a choice does, by the digest of the scales and its name, where an earlier call ran its graph."""
+    Attributes:
+        key: what a verdict depends on besides the scales and the choice.
+    """
+
+    evaluator: AccuracyEvaluator
+    key: Mapping[str, Any]
+    known: dict[str, TunedChoice] = field(default_factory=dict)
+
+    def __call__(self, scales: str, choice: Sequence[str], graph: Callable[[], ModelProto]) -> TunedChoice:
+        """Return how a choice does, by the digest of its scales and its name."""
 
         def run() -> TunedChoice:
-            return evaluator(graph())
+            return self.evaluator(graph())
 
         name = sha256_json([scales, *choice])
-        if name not in known:
-            own_code = goal.metric is not None  # of which no key tells whether it changed
-            known[name] = run() if own_code else remembered([judged_by, name], "choice", TunedChoice, run)
-        return known[name]
+        if name not in self.known:
+            own_code = self.evaluator.goal.metric is not None  # of which no key tells whether it changed
+            self.known[name] = run() if own_code else remembered([self.key, name], "choice", TunedChoice, run)
+        return self.known[name]
 
-    table = _first_scales(request, subject, scales)
-    check_scales(subject.points(to_ir(original), subject.always_out(table)), table.amax)
-    int8_everywhere = evaluated(table.digest, (), partial(subject.lowered, (), table))
-    noise = NoiseByPlace({}, {})
-    if int8_everywhere.missed:
-        table, noise = _repaired(request, subject, key, table)
-    proto = smoothed(original, table.smoothed)
-    work, graph, limit = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), Budget(time.monotonic() + budget)
 
-    def found(table: Table) -> Tuning:
-        always_out, costs = subject.always_out(table), Costs(work, measure(table, work))
+@dataclass(frozen=True)
+class _Search:
+    """What one search for a choice goes by; `noise` is known where the scales have been repaired."""
+
+    start: float
+    budget: Budget
+    subject: _TunedModel
+    judge: _Judge
+    before: TunedChoice
+    noise: NoiseByPlace
+    measure: Callable[[Table, Work], Measured | None]
+    reporter: Reporter
+
+    def __call__(self, table: Table) -> Tuning:
+        """Return the best choice with these scales; AccuracyLost where there is none."""
+        subject, proto = self.subject, smoothed(self.subject.original, table.smoothed)
+        work, graph, always_out = macs(proto, sizes_in(proto, subject.shapes)), to_ir(proto), subject.always_out(table)
+        costs = Costs(work, self.measure(table, work))
         choices = Choices(
             graph=partial(subject.lowered, table=table),
             points=lambda left_out: subject.points(graph, [*left_out, *always_out], table.gates),
             operators={node.name: node.op_type for node in proto.graph.node},
-            noise=noise,
-            evaluate=partial(evaluated, table.digest),
+            noise=self.noise,
+            evaluate=partial(self.judge, table.digest),
             costs=costs,
-            overrides=spec.overrides,
-            budget=limit,
-            reporter=reporter,
+            overrides=subject.spec.overrides,
+            budget=self.budget,
+            reporter=self.reporter,
             gates=table.gates,
         )
         left_out = choices.chosen()
         return Tuning(
             table=replace(table, left_out={name: choices.reason(name) for name in left_out}),
-            samples=evaluator.samples,
-            before=replace(int8_everywhere, share=costs.share(choices.all_quantized.quantized)),
+            samples=self.judge.evaluator.samples,
+            before=replace(self.before, share=costs.share(choices.all_quantized.quantized)),
             whole=choices.judged(()),
             chosen=choices.judged(left_out),
             front=choices.pareto_front(),
-            tried=len(known),
+            tried=len(self.judge.known),
             cost=costs.unit,
-            seconds=time.monotonic() - start,
-            unfinished=limit.ended,
+            seconds=time.monotonic() - self.start,
+            unfinished=self.budget.ended,
             timed=costs.measured is not None,
         )
 
-    tuning = found(table)
+
+def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
+    """Find what has to stay out of INT8 for the results to be within the goal; `measure` gives the times of layers in INT8 by a
+    table and in floating point, None where they can't be measured."""
+    start, seconds, reporter = time.monotonic(), budget_of(request.budget), request.reporter
+    subject, scales = _subject(request), _given_scales(request)
+    if request.embed_preprocess:
+        preprocess = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
+        Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
+    key = _key(request, subject, scales)
+    judge = _judge(request, goal, subject, key)
+    table = _first_scales(request, subject, scales)
+    check_scales(subject.points(to_ir(subject.original), subject.always_out(table)), table.amax)
+    before, noise = judge(table.digest, (), partial(subject.lowered, (), table)), NoiseByPlace({}, {})
+    if before.missed:
+        table, noise = _repaired(request, subject, key, table)
+    search = _Search(start, Budget(time.monotonic() + seconds), subject, judge, before, noise, measure, reporter)
+    tuning = search(table)
     if not subject.gates or not tuning.timed:
         return tuning
     if subject.has_gates(table):
         with contextlib.suppress(AccuracyLost):  # then it stays in floating point
-            return replace(tuning, with_gates=found(replace(table, gates=subject.gates)))
+            return replace(tuning, with_gates=search(replace(table, gates=subject.gates)))
         return tuning
     reporter.note(
         "squeeze-and-excite isn't tried in INT8, as the table has no scales for it: trtopt calibrate measures it with "
@@ -280,8 +289,28 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     return tuning
 
 
-def _subject(request: BuildRequest) -> _TunedModel:
-    """The model of the request, refused before long work where layers can't be chosen for it."""
+def _judge(request: BuildRequest, goal: Goal, subject: _TunedModel, key: Mapping[str, Any]) -> _Judge:
+    """Return what judges choices, on the request's samples, and say what makes that doubtful."""
+    model = subject.model
+    samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
+    kinds = kinds_of(model, request)
+    evaluator = AccuracyEvaluator(model.proto, samples, goal, kinds, cores())
+    no_share = "" if request.min_agreement is None else without_share(kinds.values())
+    for doubt in filter(None, (too_few(evaluator.samples), no_share)):
+        request.reporter.warn(doubt)
+    judged_by = {
+        **key,
+        "judged": samples.describe(),
+        "goal": [plain(goal.limits), goal.labels],
+        "kinds": kinds,
+        "spec": subject.spec.describe(),
+        "generation": [subject.generation.family, subject.generation.version],
+    }
+    return _Judge(evaluator, judged_by)
+
+
+def check_tunable(request: BuildRequest) -> None:
+    """Raise UsageError for a request that leaves nothing to choose, or nothing to judge by."""
     spec = spec_of(request)
     if spec.precision is not Precision.INT8:
         raise UsageError(
@@ -292,11 +321,14 @@ def _subject(request: BuildRequest) -> _TunedModel:
         raise UsageError("`calibrator='native'` leaves the scales to TensorRT: drop it, or the limits")
     if request.images is None and request.data is None:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
-    model = load_model(request.model)
+
+
+def _subject(request: BuildRequest) -> _TunedModel:
+    """Return the model of the request, refused before long work where layers can't be chosen for it."""
+    spec, model = spec_of(request), load_model(request.model)
     generation = select(request.backend)
     generation.refuse(spec)
-    folding = fold(model.proto, reporter=request.reporter)
-    refuse(generation, model, folding[0])
+    refuse(generation, model, prepare(model, reporter=request.reporter).proto)
     refuse_quantized(model)
     if not any(item.floating for item in model.outputs):
         types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
@@ -308,9 +340,8 @@ def _subject(request: BuildRequest) -> _TunedModel:
     preprocess = preparation(model, request)
     profiles = with_profiles(spec, model, preprocess, SILENT, partial(sizes_of_samples, model, request)).profiles
     samples = (batch for those in (request,) for batch in real_samples(model, those))  # read where folding needs them
-    compare = held_against(model, samples=samples, reporter=request.reporter)
-    folded, _ = proven(model, folding, compare, request.reporter)
-    check_overrides(spec.overrides, folded.graph.node)
+    folded = proven(model, samples=samples, reporter=request.reporter)
+    check_overrides(spec.overrides, folded.proto.graph.node)
     return _TunedModel(model, folded, spec, generation, preprocess, opt_shapes(model.inputs, profiles)[0])
 
 
@@ -332,7 +363,7 @@ def _first_scales(request: BuildRequest, subject: _TunedModel, scales: Table | N
     if scales is None:
         return _calibrated(request, subject).table
     gates = bool(subject.gates) and subject.has_gates(scales)
-    ready, method = prepare(subject.model, subject.spec.overrides, gates=gates), request.method
+    ready, method = prepared.prepare(subject.model, subject.spec.overrides, gates=gates), request.method
     table = ready.chosen_again(scales, None if method == "auto" else method)
     return replace(table, left_out={}, gates=())
 
@@ -342,7 +373,7 @@ def _key(request: BuildRequest, subject: _TunedModel, scales: Table | None) -> d
     return {
         "trtopt": __version__,
         "onnxruntime": ort_version(PURPOSE),
-        "model": fingerprint(subject.folded),
+        "model": subject.folded.fingerprint,
         "table": None if scales is None else scales.digest,
         "method": request.method,
         "overrides": list(request.precision_override),
@@ -374,8 +405,8 @@ def remembered(key: Any, what: str, kind: Any, measure: Callable[[], Content]) -
 
 def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None = None) -> CalibrateResult:
     """The scales, measured on all of the images or data; or a table with repairs by these."""
-    return calibrate(
-        subject.model.path or subject.model.proto,
+    asked = CalibrateRequest(
+        cast("Any", subject.model),
         images=request.images,
         data=request.data,
         preprocess=subject.preprocess,
@@ -389,6 +420,7 @@ def _calibrated(request: BuildRequest, subject: _TunedModel, table: Table | None
         allow_unusual_data=request.allow_unusual_data,
         reporter=request.reporter,
     )
+    return calibrated(asked)
 
 
 def _repaired(

@@ -31,18 +31,16 @@ from trtopt.data.convert import single_runs
 from trtopt.graph.fixed_inputs import with_file
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import save_model
-from trtopt.graph.lengths import max_input_lengths
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import typed_already
-from trtopt.graph.proto import fingerprint
 from trtopt.graph.traced_batch import find_traced_batch
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.refusals import explained
 from trtopt.linting.rules import fp16_hazards, one_sample, refuse_damaged
-from trtopt.ort.folding import held_against, proven
+from trtopt.ort.folding import proven
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.parsing import refusal
@@ -72,18 +70,18 @@ def execute(plan: BuildPlan) -> Built:
     """
     spec, inputs, start = plan.spec, plan.model.inputs, time.monotonic()
     reporter = plan.request.reporter
-    compare = held_against(plan.model, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
-    folded, folding = proven(plan.model, plan.folded(), compare, reporter)
-    if folding.problem:
-        reporter.warn(folding.warning)
+    folded_model = proven(plan.model, samples=plan.samples or (), profiles=spec.profiles, reporter=reporter)
+    folded = folded_model.proto
+    if folded_model.report.problem:
+        reporter.warn(folded_model.report.warning)
     refuse_damaged(folded, plan.name)
     for finding in one_sample(find_traced_batch(folded), inputs, spec.profiles):
         if finding.level == "error":
             said = with_file(str(finding).removeprefix("error: "), plan.model.path)
             raise ModelError(f"{plan.name} can't be built for several samples: {said}")
-    if plan.table is not None and plan.table.model["fingerprint"] != fingerprint(folded):
+    if plan.table is not None and plan.table.model["fingerprint"] != folded_model.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    validate_profiles(inputs, spec.profiles, longest=max_input_lengths(folded))  # folding may have shown them
+    validate_profiles(inputs, spec.profiles, longest=folded_model.max_lengths)  # folding may have shown them
     safety = _measure(plan, folded)
     lowered, engine, report = _construct(plan, folded, {} if safety is None else safety.in_fp32)
     for warning in [*engine.warnings, *_hazards(folded, spec, lowered)]:

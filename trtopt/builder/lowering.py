@@ -84,60 +84,72 @@ def lower(
     Raises: UsageError, CalibrationError, ModelError, where an override, the table or the model doesn't fit.
     """
     check_overrides(spec.overrides, folded.graph.node)
-    typed, capabilities = generation.typed(spec), generation.capabilities
-    unsafe = dict(measured or {})
+    typed, unsafe = generation.typed(spec), dict(measured or {})
     if table is not None and has_half(folded):
         folded, islands = in_fp32_types(folded)
         unsafe = {**islands, **unsafe}
-    opset = quantize.OPSET.get(spec.precision, 1)
+    opset = max(quantize.OPSET.get(spec.precision, 1), 1 if embedded is None else embed.OPSET)
     if typed:
         opset = max(opset, typed_opset(spec.base, table is not None or is_quantized(folded)))
-    model = to_ir_at(folded, opset if embedded is None else max(opset, embed.OPSET))
+    model = to_ir_at(folded, opset)
     if table is not None and spec.base is Precision.FP16:
         unsafe |= overflowing(model, table.beyond_fp16)
-    passes = [readable(model, capabilities.max_opset)]
+    passes = [readable(model, generation.capabilities.max_opset)]
     source = as_read(folded, passes[0])
-    heavy = [str(node.name) for node in model.graph if node.op_type in WEIGHTED]
-    codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
-    integer = {str(reader.name) for node in codes for reader in node.successors()}  # reads 8 bits of the model's own
-    all_overrides = {str(node.name): overriding(spec.overrides, str(node.name), node.op_type) for node in model.graph}
-    overrides = {name: precision for name, precision in all_overrides.items() if precision is not None}
-    points = Points({})
-    if table is not None:
-        points = _quantize(model, spec, generation, table, {**unsafe, **(unquantized or {})}, passes)
-    asked: dict[str, Precision] = dict.fromkeys(points.quantized, spec.precision)
-    layer_precision: dict[str, Precision] = {}
+    overrides, left_out = _overrides(model, spec), {**unsafe, **(unquantized or {})}
+    points = Points({}) if table is None else _quantize(model, spec, generation, table, left_out, passes)
+    asked = dict.fromkeys(points.quantized, spec.precision) | overrides
     if typed:
+        heavy = _floating_layers(model)
         passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
-        in_fp32, reduced = passes[-1].kept, passes[-1].changes
+        in_fp32, layer_precision, preferred = passes[-1].kept, dict[str, Precision](), dict[str, Precision]()
         if not spec.precision.quantized:
-            asked = {name: spec.base for name in heavy if name in reduced and name not in integer}
+            asked = {name: spec.base for name in heavy if name in passes[-1].changes} | overrides
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: precision for node, precision in overrides.items() if not precision.quantized}
-    asked |= overrides
-    preferred: dict[str, Precision] = {}
-    if table is not None and not typed and spec.base is not Precision.FP32:
-        # Left to itself TensorRT takes FP32 where that saves it a conversion.
-        free = set(heavy) - asked.keys()
-        preferred = dict.fromkeys(sorted((free | _beside(model, free)) - layer_precision.keys()), spec.base)
-    if not capabilities.stored_codes:
+        light = _left_to_tensorrt(model, asked) - layer_precision.keys() if table is not None else set()
+        preferred = {} if spec.base is Precision.FP32 else dict.fromkeys(sorted(light), spec.base)
+    if not generation.capabilities.stored_codes:
         passes.append(with_float_weights(model))
     if embedded is not None:
         passes.append(embed.embed(model, embedded))
-        if not typed and spec.base is not Precision.FP32:
-            new_nodes = [node for node in model.graph if node.name in passes[-1].changes]
-            exact = [str(node.name) for node in new_nodes if node.op_type in embed.ARITHMETIC]
-            layer_precision |= dict.fromkeys(exact, Precision.FP32)
-    changed = any(item.changed for item in passes)
-    proto = to_proto(model) if changed else folded
+    proto = _written(model, spec) if any(item.changed for item in passes) else folded
     forget_placeholders(proto)
-    if changed and (problem := invalid(proto)):
-        why = f"the model can't be written in {spec.precision}: {problem}"
-        raise ModelError(f"{why}; build it in fp32, and please report the model")
+    if embedded is not None and not typed and spec.base is not Precision.FP32:
+        layer_precision |= dict.fromkeys(embed.arithmetic(proto), Precision.FP32)
     kept_layers = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
     return Lowered(proto, asked, kept_layers, is_quantized(proto), layer_precision, preferred, typed, source)
+
+
+def _written(model: ir.Model, spec: BuildSpec) -> onnx.ModelProto:
+    """Return the graph as a message; ModelError where it isn't valid."""
+    proto = to_proto(model)
+    if problem := invalid(proto):
+        why = f"the model can't be written in {spec.precision}: {problem}"
+        raise ModelError(f"{why}; build it in fp32, and please report the model")
+    return proto
+
+
+def _overrides(model: ir.Model, spec: BuildSpec) -> dict[str, Precision]:
+    """Return node → the precision that the user asks for."""
+    found = {str(node.name): overriding(spec.overrides, str(node.name), node.op_type) for node in model.graph}
+    return {name: precision for name, precision in found.items() if precision is not None}
+
+
+def _floating_layers(model: ir.Model) -> list[str]:
+    """Name the layers with products but those that read 8 bits of the model's own."""
+    codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
+    integer = {reader for node in codes for reader in node.successors()}
+    return [str(node.name) for node in model.graph if node.op_type in WEIGHTED and node not in integer]
+
+
+def _left_to_tensorrt(model: ir.Model, asked: Collection[str]) -> set[str]:
+    """Name what a weakly typed build would compute in FP32 where that saves it a conversion: layers with products that nothing
+    is asked of, elementwise nodes that lead to these or follow them with no other operator between, and means."""
+    free = {str(node.name) for node in model.graph if node.op_type in WEIGHTED} - set(asked)
+    return free | _beside(model, free)
 
 
 def in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
-
-import onnx
 
 from trtopt.builder.asked import check_outputs, spec_of, with_profiles
 from trtopt.builder.request import BuildRequest
@@ -26,8 +24,8 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, resolve, stated
-from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.prepare import prepare
 from trtopt.linting.refusals import refuse
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import select
@@ -39,7 +37,6 @@ class BuildPlan:
     """A build that nothing known beforehand speaks against.
 
     Attributes:
-        folded: gives the folded model and what folding did, once.
         stated: output → the kind that the user says.
         table: the scales; native, cache, native_batch: for TensorRT's own calibrator.
         preprocessing: as the manifest describes it; embedded: what of it the engine does itself.
@@ -49,7 +46,6 @@ class BuildPlan:
     request: BuildRequest
     spec: BuildSpec
     model: Model
-    folded: Callable[[], tuple[onnx.ModelProto, FoldReport]]
     generation: Generation
     classes: Sequence[str] | None
     stated: Mapping[str, Kind]
@@ -129,10 +125,10 @@ def plan_build(request: BuildRequest) -> BuildPlan:
     kinds_stated = stated(request.output_kind, model.outputs)
     scales = Scales(request, request.preprocess)
     quantized, generation = is_quantized(model.proto), select(request.backend)
-    folded = functools.cache(lambda: fold(model.proto, reporter=reporter))
     generation.refuse(spec)
     sampled, reduced = request.images is not None or request.data is not None, spec.precision.quantized
-    refuse(generation, model, folded()[0] if (sampled or reduced) and request.calib is None else None)
+    long_work = (sampled or reduced) and request.calib is None  # before which the parser is asked
+    refuse(generation, model, prepare(model, reporter=reporter).proto if long_work else None)
     scales.check(spec, quantized)
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
@@ -164,7 +160,6 @@ def plan_build(request: BuildRequest) -> BuildPlan:
         request=request,
         spec=spec,
         model=model,
-        folded=folded,
         generation=generation,
         classes=classes,
         stated=kinds_stated,

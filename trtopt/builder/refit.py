@@ -31,7 +31,7 @@ from trtopt.engine.manifest import Manifest, described_spec, load_manifest, mani
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.proto import all_nodes, dtype_name, tensor_chunks
-from trtopt.ort.folding import held_against, proven
+from trtopt.ort.folding import proven
 from trtopt.trt import select
 from trtopt.trt.plans import host_code_refused
 
@@ -223,13 +223,12 @@ def _planned(manifest: Manifest, request: RefitRequest) -> BuildPlan:
 
 def _lowered(build: BuildPlan, manifest: Manifest) -> ModelProto:
     """The graph that TensorRT would be given, with what the build found of its nodes: it isn't measured again."""
-    compare = held_against(build.model, profiles=build.spec.profiles, reporter=build.request.reporter)
-    folded, _ = proven(build.model, build.folded(), compare, build.request.reporter)
+    folded = proven(build.model, profiles=build.spec.profiles, reporter=build.request.reporter)
     measured: Mapping[str, str] = (manifest.safety or {}).get("in_fp32", {})
     # In INT8 or FP8, what the build kept out of it.
     left_out = {item["node"]: item["reason"] for item in manifest.kept} if build.spec.precision.quantized else {}
     return lower(
-        folded,
+        folded.proto,
         build.spec,
         build.generation,
         build.table,

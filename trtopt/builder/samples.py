@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import check_preparation
 from trtopt.calibration.table import Table
@@ -9,7 +12,7 @@ from trtopt.calibration.text_cache import is_cache
 from trtopt.core.shapes import SeenSizes, parse_profiles, seen_sizes
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.preprocess import Preprocess
-from trtopt.graph.io import Model
+from trtopt.graph.io import Model, load_model
 
 
 def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
@@ -40,6 +43,11 @@ def real_samples(model: Model, request: BuildRequest, default: int | None = SAMP
         limit=default if request.limit is None else request.limit,
         batch=request.batch,
     )
+
+
+def with_model(request: BuildRequest) -> BuildRequest:
+    """Return the request with its model in place of the path, so that no engine of it reads or folds that again."""
+    return replace(request, model=cast("Any", load_model(request.model)))
 
 
 def sizes_of_samples(model: Model, request: BuildRequest) -> SeenSizes:

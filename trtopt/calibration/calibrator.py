@@ -131,6 +131,11 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             nothing in it can be quantized; or the imported cache lacks tensors (named).
         InvalidModel, DeviceError, OutputError: the model can't be read, there is no GPU, or the table can't be written.
     """
+    return calibrated(request)
+
+
+def calibrated(request: CalibrateRequest) -> CalibrateResult:
+    """Do what `calibrate` does, for stages that have the request, and perhaps the model: a `Model` isn't read again."""
     reporter, started = request.reporter, time.monotonic()
     choice(request.method, METHODS, "`method=`")
     choice(request.missing, MISSING, "`missing=`")

@@ -22,14 +22,13 @@ from trtopt.graph.fixed_inputs import how_to_decide
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
 from trtopt.graph.op_types import CONTROL_FLOW
-from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import Points, find_points, gates_of
 from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.proto import STANDARD, fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.linting.rules import refuse_damaged
-from trtopt.ort.folding import held_against
+from trtopt.ort.folding import proven
 from trtopt.ort.sessions import version as ort_version
 
 
@@ -141,10 +140,9 @@ def prepare(
         InvalidModel: its weights hold NaN or infinity.
     """
     refuse_quantized(model)
-    compare = held_against(model, samples=samples, reporter=reporter)
-    folded, _ = fold(model.proto, reporter=reporter, compare=compare)
-    proto, _ = fp32_typed(folded)
-    refuse_damaged(folded, str(model.path or "the model"))
+    folded = proven(model, samples=samples, reporter=reporter)
+    proto, _ = fp32_typed(folded.proto)
+    refuse_damaged(folded.proto, str(model.path or "the model"))
     check_overrides(overrides, proto.graph.node)
     graph = to_ir(proto)
     products = gates_of(graph) if gates else ()
@@ -165,7 +163,7 @@ def prepare(
     if foreign:
         reporter.warn(f"what comes after {first_of(foreign, 3)} may be missing in the table: {plugin}")
     name = model.path.name if model.path else model.proto.graph.name
-    return _prepared(proto, points, name, fingerprint(folded))
+    return _prepared(proto, points, name, folded.fingerprint)
 
 
 def _prepared(proto: ModelProto, points: Points, name: str, digest: str) -> Prepared:

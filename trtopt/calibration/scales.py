@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from trtopt.calibration.calibrator import calibrate, check_enough
+from trtopt.calibration.calibrator import calibrated, check_enough
 from trtopt.calibration.quality import fp16_underflow_warning
+from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.errors import UnsupportedRequest, UsageError
@@ -71,14 +72,15 @@ class Scales:
         request = self.request
         if request.calib is None or self.calib_is_cache:
             names = ("images", "data", "limit", "batch", "allow_unusual_data") if request.calib is None else ()
-            table = calibrate(
-                model.path or model.proto,
+            asked = CalibrateRequest(
+                cast("Any", model),
                 preprocess=self.preprocess,
                 import_cache=request.calib,
                 precision_override=request.precision_override,
                 reporter=reporter,
                 **{name: getattr(request, name) for name in (*names, "method")},
-            ).table
+            )
+            table = calibrated(asked).table
         else:
             table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
             check_preparation(self.preprocess, table)

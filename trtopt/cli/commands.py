@@ -15,7 +15,7 @@ from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest, RefitRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.cli.application import Command, Options, command_group, command_of
-from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
+from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
 from trtopt.core.library_output import wanted
@@ -253,12 +253,8 @@ def _within(choice: Any, least: float | None) -> str:
 
 @command_of(InspectRequest, "trtopt inspect model.engine --diff other.engine")
 def inspect(report: Any, values: Options) -> Iterator[str]:
-    """Say what an engine or an ONNX file holds. With --diff: what differs between two engines."""
-    import trtopt
-
-    if isinstance(report, trtopt.ModelReport):
-        yield from model_lines(report)
-    elif report.difference is not None:
+    """Say what an engine holds. With --diff: what differs between two engines."""
+    if report.difference is not None:
         yield from difference_lines(report.difference)
     else:
         yield from engine_lines(report)

@@ -1,4 +1,4 @@
-"""Lines of `trtopt inspect` on an engine, of a model, and of how two engines differ."""
+"""Lines of `trtopt inspect` on an engine, and of how two engines differ."""
 
 from __future__ import annotations
 
@@ -55,19 +55,6 @@ def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         more = {"formats": formats(layer), "tactic": layer.get("tactic"), "nodes": ", ".join(layer["nodes"])}
         for what, text in more.items():
             yield from wrap(f"{what} {text}", 80, initial_indent="    ", subsequent_indent="      ") if text else ()
-
-
-def model_lines(report: Any) -> Iterator[str]:
-    mark = ", quantized (Q/DQ)" if report.quantized else ""
-    yield f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{mark}"
-    yield f"  {report.parameters:,} parameters, {report.weights:,} bytes"
-    for item in report.inputs:
-        yield f"  input {item.name}: {item.dtype} {item.dims}"
-    for item in report.outputs:
-        yield f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}"
-    counts = ", ".join(f"{count} {name}" for name, count in report.operators.items())
-    yield f"  {sum(report.operators.values())} nodes: {counts}"
-    yield f"  trtopt check {report.model} says what TensorRT makes of it"
 
 
 def engine_lines(report: Any) -> Iterator[str]:

@@ -27,6 +27,7 @@ WENT = {
     "for_generation": "--for-generation went: every TensorRT reads the default, opset 17; 10, 11 and RTX also --opset 20",
     "trade_profiles": "--trade-profiles went: build --int8 --calib TABLE keeps INT8 whatever its times, or build an engine for "
     "each of the shapes",
+    "ModelReport": "inspect M.onnx and trtopt.ModelReport went: trtopt check M.onnx tells of a model, --nodes of its nodes",
     "dynamic": "--dynamic went: write a name in place of a size, --inputs x:batchx3xHxW",
     "from_images": "--from-images went: prepare photos in the client (Session.prepare); build --embed-preprocess takes pixels",
     **dict.fromkeys(

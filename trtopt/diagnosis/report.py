@@ -29,8 +29,9 @@ from trtopt.diagnosis import charts
 from trtopt.diagnosis.request import ReportRequest
 from trtopt.diagnosis.results import BESIDE, Results, comparison_of, measurements
 from trtopt.engine.difference import built_for
-from trtopt.engine.inspection import EngineReport, inspect
+from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import HEAVY, REASONS, Manifest, embedded_by
+from trtopt.engine.reports import EngineReport
 from trtopt.evaluation.outputs import decibels, sentence
 
 FORMAT = "trtopt.report/2"
@@ -78,8 +79,6 @@ def report(request: ReportRequest) -> Report:
     path = existing_file(request.engine, "the engine")
     plan = path.with_suffix("") if path.suffix == ".json" else path  # a manifest's, or itself
     engine = inspect(path)
-    if not isinstance(engine, EngineReport):
-        raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
     if engine.manifest is None:
         raise UsageError(f"{path} has no manifest beside it, which is what a report tells: trtopt inspect {path}")
     try:

@@ -3,61 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtopt.core.documents import plain
 from trtopt.core.values import x
 from trtopt.engine.manifest import HEAVY, Manifest
+from trtopt.engine.reports import Differing, EngineDifference, EngineReport
 from trtopt.trt.layers import profile_suffix
 
-if TYPE_CHECKING:
-    from trtopt.engine.inspection import EngineReport
-
 CONVERTING = ("QuantizeLinear", "DequantizeLinear", "Cast", "CastLike")
-
-
-@dataclass(frozen=True)
-class Differing:
-    """One thing that two engines don't have alike.
-
-    Attributes:
-        what: its name; of a node, the ONNX node's.
-        this, other: the values, plain JSON; None: there is none, or it isn't known.
-    """
-
-    what: str
-    this: Any
-    other: Any
-
-
-@dataclass(frozen=True)
-class EngineDifference:
-    """The differences between two engines, the first one's value first.
-
-    Nodes are those in layers with products (convolutions, deconvolutions, matrix products). Where the two engines have no such
-    node in common, layers aren't compared.
-
-    Attributes:
-        facts: request, model, calibration, tensors, profiles, layers, memory, versions, size.
-        precision: nodes that run in another precision, or in a layer with products in one engine only (None in the other).
-        formats, tactics: nodes of the same precision whose layers read or write other formats, or that other kernels run.
-        notes: what couldn't be compared, and why.
-    """
-
-    this: Path
-    other: Path
-    facts: tuple[Differing, ...]
-    precision: tuple[Differing, ...]
-    formats: tuple[Differing, ...]
-    tactics: tuple[Differing, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def same(self) -> bool:
-        """Nothing that is known differs."""
-        return not (self.facts or self.precision or self.formats or self.tactics)
 
 
 def facts(report: EngineReport) -> dict[str, Any]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import platform
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -18,11 +16,11 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError, UsageError
 from trtopt.core.files import existing_file, whole
 from trtopt.core.options import taking
-from trtopt.core.values import TensorInfo
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
-from trtopt.engine.difference import EngineDifference, compare
+from trtopt.engine.difference import compare
 from trtopt.engine.manifest import Manifest, load_manifest, precision_summary, read_manifest
+from trtopt.engine.reports import EngineReport, JsonReport
 from trtopt.engine.request import InspectRequest
 from trtopt.trt import loaders, plan_loader
 from trtopt.trt.compatibility import runs_on
@@ -35,88 +33,25 @@ _LIBRARIES = (
 )
 
 
-class _Report:
-    def to_json(self) -> dict[str, Any]:
-        return {"bytes" if name == "nbytes" else name: value for name, value in plain(self).items()}
-
-
-@dataclass(frozen=True)
-class EngineReport(_Report):
-    """The result of `inspect` for an engine.
-
-    Attributes:
-        maker: product and version from the plan's own header, or its manifest.
-        runs_on: which versions of TensorRT run it, full or lean.
-        manifest: the manifest beside the plan; None where there is none.
-        precision, precision_summary: counts of the layers that do the arithmetic, and the line that says it.
-        layers: plain JSON, as `Manifest.layers`: name, kind, precision, nodes and, where known, reads, writes and tactic.
-        memory: bytes: of the "plan"; the "workspace_limit" of the build; the "scratch" of a context. None: not known, or
-            TensorRT's default.
-        notes: what couldn't be found out, and why.
-        difference: from the engine given as `diff`; None where there was none.
-    """
-
-    engine: Path
-    nbytes: int
-    maker: str
-    runs_on: str
-    manifest: Manifest | None
-    precision: Mapping[str, int]
-    precision_summary: str
-    layers: Sequence[Mapping[str, Any]] = ()
-    memory: Mapping[str, int | None] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    difference: EngineDifference | None = None
-
-
-@dataclass(frozen=True)
-class ModelReport(_Report):
-    """The result of `inspect` for an ONNX file.
-
-    Attributes:
-        nbytes: of the file itself; weights: of the weights, in the file or outside it; parameters: how many numbers these are.
-        operators: operator → how many nodes, the commonest first, subgraphs counted.
-        output_kinds: output → what it seems to hold.
-        quantized: it holds Q/DQ.
-    """
-
-    model: Path
-    nbytes: int
-    opset: int
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-    output_kinds: Mapping[str, str]
-    operators: Mapping[str, int]
-    parameters: int
-    weights: int
-    quantized: bool
-
-
 @taking(InspectRequest)
-def inspect(request: InspectRequest) -> EngineReport | ModelReport:
-    """Say what an engine file is, or an ONNX file.
+def inspect(request: InspectRequest) -> EngineReport:
+    """Say what an engine file is.
 
     `diff` says what differs from another engine or manifest; no GPU is needed. `trust` reads the layers of a plan that no
     manifest describes, too, which TensorRT loads for that; without, the report holds what the plan's first bytes say.
 
     Raises:
-        UsageError: there is no such file; an ONNX file was given with `diff` or `layers`; or these two together.
-        InvalidModel: its name ends in .onnx, and it isn't a valid model.
+        UsageError: there is no such file, it is an ONNX model, or `diff` and `layers` are given together.
         EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
         EngineMismatch: the plan isn't the one its manifest describes; or there is none, `trust` is given, and the TensorRT that
             made the plan isn't installed.
     """
     path = existing_file(request.engine, "the engine")
-    if request.layers and (request.diff is not None or path.suffix == ".onnx"):
-        what = f"{path} is an ONNX model" if request.diff is None else "`diff=` compares two"
-        raise UsageError(f"`layers=True` lists the layers of one engine, and {what}: drop it")
     if request.diff is None:
-        return _model(path) if path.suffix == ".onnx" else _engine(path, request.trust)
+        return _engine(path, request.trust)
+    if request.layers:
+        raise UsageError("`layers=True` lists the layers of one engine, and `diff=` compares two: drop it")
     paths = path, existing_file(request.diff, "the other engine")
-    for one in paths:
-        if one.suffix == ".onnx":
-            what = f"`diff=` compares engines; {one} is an ONNX model"
-            raise UsageError(f"{what}: trtopt verify compares what models give")
     this, other = (_engine(each, request.trust) for each in paths)
     notes = [f"{each.engine}: {note}" for each in (this, other) for note in each.notes]
     difference = compare(this, other)
@@ -124,6 +59,9 @@ def inspect(request: InspectRequest) -> EngineReport | ModelReport:
 
 
 def _engine(path: Path, trust: bool) -> EngineReport:
+    if path.suffix == ".onnx":
+        instead = f"trtopt check {path} tells of a model, trtopt verify compares what models give"
+        raise UsageError(f"{path} is an ONNX model, and an engine is needed, as trtopt build {path} makes: {instead}")
     if path.suffix == ".json":
         alone = read_manifest(path)
         return _described(path, int(alone.plan["bytes"]), "", alone, "the manifest alone: no plan was looked at")
@@ -189,30 +127,8 @@ def _described(path: Path, nbytes: int, maker: str, manifest: Manifest, *notes: 
     )
 
 
-def _model(path: Path) -> ModelReport:
-    from trtopt.graph.io import load_model  # here, so that a host that only runs engines needs no onnx
-    from trtopt.graph.output_kinds import resolve
-    from trtopt.graph.passes.quantize import is_quantized
-    from trtopt.graph.proto import all_nodes, tensor_size
-
-    model = load_model(path, lazy=True)
-    nodes, weights = list(all_nodes(model.proto.graph)), model.proto.graph.initializer
-    return ModelReport(
-        model=path,
-        nbytes=path.stat().st_size,
-        opset=model.opset,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        output_kinds={name: str(kind) for name, kind in resolve(model.proto, model.outputs).items()},
-        operators=dict(Counter(node.op_type for node in nodes).most_common()),
-        parameters=sum(math.prod(item.dims) for item in weights),
-        weights=sum(map(tensor_size, weights)),
-        quantized=is_quantized(model.proto),
-    )
-
-
 @dataclass(frozen=True)
-class VersionReport(_Report):
+class VersionReport(JsonReport):
     """Versions of trtopt and of what it can use here.
 
     Attributes:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct, defstruct
 
 from trtopt.core.documents import (
     AnyText,
@@ -137,71 +137,26 @@ _Shapes = Mapping[Name, str]  # input → MIN,OPT,MAX
 _Size = Annotated[int, Meta(ge=-1)] | Name  # of a dimension
 
 
-class _Maker(TypedDict):
-    family: Name
-    product: Name
-    version: _Version
-    gpu: Name | None
+def _mapping(optional: Mapping[str, Any] | None = None, **needed: Any) -> type[Struct]:
+    """Return the type of a mapping with these keys, `optional` or not; it may have more."""
+    left_out = [(name, kind, None) for name, kind in (optional or {}).items()]
+    return defstruct("_Mapping", [*needed.items(), *left_out])
 
 
-class _Batched(TypedDict, total=False):
-    batch_axis: Count | None
-
-
-class _Tensor(_Batched):
-    """`TensorInfo`."""
-
-    name: Name
-    dtype: TypeName
-    shape: Sequence[_Size]
-
-
-class _Source(TypedDict):
-    path: Name | None
-    sha256: Digest
-
-
-class _Plan(TypedDict):
-    sha256: Digest
-    bytes: Positive
-
-
-@dataclass(frozen=True)
-class _Calibration:
-    method: Name
-    samples: Count
-    digest: AnyText = ""
-
-
-class _Embedded(TypedDict):
-    input: Name
-    preprocess: Mapping[str, Any]
-
-
-class _Safety(TypedDict):
-    base: _Precision
-    samples: Count
-    in_fp32: Mapping[Name, Name]
-
-
-class _Compared(TypedDict):
-    why: Name
-    gpu: Name
-
-
+_TENSOR: Any = _mapping({"batch_axis": Count | None}, name=Name, dtype=TypeName, shape=Sequence[_Size])
 _PARTS: dict[str, Any] = {  # of a manifest, which stay plain mappings
-    "generation": _Maker,
+    "generation": _mapping(family=Name, product=Name, version=_Version, gpu=Name | None),
     "layers": list[LayerInfo],
     "kept": list[Kept],
-    "inputs": list[_Tensor],
-    "outputs": list[_Tensor],
-    "source": _Source,
-    "plan": _Plan,
-    "embedded": _Embedded,
-    "calibration": _Calibration,
-    "comparison": _Compared,
+    "inputs": list[_TENSOR],
+    "outputs": list[_TENSOR],
+    "source": _mapping(path=Name | None, sha256=Digest),
+    "plan": _mapping(sha256=Digest, bytes=Positive),
+    "embedded": _mapping(input=Name, preprocess=Mapping[str, Any]),
+    "calibration": _mapping({"digest": AnyText}, method=Name, samples=Count),
+    "comparison": _mapping(why=Name, gpu=Name),
     "output_kinds": dict[Name, Kind],
-    "safety": _Safety,
+    "safety": _mapping(base=_Precision, samples=Count, in_fp32=Mapping[Name, Name]),
 }
 
 

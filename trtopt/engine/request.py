@@ -15,7 +15,7 @@ class InspectRequest:
     """The arguments of `trtopt.inspect`, which describes them."""
 
     engine: str | os.PathLike[str] = field(
-        metadata=about(help="A TensorRT plan, its manifest, or an ONNX file.", metavar="MODEL.engine", typed=Path)
+        metadata=about(help="A TensorRT plan, or its manifest.", metavar="MODEL.engine", typed=Path)
     )
     _: KW_ONLY
     diff: str | os.PathLike[str] | None = option(

@@ -51,6 +51,7 @@ from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.passes.typed import keep_fp32, overflowing
+from trtopt.graph.prepare import prepare
 from trtopt.graph.proto import tensor_info, whole_copy
 from trtopt.graph.traced_batch import TracedBatch, find_traced_batch
 from trtopt.graph.view import to_ir
@@ -180,7 +181,8 @@ def check(request: CheckRequest) -> CheckReport:
                 loaded = replace(load_model(cut(loaded.proto, request.outputs)), path=loaded.path)
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
-    folded, folding = fold(loaded.proto, reporter=reporter)
+    prepared = prepare(loaded, reporter=reporter)
+    folded, folding = prepared.proto, prepared.report
     findings = [*find(folded)]
     if folding.problem:
         ours = "Error: " in folding.problem  # an exception's name: nothing that its maker could mend

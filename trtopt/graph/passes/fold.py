@@ -18,7 +18,7 @@ import contextlib
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,9 +121,7 @@ class FoldReport:
         return f"{before} nodes → {after} ({'; '.join(told) or 'nothing to fold'})"
 
 
-def fold(
-    proto: ModelProto, *, reporter: Reporter = SILENT, compare: Callable[[ModelProto, ModelProto], str] | None = None
-) -> tuple[ModelProto, FoldReport]:
+def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto, FoldReport]:
     """Fold constants, BatchNormalization and Pad into Conv, and drop what does nothing.
 
     Input and output names, their dimension names, and the model's own metadata stay; where samples aren't on the inputs' first
@@ -134,23 +132,28 @@ def fold(
 
     Args:
         proto: a valid model (see `load_model`); it isn't changed.
-        compare: gives why a folded model (its second argument) can't stand for `proto` (its first), or "": less is
-            folded then, as where a library fails.
 
     Raises:
         ModelError: not even a copy of it can be made.
     """
-    problem, result = "", None
+    problem = ""
     if opset_version(proto):  # else it has operators of other domains alone, of which nothing is known
         with reporter.phase("fold constants", None) as phase:
             try:
-                made = _settled(proto, phase)
-                problem = fault(proto, made) or (compare(proto, made) if compare is not None else "")
-                result = None if problem else made
+                folded = _settled(proto, phase)
+                if not (problem := fault(proto, folded)):
+                    return _reported(folded, proto, "")
             except ModelError as error:
                 problem = str(error)
-    if result is None:
-        result = _restored(whole_copy(proto), proto)
+    return unfolded(proto, problem)
+
+
+def unfolded(proto: ModelProto, problem: str) -> tuple[ModelProto, FoldReport]:
+    """Return what `fold` gives where nothing can be folded, because of `problem`."""
+    return _reported(_restored(whole_copy(proto), proto), proto, problem)
+
+
+def _reported(result: ModelProto, proto: ModelProto, problem: str) -> tuple[ModelProto, FoldReport]:
     record_batch_axes(result, proto)
     return result, FoldReport(_count(proto), _count(result), problem)
 
