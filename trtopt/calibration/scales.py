@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.calibration.calibrator import calibrate, check_enough
-from trtopt.calibration.quality import fp16_underflow_warning
+from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.quality import check_samples, fp16_underflow_warning
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.errors import UnsupportedRequest, UsageError
@@ -121,7 +121,7 @@ class Scales:
             )
         source = {**samples_of(self.request), "preprocess": self.preprocess}
         batches = open_data(model.inputs, **source, batch=self.native_batch(model, spec))
-        check_enough(batches)
+        check_samples(batches, insist=None)
         return batches
 
     def native_batch(self, model: Model, spec: BuildSpec) -> int:
@@ -142,7 +142,7 @@ class Scales:
         if table is not None and table.preprocess is not None:
             return table.preprocess
         if native is not None and native.preprocess is not None:
-            return native.preprocess.describe()
+            return native.preparation
         return None if self.preprocess is None else Preprocess.load(self.preprocess).describe()
 
 
