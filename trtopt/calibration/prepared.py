@@ -83,9 +83,6 @@ class Prepared:
 
         Args:
             probes: some samples, to look for unusual pixels and for what comes near FP16's largest number; None: nobody looks.
-
-        Raises:
-            CalibrationError: only zeros were seen of a tensor.
         """
         quality, ranges = facts(batches), dict[str, float]()
         if probes is not None:
@@ -110,10 +107,6 @@ class Prepared:
 
         Args:
             method: None keeps the thresholds, and so does "auto" of a table that holds no histograms.
-
-        Raises:
-            CalibrationError: it is of another model, lacks a tensor that is needed now, or holds no histograms.
-            UsageError: no such method.
         """
         lacking = [name for name in self.tensors if name not in table.tensors]
         why = ""
@@ -156,10 +149,6 @@ def prepare(
 
     Args:
         samples: real ones, which the folded graph is held against the model on.
-
-    Raises:
-        CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
-        InvalidModel: its weights hold NaN or infinity.
     """
     refuse_quantized(model)
     compare = held_against(model, samples=samples, reporter=reporter)

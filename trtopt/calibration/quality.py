@@ -24,7 +24,7 @@ from trtopt.data.rebatch import Arrays, alone
 from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.typed import near_fp16_end
-from trtopt.ort.ranges import FP16_NORMAL, beyond_fp16, measure_ranges
+from trtopt.ort.ranges import beyond_fp16, measure_ranges
 from trtopt.ort.sessions import open_session
 
 LEAST = 2  # samples: a scale from one is that sample's own
@@ -170,31 +170,12 @@ def data_notes(table: Table) -> tuple[str, ...]:
         some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
         more = "; …" if len(table.skipped) > 3 else ""
         notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
-    quality = table.quality or {"samples": 0, "different": 0}
-    if copies := quality["samples"] - quality["different"]:
+    quality = table.quality or {}
+    if copies := quality.get("samples", 0) - quality.get("different", 0):
         notes.append(f"{copies} of the {quality['samples']} samples are copies of others: they add nothing new")
     if warning := (quality.get("preprocessing") or {}).get("warning"):
         notes.append(warning)
     return tuple(notes)
-
-
-def fp16_underflow_warning(table: Table) -> str:
-    """Warn where tensors hold nothing that FP16 can hold with all its digits, zeros aside; empty where none does.
-
-    INT8 by itself stands that, since scales are FP32: what a build leaves in FP16 between its quantized layers doesn't.
-    """
-    largest = {
-        name: entry.amax if entry.histogram is None else entry.histogram.absmax for name, entry in table.tensors.items()
-    }
-    small = {name: value for name, value in largest.items() if 0 < value < FP16_NORMAL}
-    if not small:
-        return ""
-    least = min(small, key=lambda name: small[name])
-    return (
-        f"{len(small)} of {len(table.tensors)} tensors hold only values below {FP16_NORMAL:.2g}, FP16's smallest normal number "
-        f"(the largest of {least!r} is {small[least]:.2g}), and FP16 loses them: with weights that aren't trained that is "
-        "usual, so export the trained ones; else build with `bf16=True` beside `int8=True` (not on TensorRT 8.6)"
-    )
 
 
 def _is_image(array: NDArray[Any]) -> bool:

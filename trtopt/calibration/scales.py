@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.calibration.calibrator import calibrate
-from trtopt.calibration.quality import check_samples, fp16_underflow_warning
+from trtopt.calibration.quality import check_samples
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.errors import UnsupportedRequest, UsageError
@@ -84,8 +84,6 @@ class Scales:
             check_preparation(self.preprocess, table)
             if request.method not in ("auto", table.method):
                 table = table.with_method(request.method)
-        if spec.base is Precision.FP16 and (note := fp16_underflow_warning(table)):
-            reporter.warn(note)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
         if spec.precision is not Precision.FP8 or self.request.method != "auto":
             return table
@@ -100,11 +98,7 @@ class Scales:
         return isinstance(self.request.calib, (str, os.PathLike)) and is_cache(self.request.calib)
 
     def native_cache(self, spec: BuildSpec) -> bytes | None:
-        """Return what TensorRT's own calibrator reads instead of data, where it is given.
-
-        Raises:
-            CalibrationError: it is damaged.
-        """
+        """Return what TensorRT's own calibrator reads instead of data, where it is given."""
         if spec.calibrator != "native" or self.request.calib is None:
             return None
         read_cache(self.request.calib)  # TensorRT says little about a cache that it can't read

@@ -198,12 +198,7 @@ _MAKE = "make one with trtopt calibrate MODEL.onnx --images DIR -o T.calib.json"
 def choose_all(
     histograms: Mapping[str, Histogram], groups: Sequence[Sequence[str]], method: str
 ) -> dict[str, TableEntry]:
-    """A threshold for every tensor; the members of a group get one, from their counts together.
-
-    Raises:
-        CalibrationError: only zeros were seen of a tensor; it is named.
-        UsageError: no such method.
-    """
+    """A threshold for every tensor; the members of a group get one, from their counts together."""
     grouped = {name for group in groups for name in group}
     entries: dict[str, TableEntry] = {}
     for members in (*groups, *((name,) for name in histograms if name not in grouped)):
@@ -308,11 +303,7 @@ def _repair(found: _Repair, name: str) -> Repair:
 
 
 def unpacked(value: Any, where: str) -> Histogram:
-    """The histogram that `packed` wrote.
-
-    Raises:
-        Damaged: it isn't one; `where` is named.
-    """
+    """The histogram that `packed` wrote."""
     found = converted(value, _Seen, where)
     content, counts = found["histogram"], np.zeros(BINS, np.int64)
     planes = _array(content["counts"], "u1", 8 * BINS, f"{where} has a damaged histogram")
@@ -369,16 +360,9 @@ class _Factors(TypedDict):
     factors: AnyText
 
 
-class _Preprocessing(TypedDict, total=False):
-    warning: Name
-
-
-class _Facts(TypedDict):
-    samples: Count
-    different: Count
-
-
-class _Quality(_Facts, total=False):
+class _Quality(TypedDict, total=False):
     """The content of `quality.facts`, with what `quality.check_preprocessing` gives."""
 
-    preprocessing: _Preprocessing | None
+    samples: Count
+    different: Count
+    preprocessing: Mapping[str, Name] | None

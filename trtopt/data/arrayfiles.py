@@ -26,11 +26,7 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what NumPy writes;
 
 
 def stored_array(path: Path) -> NDArray[Any]:
-    """Map the array of an .npy file.
-
-    Raises:
-        DataError: it can't be read.
-    """
+    """Map the array of an .npy file."""
     with readable(path), opened_regular(path) as file:
         return _mapped(path, file, os.fstat(file.fileno()).st_size)
 
@@ -40,9 +36,6 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any
 
     Args:
         checked: its checksums were compared before, or will be.
-
-    Raises:
-        DataError: it can't be read.
     """
     with readable(path), opened_regular(path) as file, zipfile.ZipFile(path) as archive:
         arrays: dict[str, NDArray[Any]] = {}
