@@ -128,10 +128,9 @@ MASKED = f"{PICTURE} {{ h = Where (hides, m, x) y = Softmax (h) }}"
 CODED = f"{PICTURE} {{ [q] h = QuantizeLinear (x, s, z) y = DequantizeLinear (h, s) }}"
 HAZARDS: list[tuple[ModelProto, str, str]] = [  # each with what is said of it, and what isn't
     (written("(double[n,3] x) => (double[n,3] y) { y = Identity (x) }"), "warning: x: the input is float64", "error"),
-    (written("(uint8[n,3] x) => (uint8[n,3] y) { y = Identity (x) }"), "warning: x: the input is uint8", "error"),
+    (written("(uint16[n,3] x) => (uint16[n,3] y) { y = Identity (x) }"), "error: x: the input is of type uint16", "warning"),
     (written("(string[n,3] x) => (string[n,3] y) { y = Identity (x) }"), "error: x: the input is of type string", "warning"),
     (written("(complex64[n,3] x) => (complex64[n,3] y) { y = Identity (x) }"), "error: x: the input is of type complex", "8"),
-    (written("(uint8[n,3] x) => (uint8[] y) { y = Transpose (x) }"), "warning: y: the output is uint8", "error"),
     (written("(uint8[n,8,8,3] x) => (float[] y) { t = Transpose <perm = [0,3,1,2]> (x) y = Cast <to = 1> (t) }"), "", "int8"),
     (written("(float[n,3,8,8] x) => (uint8[] y) { t = Cast <to = 2> (x) y = Transpose (t) }"), "", "uint8"),
     (written(f"{PICTURE} {{ y = Clip (x, lo, hi) }}", lo=np.float32(0), hi=np.float32(3.4e38)), "", "FP16"),
