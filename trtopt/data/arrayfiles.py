@@ -22,7 +22,6 @@ from trtopt.core.files import opened_regular
 
 _WHOLE = 1 << 30  # bytes of a compressed array
 _PIECE = 1 << 20  # bytes
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what NumPy writes; others shrink zeros almost without end
 
 
 def stored_array(path: Path) -> NDArray[Any]:
@@ -41,10 +40,6 @@ def stored_arrays(path: Path, *, checked: bool = False) -> dict[str, NDArray[Any
         arrays: dict[str, NDArray[Any]] = {}
         for item in archive.infolist():
             name = item.filename.removesuffix(".npy")
-            if name in arrays:
-                raise ValueError(f"{name} is in it twice")
-            if item.compress_type not in _COMPRESSIONS:
-                raise ValueError(f"{name} is compressed by method {item.compress_type}; NumPy writes 0 and 8")
             with archive.open(item) as member:  # which checks its place
                 if item.compress_type == zipfile.ZIP_STORED:
                     while not checked and member.read(_PIECE):  # at its end the checksum is compared

@@ -123,10 +123,6 @@ class CheckReport:
         return not any(finding.level == "error" for finding in self.findings)
 
     @property
-    def summary(self) -> str:
-        return "\n".join(self.summary_lines)
-
-    @property
     def summary_lines(self) -> tuple[str, ...]:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
         numbers = (f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items())
@@ -145,7 +141,7 @@ class CheckReport:
         return {**plain(self), "ok": self.ok, "folding": folding, "shapes": plain(self.shapes._asdict())}
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.findings), self.summary])
+        return "\n".join([*map(str, self.findings), *self.summary_lines])
 
 
 @taking(CheckRequest)
