@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from onnx import ModelProto
 
 from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import Observation
-from trtopt.calibration.quality import check_preprocessing, facts, half_ranges
+from trtopt.calibration.quality import check_preprocessing, half_ranges
 from trtopt.calibration.table import Table, choose_all
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import sha256_json
@@ -84,7 +85,8 @@ class Prepared:
         Args:
             probes: some samples, to look for unusual pixels and for what comes near FP16's largest number; None: nobody looks.
         """
-        quality, ranges = facts(batches), dict[str, float]()
+        quality: dict[str, Any] = {"samples": batches.samples, "different": len({*batches.digests})}
+        ranges = dict[str, float]()
         if probes is not None:
             quality["preprocessing"] = check_preprocessing(self.proto, probes)
             ranges = half_ranges(self.proto, probes, seen.histograms, threads, reporter)

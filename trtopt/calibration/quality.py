@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,23 +58,12 @@ def check_samples(batches: Batches, inputs: Sequence[TensorInfo] = (), insist: s
         )
 
 
-def facts(batches: Batches) -> dict[str, Any]:
-    """Count samples, and different ones, in plain JSON."""
-    return {"samples": batches.samples, "different": len({*batches.digests})}
-
-
-class _Key(NamedTuple):
-    """A digest of a sample's content, and the largest magnitude of its floating inputs."""
-
-    digest: str
-    absmax: float
-
-
 class Probes:
     """Samples for a look into the model: those of the lowest digests and the one that goes furthest, in any order."""
 
     def __init__(self) -> None:
-        self._kept: dict[_Key, dict[str, NDArray[Any]]] = {}
+        # by a digest of the content, and the largest magnitude of floating inputs
+        self._kept: dict[tuple[str, float], dict[str, NDArray[Any]]] = {}
 
     def watch(self, batches: Iterable[Arrays]) -> Iterator[Arrays]:
         """Yield the same batches, looked at as they are read."""
@@ -88,11 +77,11 @@ class Probes:
         flats = [np.asarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"]
         ends = [float(end) for flat in flats if flat.size for end in (flat.min(), flat.max())]
         absmax = max(map(abs, ends), default=0.0)
-        sample = _Key(f"{checksum(feed):08x} {absmax!r}", absmax)
+        sample = f"{checksum(feed):08x} {absmax!r}", absmax
         if not all(map(math.isfinite, ends)) or sample in self._kept:  # NaN shows in both
             return
         kept = sorted((*self._kept, sample))[:PROBES]
-        kept.append(max((*self._kept, sample), key=lambda item: (item.absmax, item.digest)))
+        kept.append(max((*self._kept, sample), key=lambda item: item[::-1]))
         if sample in kept:
             self._kept[sample] = {name: np.array(array[None]) for name, array in feed.items()}
         self._kept = {item: self._kept[item] for item in dict.fromkeys(kept)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -105,16 +105,6 @@ class Repairs:
         return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart{note}"
 
 
-@dataclass
-class _Rounding:
-    """The weights tried one by one: what is better so, why others weren't tried, and the noise of each place."""
-
-    repairs: dict[str, Repair] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
-    activations: dict[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Repairer:
     """The samples that repairs go by, and the model whose outputs judge them.
@@ -188,8 +178,7 @@ class Repairer:
         if max(before.values()) > most:
             return None
         with self.reporter.phase(what, len(points.weights)) as phase:
-            rounding = _round_each(ledger, fit, judge, phase)
-        repairs = rounding.repairs
+            repairs, left, noise = _round_each(ledger, fit, judge, phase)
         alone, repaired_alone = (
             ledger.of_whole(ledger.quantized(item, weights_alone=True), judge) for item in ({}, repairs)
         )
@@ -201,35 +190,39 @@ class Repairer:
             repairs, after = {}, before
         return Repairs(
             nodes=repairs,
-            tried=len(points.weights) - len(rounding.left),
-            left=rounding.left,
+            tried=len(points.weights) - len(left),
+            left=left,
             before=before[output],
             after=after[output],
             output=output,
             samples=sum(sample.of.real for sample in judge),
-            noise=NoiseByPlace(rounding.activations, rounding.weights),
+            noise=noise,
         )
 
 
-def _round_each(ledger: NoiseLedger, fit: Sequence[Sample], judge: Sequence[Sample], phase: Phase) -> _Rounding:
-    """Round each weight by the samples of `fit`, and keep what makes less noise alone on those that judge."""
+def _round_each(
+    ledger: NoiseLedger, fit: Sequence[Sample], judge: Sequence[Sample], phase: Phase
+) -> tuple[dict[str, Repair], dict[str, str], NoiseByPlace]:
+    """Round each weight by the samples of `fit`, and keep what makes less noise alone on those that judge; why others weren't
+    tried, and the noise of each place."""
     nodes = {node.name: node for node in ledger.proto.graph.node}
-    found = _Rounding()
+    repairs, left = dict[str, Repair](), dict[str, str]()
+    of_weights, of_activations = dict[str, float](), dict[str, float]()
     for number, names, weights in ledger.places():
-        found.activations |= {name: max(ledger.of_activation(name, judge).values()) for name in names}
+        of_activations |= {name: max(ledger.of_activation(name, judge).values()) for name in names}
         for weight in weights:
             node, content = nodes[weight.node], np.asarray(to_array(ledger.weights[weight.name]), np.float32)
-            found.weights[weight.node] = max(ledger.of_weight(number, weight, None, judge).values())
+            of_weights[weight.node] = max(ledger.of_weight(number, weight, None, judge).values())
             if why := unsupported(node, weight.slot, content):
-                found.left[weight.node] = why
+                left[weight.node] = why
             else:
                 seen: Moments = reduce(operator.iadd, ledger.each(partial(_moments, node, content), fit))
                 repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
                 noise = max(ledger.of_weight(number, weight, repair, judge).values())
-                if noise < found.weights[weight.node]:
-                    found.repairs[weight.node], found.weights[weight.node] = repair, noise
+                if noise < of_weights[weight.node]:
+                    repairs[weight.node], of_weights[weight.node] = repair, noise
             phase.advance()
-    return found
+    return repairs, left, NoiseByPlace(of_activations, of_weights)
 
 
 def _channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> dict[str, NDArray[np.float32]]:

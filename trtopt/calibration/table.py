@@ -181,15 +181,12 @@ class Table:
         file = existing_file(path, "the calibration table", _MAKE)
         try:
             content = read_json(file)
-        except Damaged as error:
-            raise CalibrationError(f"{file} isn't a calibration table: {error}; {_MAKE}") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else None
-            raise CalibrationError(f"{file} has the format {found!r}; {FORMAT!r} is needed: {_MAKE}")
-        try:
+            if found != FORMAT:
+                raise Damaged(f"it has the format {found!r}; {FORMAT!r} is needed")
             return _table(content)
         except Damaged as error:
-            raise CalibrationError(f"{file}: {error}; {_MAKE}") from None
+            raise CalibrationError(f"{file} can't be read as a calibration table: {error}; {_MAKE}") from None
 
 
 _MAKE = "make one with trtopt calibrate MODEL.onnx --images DIR -o T.calib.json"
@@ -361,7 +358,7 @@ class _Factors(TypedDict):
 
 
 class _Quality(TypedDict, total=False):
-    """The content of `quality.facts`, with what `quality.check_preprocessing` gives."""
+    """Counts of samples, with what `quality.check_preprocessing` gives."""
 
     samples: Count
     different: Count
